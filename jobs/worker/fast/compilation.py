@@ -18,7 +18,6 @@ from ..runtime.errors import first_line
 from ..runtime.precision import read_cpu_flags
 from .attention import stop_using_products, use_products
 from .dropout import replace_dropouts, restore_dropouts
-from .gelu import replace_gelus, restore_gelus
 
 LEAST_TFLOP = 200
 """Runs in which each rank computes less are not compiled.
@@ -127,7 +126,6 @@ def compile_layers(model: Any, *, shared: bool = False) -> int:
         setattr(torch._dynamo.config, _NUMBERS, True)
     use_products(model)
     layers, dropouts = find_layers(model), replace_dropouts(model)
-    replace_gelus(model)
     # Importing the compiler takes a second.
     from .graph_pass import compiler_options  # noqa: PLC0415
 
@@ -152,7 +150,6 @@ def plain_layers(model: Any, attention: str | None = None) -> None:
     if fast := vars(model).get(FAST):
         fast.hook.remove()
     restore_dropouts(model)
-    restore_gelus(model)
     stop_using_products(model, attention)
     for module in model.modules():
         # Module.compile sets it, and has no inverse.

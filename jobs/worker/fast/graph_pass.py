@@ -1,7 +1,4 @@
-"""A pass over the graphs of compiled layers, for faster products.
-
-oneDNN adds a bias to the result that it finds in memory, so the bias is first copied to each row. As a
-separate operation, it becomes part of the kernel after the product.
+"""A pass over the graphs of compiled layers, for faster products with AMX.
 
 The gradient of a weight is ``output_gradient^T input``. With AMX, oneDNN multiplies a transposed first
 operand in bf16 at half its usual speed, so copying the smaller operand first pays off. Products with the same
@@ -49,13 +46,9 @@ def _(values: Tensor) -> Tensor:
 
 
 class GraphPass(CustomGraphPass):
-    """Rewrites products, behind the user's ``others``.
+    """Rewrites the products of weight gradients, behind the user's ``others``."""
 
-    ``amx`` says whether weight gradients are among them.
-    """
-
-    def __init__(self, *, amx: bool, others: Any = None) -> None:
-        self._amx = amx
+    def __init__(self, others: Any = None) -> None:
         self._others = others if isinstance(others, (list, tuple)) else [others] if others else []
 
     def __call__(self, graph: Any) -> None:
@@ -65,11 +58,7 @@ class GraphPass(CustomGraphPass):
             stable_topological_sort,
         )
 
-        for node in list(graph.nodes):
-            if _is_biased(node):
-                _separate_bias(graph, node)
-        if self._amx:
-            _rewrite_weight_gradients(graph)
+        _rewrite_weight_gradients(graph)
         stable_topological_sort(graph)
         graph.eliminate_dead_code()
 
@@ -79,7 +68,7 @@ class GraphPass(CustomGraphPass):
             each.uuid() if isinstance(each, CustomGraphPass) else None for each in self._others
         ]
         # Without, torch does not cache.
-        return None if None in found else get_hash_for_files((__file__,), f"{self._amx} {found}")
+        return None if None in found else get_hash_for_files((__file__,), str(found))
 
 
 class _Builder:
@@ -92,22 +81,6 @@ class _Builder:
         node = self._graph.call_function(operation, args)
         node.meta["val"] = operation(*torch.fx.node.map_arg(args, lambda each: each.meta["val"]))
         return node
-
-
-def _is_biased(node: Any) -> bool:
-    """Return whether a node is a product in bf16 with a bias for each column."""
-    if node.op != "call_function" or node.target is not aten.addmm.default or node.kwargs:
-        return False
-    bias, value = node.args[0].meta.get("val"), node.meta.get("val")
-    return value is not None and value.dtype == torch.bfloat16 and bias.dim() == 1
-
-
-def _separate_bias(graph: Any, node: Any) -> None:
-    bias, *operands = node.args
-    with graph.inserting_before(node):
-        new = _Builder(graph)
-        result = new(aten.add.Tensor, new(aten.mm.default, *operands), bias)
-    node.replace_all_uses_with(result)
 
 
 def _rewrite_weight_gradients(graph: Any) -> None:
@@ -173,10 +146,11 @@ def _join(new: _Builder, products: list[Any], values: Any) -> None:
 
 
 def compiler_options() -> dict[str, Any]:
-    """Return options for torch's compiler with the pass, behind the one that is set for all graphs.
+    """Return options for torch's compiler: with AMX, the pass behind the one that is set for all graphs.
 
     Random numbers are those of eager mode, so that results can be compared.
     """
-    others = config.post_grad_custom_post_pass
-    own = GraphPass(amx=read_cpu_flags() >= AMX_FLAGS, others=others)
-    return {"post_grad_custom_post_pass": own, "fallback_random": True}
+    options: dict[str, Any] = {"fallback_random": True}
+    if read_cpu_flags() >= AMX_FLAGS:
+        options["post_grad_custom_post_pass"] = GraphPass(config.post_grad_custom_post_pass)
+    return options

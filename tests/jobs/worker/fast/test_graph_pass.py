@@ -88,7 +88,7 @@ def test_large_products_with_the_same_input_become_one(
     torch.manual_seed(1)
     inputs = [torch.randn(6, size).bfloat16() for size in (*sizes, 8)]
     module = make_fx(products, tracing_mode="fake")(*inputs)
-    GraphPass(amx=True)(module.graph)
+    GraphPass()(module.graph)
     module.graph.lint()
     module.recompile()
     found = [node.target for node in module.graph.nodes].count(torch.ops.aten.mm.default)
@@ -102,23 +102,8 @@ def test_an_operand_that_is_not_transposed_stays() -> None:
     inputs = [torch.randn(2048, 2048).bfloat16() for _ in range(2)]
     module = make_fx(lambda one, other: one.permute(0, 1) @ other, tracing_mode="fake")(*inputs)
     before = str(module.graph)
-    GraphPass(amx=True)(module.graph)
+    GraphPass()(module.graph)
     assert str(module.graph) == before
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize(("dtype", "separate"), [(torch.bfloat16, True), (torch.float32, False)])
-def test_a_bias_in_bf16_is_added_after_the_product(dtype: torch.dtype, separate: bool) -> None:
-    torch.manual_seed(1)
-    inputs = [torch.randn(*shape).to(dtype) for shape in ((8,), (6, 4), (4, 8))]
-    module = make_fx(torch.addmm, tracing_mode="fake")(*inputs)
-    GraphPass(amx=False)(module.graph)
-    module.graph.lint()
-    module.recompile()
-    targets = [node.target for node in module.graph.nodes]
-    assert (torch.ops.aten.mm.default in targets) is separate
-    assert (torch.ops.aten.addmm.default in targets) is not separate
-    assert torch.allclose(module(*inputs), torch.addmm(*inputs), rtol=0.02, atol=0.02)
 
 
 def test_a_users_own_pass_stays_and_runs_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +112,12 @@ def test_a_users_own_pass_stays_and_runs_first(monkeypatch: pytest.MonkeyPatch) 
             seen.append(len(graph.nodes))
 
     seen: list[int] = []
-    own = Own(amx=True)
+    own = Own()
     monkeypatch.setattr("torch._inductor.config.post_grad_custom_post_pass", own)
+    monkeypatch.setattr(graph_pass, "read_cpu_flags", lambda: AMX_FLAGS)
     ours = compiler_options()["post_grad_custom_post_pass"]
     assert torch._inductor.config.post_grad_custom_post_pass is own
     ours(torch.fx.symbolic_trace(nn.Linear(2, 2)).graph)
     assert seen
-    assert GraphPass(amx=True, others=own).uuid() != GraphPass(amx=True).uuid()
-    assert GraphPass(amx=True, others=[own, print]).uuid() is None
+    assert GraphPass(own).uuid() != GraphPass().uuid()
+    assert GraphPass([own, print]).uuid() is None

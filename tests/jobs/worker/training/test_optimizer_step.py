@@ -375,7 +375,7 @@ def test_weights_are_in_bf16_if_gradients_are_not_added_up(
         layers = find_layers(run.loaded.model)
         types = {each.dtype for layer in layers for each in layer.parameters()}
     assert (torch.bfloat16 in types) is halved, notes.getvalue()
-    parts = "2 compiled layers, attention as products, polynomial GELU"
+    parts = "2 compiled layers, attention as products"
     more = ", bf16 weights" if halved else ""
     words = ", only the data's words; set by --compile on"
     assert f"fast: {parts}{more}{words}" in notes.getvalue()

@@ -18,6 +18,8 @@ from typing import Any
 from cluster.console.options import Option, opposite
 from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
+from infra.project_file import PROJECT_FILE, read_project_file
+from infra.words import nearest
 from jobs.cli import build_parser, invoke
 from jobs.cli.shared.project_options import all_options
 from jobs.places.plan import own_folder
@@ -129,6 +131,11 @@ class Cluster:
 
         ``options`` take precedence over the job's own.
         """
+        if isinstance(job, str) and job not in (jobs := read_project_file().table("jobs")):
+            raise UsageError(
+                f"{PROJECT_FILE} has no job {job!r}{nearest(job, jobs)}",
+                hint="a program is a Run, such as Run('python', 'train.py')",
+            )
         work = _Work(("run", job)) if isinstance(job, str) else job
         given = dict(**{**work.options, **options}, **self._place, detach=True)
         if given.get("dry_run"):

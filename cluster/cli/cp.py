@@ -66,6 +66,10 @@ def add_parser(parent: Parser) -> None:
     )
 
 
+# rsync's exit codes for lost connections and timeouts, and ssh's.
+_BROKEN = (10, 12, 20, 30, 35, 255)
+
+
 def run(request: CopyRequest) -> int:
     source, target = parse_place(request.source), parse_place(request.target)
     if bool(source.node) == bool(target.node):
@@ -83,7 +87,8 @@ def run(request: CopyRequest) -> int:
     if code == NOT_CONNECTED and ctx.access.repair_rule():
         code = run_client(argv)
     if code:
-        raise SprError(f"{argv[0]} ended with {code}", hint="the same command continues the copy")
+        hint = "the same command continues the copy" if code in _BROKEN else None
+        raise SprError(f"{Path(argv[0]).name} failed with exit code {code}", hint=hint)
     return 0
 
 

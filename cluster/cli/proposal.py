@@ -231,14 +231,14 @@ class Proposal:
         record, today = self.plan_input.record, self.ctx.now().date()
         if record.latest == record.expires:
             return ""
-        return f" (up to {spoken_day(record.latest, today)} if results wait for `fetch`)"
+        return f" (up to {spoken_day(record.grace_ends, today)} if results wait for `fetch`)"
 
     def _at_most(self) -> str:
         """Return the maximum cost until the end, with the grace period, and with the limit for jobs."""
         record, today = self.plan_input.record, self.ctx.now().date()
         until = self._usd_until(record.expires)
         text = f"At most ${until:.2f} until {spoken_day(record.expires, today)}"
-        more = self._usd_until(record.latest) - until
+        more = self._usd_until(record.grace_ends) - until
         if more > 0:
             grace = render_duration(record.options["grace"])
             text += f", and ${more:.2f} more if results wait for `fetch` (--grace {grace})"
@@ -250,6 +250,11 @@ class Proposal:
             text += (
                 f"; at most ${self.usd_at_most:.2f} in all if jobs extend it, until "
                 f"{spoken_day(record.bound, today)} ({', '.join(flags)})"
+            )
+        elif record.latest > record.grace_ends:
+            text += (
+                f"; at most ${self.usd_at_most:.2f} in all while a job with --max-time or --budget runs, "
+                f"until {spoken_day(record.latest, today)}"
             )
         return f"{text}."
 

@@ -199,9 +199,11 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
                 "`spr-cluster verify` checks each node's timer"
             )
         elif overview.latest and now < overview.latest:
+            record = overview.found.record
+            until = record.spoken_grace(now) if record else spoken_time(overview.latest, now)
             text = (
-                f"Its time to live is over: grace until {spoken_time(overview.latest, now)} for what is "
-                f"only on the nodes. To keep it: spr-cluster extend 2h {flags}"
+                f"Its time to live is over: grace {until} for what is only on the nodes. "
+                f"To keep it: spr-cluster extend 2h {flags}"
             )
         lines.append(text)
     return "\n".join(lines)

@@ -97,17 +97,15 @@ def describe_lifetime(record: ClusterRecord, now: datetime) -> str:
     """Return when a cluster's nodes shut down, as text for messages."""
     text = f"at {spoken_time(record.expires, now)}"
     if record.is_over(now):
-        return f"when all results are fetched, at the latest at {spoken_time(record.latest, now)}"
+        return f"when all results are fetched: they wait {record.spoken_grace(now)}"
     if record.latest == record.expires:
         return text
-    until = spoken_day(record.latest, now.astimezone(timezone.utc).date())
-    grace = record.options["grace"]
-    jobs = (
-        " or a job with --max-time or --budget runs"
-        if record.latest > record.expires + grace
-        else ""
-    )
-    return f"{text}, or up to {until} while results wait for `fetch`{jobs}"
+    today = now.astimezone(timezone.utc).date()
+    text += f", or up to {spoken_day(record.grace_ends, today)} while results wait for `fetch`"
+    if record.latest > record.grace_ends:
+        until = spoken_day(record.latest, today)
+        text += f", or up to {until} while a job with --max-time or --budget runs"
+    return text
 
 
 def _find(

@@ -24,7 +24,6 @@ from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
 from infra.spec import AUTO, ClusterChange, ClusterSpec, parse_ssh_cidr
-from infra.words import spoken_time
 from provision.bake import recipe_digest
 from provision.jump import require_jump_tools
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
@@ -269,9 +268,9 @@ def time_is_over(ctx: Context, record: ClusterRecord) -> SprError:
     """Return the error for a cluster whose nodes are shutting down, or wait for `fetch`."""
     over = f"the time to live of cluster {ctx.files.folder.name!r} is over; its nodes"
     if not record.is_ended(ctx.now()):
-        until = spoken_time(record.latest, ctx.now())
+        until = record.spoken_grace(ctx.now())
         return SprError(
-            f"{over} wait for `fetch` until {until} if anything is only on them, and start nothing new",
+            f"{over} wait for `fetch` {until} if anything is only on them, and start nothing new",
             hint=f"to go on with them: spr-cluster extend 2h {ctx.flags}; results: spr-cluster fetch "
             f"JOB {ctx.flags}",
         )

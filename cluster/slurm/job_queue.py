@@ -36,6 +36,8 @@ def ask_head(
     """Return the head's answer. Takes at most about ``limit_s`` seconds and never fails."""
     nodes = rank_nodes(found.alive, len(found.alive))
     heads = [node for node in nodes if node.instance.role == HEAD]
+    if not heads and nodes:
+        return NoAnswer("it is gone; other nodes may have checkpoints of its jobs")
     # Without connected nodes there can be no jobs.
     if not heads or tags.MESH not in heads[0].instance.tags:
         return NoAnswer()

@@ -24,7 +24,7 @@ from infra.spec import (
     build_spec,
     validate_options,
 )
-from infra.words import render_duration, spoken_duration
+from infra.words import render_duration, spoken_duration, spoken_time
 
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
@@ -63,6 +63,20 @@ class ClusterRecord:
     def is_ended(self, now: datetime) -> bool:
         """Return whether no node may be left."""
         return now >= self.latest
+
+    @property
+    def grace_ends(self) -> datetime:
+        """Until when nodes wait for `fetch`; ``latest`` is later if a job with a limit may run longer."""
+        grace: timedelta = self.options["grace"]
+        return min(self.expires + grace, self.latest)
+
+    def spoken_grace(self, now: datetime) -> str:
+        """Return until when nodes wait for `fetch`, as text such as ``until 10:26 UTC (in 1 min)``."""
+        latest = f"until {spoken_time(self.latest, now)}"
+        if not now < self.grace_ends < self.latest:
+            return latest
+        usual = spoken_time(self.grace_ends, now)
+        return f"until {usual}, or {latest} with a job that has --max-time or --budget"
 
     @property
     def lifetime(self) -> Lifetime:

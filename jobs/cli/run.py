@@ -224,7 +224,7 @@ def build_request(request: RunCommand, results: Path) -> ProgramRequest:
     start = sent.project.root / sent.subfolder if sent.project else here
     large = request.large_files
     files = collect_files(request.program, request.files, here, sent.project, start, large=large)
-    if note := describe_left_out(sent, files.files):
+    if folder != "none" and (note := describe_left_out(sent, files.files, here)):
         say(note)
     packages = _read_packages(request, sent, own, start)
     if request.own_torch and packages is None:

@@ -43,7 +43,7 @@ def read_array(text: str, folder: Path, program: tuple[str, ...]) -> ArrayPlan:
             raise UsageError(f"--array {text}: there is no row {missing[0]}, only 1 to {len(rows)}")
     if not 0 < len(elements) <= MOST_ELEMENTS:
         raise UsageError(
-            f"--array {text}: {len(elements):,} elements, expected 1 to {MOST_ELEMENTS:,}"
+            f"--array {text}: {'too many' if elements else 'no'} elements, expected 1 to {MOST_ELEMENTS:,}"
         )
     return ArrayPlan(program, elements, int(match["limit"] or 0), text)
 

@@ -9,7 +9,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,8 @@ _NO_TREE = re.compile("not a git repository|must be run in a work tree")
 _NOT_MISSED = re.compile(
     r"(^|/)(\.|__pycache__/|node_modules/|v?env/|\S+\.egg-info/)|^results/|\.pyc$"
 )
+
+_PART_OF_PROJECT = re.compile(r"\.py$|^requirements\.txt$|^pyproject\.toml$")
 
 
 def find_project(folder: Path) -> Path | None:
@@ -130,10 +132,18 @@ def _list_files(root: Path, where: list[str], *, inside: bool) -> Iterator[str]:
             yield name
 
 
-def describe_left_out(sent: SentFolders, files: Iterable[str]) -> str:
-    """Return a line on what jobs lack of the project, largest first; "" for nothing."""
+def describe_left_out(sent: SentFolders, files: Collection[str], here: Path) -> str:
+    """Return a line on what jobs lack of the project, largest first; "" for nothing.
+
+    A script without a project may lack what looks like one ``here``.
+    """
     if not sent.project:
-        return ""
+        if not files:
+            return ""
+        wanted = sorted(each.name for each in here.iterdir() if _PART_OF_PROJECT.search(each.name))
+        missing = [name for name in wanted if name not in {Path(file).name for file in files}]
+        hint = "`--folder .` sends this folder, which has neither spr-cluster.toml nor git"
+        return f"not sent: {describe(missing)}; {hint}" if missing else ""
     root, sizes = sent.project.root, dict[str, int]()
     words = ("ls-files", "-z", "--others", "--ignored", "--directory", "--exclude-standard")
     for name in _git(root, *words, may_lack=True).split("\0")[:-1]:

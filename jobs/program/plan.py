@@ -232,7 +232,10 @@ def read_variables(path: Path) -> tuple[str, ...]:
             continue
         name, is_set, value = text.partition("=")
         try:
-            parts = shlex.split(value, comments=True)
+            if value.startswith(("'", '"')):
+                parts = shlex.split(value, comments=True)
+            else:  # `#` begins a comment only after a space: a password may contain it
+                parts = shlex.split(re.split(r"\s#", value)[0])
         except ValueError:
             parts = ["", ""]
         if not is_set or not _NAME.fullmatch(name) or len(parts) > 1:

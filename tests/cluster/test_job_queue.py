@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cluster.slurm.job_queue import (
+    NoAnswer,
     QueuedJob,
+    ask_head,
     expand_nodes,
     find_running_job,
     how_to_end,
@@ -15,7 +19,9 @@ from cluster.slurm.job_queue import (
     parse_queue,
     summarize_queue,
 )
+from infra.ec2.inventory import Inventory
 from tests.fakes import FakeHost
+from tests.infra.plan_inputs import make_machine
 
 _TEXT = """Welcome to Ubuntu
 12|PENDING||Resources|a user's | job
@@ -39,6 +45,14 @@ def test_how_busy_the_queue_is() -> None:
     assert str(summarize_queue(host)) == "1 of 2 nodes (node1 is down), 2 jobs running, 1 waiting"
     shared = FakeHost("node0", [("sinfo", f"node0|mixed|3/5/0/8\n{_TEXT}")])
     assert str(summarize_queue(shared)) == "1 of 1 node, 2 jobs running on 3 of 8 cores, 1 waiting"
+
+
+def test_a_lost_head_may_have_had_jobs() -> None:
+    lost: Any = Inventory(instances=(make_machine(1), make_machine(2)))
+    nothing: Any = None
+    answer = ask_head(nothing, lost, summarize_queue, 1.0)
+    assert answer == NoAnswer("it is gone; other nodes may have checkpoints of its jobs")
+    assert ask_head(nothing, Inventory(), summarize_queue, 1.0) == NoAnswer()
 
 
 def test_a_waiting_job_uses_no_node() -> None:

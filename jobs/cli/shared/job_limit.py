@@ -100,7 +100,12 @@ class JobLimit:
                 text += f", for at most ${usd:.2f} more" + ("" if billed else " on AWS")
         if self.ends(used) < self.now + time:
             end = spoken_time(self.ends(used), self.now)
-            text += f"; the nodes end before that, at {end}: `up --max-time` or `--budget` allows no more"
+            why = (
+                "`up --max-time` or `--budget` allows no more"
+                if record.bound
+                else f"no cluster lives longer than {LONGEST_TTL.days} days"
+            )
+            text += f"; the nodes shut down before that, at {end}: {why}"
         return text
 
 

@@ -19,6 +19,7 @@ from cluster.console.options import (
 )
 from infra.errors import UsageError
 from infra.s3_url import check_prefixes
+from infra.spec import LONGEST_TTL
 from infra.words import parse_duration
 from jobs.cli.places.options import KUBERNETES
 from jobs.cli.shared.when_done import EndRequest
@@ -69,8 +70,8 @@ _COUNT: dict[str, Any] = {"parse": positive_int, "metavar": "N", "section": "pla
 def limit_of_time(text: str) -> timedelta:
     """Parse the value of ``--max-time``. Raises :class:`UsageError`."""
     found = parse_duration(text, "")
-    if not found:
-        raise UsageError(f"{text!r}: expected more than 0")
+    if not timedelta(0) < found <= LONGEST_TTL:
+        raise UsageError(f"{text!r}: expected more than 0 and at most {LONGEST_TTL.days}d")
     return found
 
 

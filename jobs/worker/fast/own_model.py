@@ -59,7 +59,7 @@ def use_fast_layers(model: Any, ranks: Ranks) -> str:
             return f"layers are not compiled: {wrong[0]}"
         first = Ranks(ranks.identity)  # without the group: a copy of the model must be possible
         FastLayers(model, lambda text: say(first, text), shared=ranks.size > 1)
-        return f"fast: {', '.join(find_parts(model))}"
+        return f"fast: {', '.join(find_parts(model)) or 'nothing'}"
 
 
 @contextmanager

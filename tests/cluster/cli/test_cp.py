@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,6 +52,16 @@ def test_a_folder_needs_r(
     Path("folder").mkdir()
     assert main(["cp", "folder", "node0:"]) == 2
     assert "folder is a folder\n  → -r copies folders" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "continues"), [(23, False), (12, True), (255, True)])
+def test_only_a_lost_connection_is_continued(
+    code: int, continues: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cluster.cli.cp.open_cluster", lambda _: Mock())
+    monkeypatch.setattr("cluster.cli.cp.run_client", lambda _: code)
+    assert main(["cp", __file__, "node0:"]) == 1
+    assert ("continues the copy" in capsys.readouterr().err) is continues
 
 
 def test_a_port_is_forwarded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -190,6 +191,15 @@ def test_a_time_of_another_zone_is_written_in_utc() -> None:
 
     assert tags.render_time(there) == "2026-07-31T20:00:00Z"
     assert tags.parse_time("2026-07-31T20:00:00Z") == there
+
+
+def test_only_a_job_with_a_limit_keeps_nodes_after_the_grace_period() -> None:
+    _, record = make(ttl=HOUR, grace=HOUR / 2)
+    over = NOW + HOUR
+    assert record.spoken_grace(over) == "until 13:30 UTC (in 30 min)"
+    moved = replace(record, latest=NOW + 240 * HOUR)
+    assert moved.spoken_grace(over).startswith("until 13:30 UTC (in 30 min), or until Aug 10")
+    assert moved.spoken_grace(over + HOUR).startswith("until Aug 10")
 
 
 # The limits of --max-time and --budget

@@ -260,6 +260,8 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
     assert first.env == ("SEED=7", "HERE=from here")
     assert (second.spec.work.program, second.spec.recovery.retries) == (("echo", "hi"), 3)
     assert "SEED" not in repr(run)
+    with pytest.raises(UsageError, match=r"has no job 'min'; did you mean mine\?"):
+        cluster.submit("min")
 
 
 def test_two_jobs_in_one_second_are_two(

@@ -55,7 +55,7 @@ def test_no_job_moves_the_end_beyond_the_clusters_limit(bound: float | None, hou
     long = limit(bound, max_time=720 * HOUR)
 
     assert long.latest(None) == NOW + hours * HOUR
-    assert "the nodes end before that" in long.describe(None, billed=True)
+    assert "the nodes shut down before that" in long.describe(None, billed=True)
 
 
 def test_a_budget_pays_for_the_jobs_nodes_and_after_the_time_to_live_for_all() -> None:

@@ -466,7 +466,7 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     said = line.must("run", "--budget", "150", "--results", "more", "--", "hostname").err
     assert "this job may take 11 h 2" in said
     assert "(--budget)" in said
-    assert "the nodes end before that" in said
+    assert "the nodes shut down before that" in said
     last = find_record(line)
     assert last.latest == last.bound == last.created + timedelta(hours=10)
     ending = launches[-1].spec.ending

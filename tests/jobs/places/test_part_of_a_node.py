@@ -15,6 +15,7 @@ from jobs.cli.run import run as run_program
 from jobs.places.placement import Placement, check_part, plan_placement
 from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.slurm import build_launch, render_batch_script
+from jobs.program.plan import read_variables
 from jobs.worker.spec import JobSpec, PlacementOptions, Resources, parse_spec
 from jobs.worker.supervisor import commands
 from jobs.worker.supervisor.attempt import find_cause
@@ -262,3 +263,18 @@ def test_variables_come_from_a_file_before_those_of_the_command_line(tmp_path: P
     words = ("run", "--env", "A=2", "--env", f"@{tmp_path / 'some.env'}", "--", "true")
     assert parse_request(*words).read_variables()[-1] == "A=2"
     assert "B=1" in parse_request(*words).read_variables()
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("D=pa#ss", "pa#ss"),
+        ("D=pa # word", "pa"),
+        ("D='a #b' # word", "a #b"),
+        ("export D=#", "#"),
+        ("D= # none", ""),
+    ],
+)
+def test_a_number_sign_in_a_value_is_no_comment(tmp_path: Path, line: str, value: str) -> None:
+    (tmp_path / "some.env").write_text(line)
+    assert read_variables(tmp_path / "some.env") == (f"D={value}",)

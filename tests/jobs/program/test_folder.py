@@ -158,7 +158,7 @@ def test_a_bare_repository_is_no_project(tmp_path: Path) -> None:
 
 def left_out(project: Path, *data: str, files: tuple[str, ...] = ()) -> str:
     sent = choose_folders(None, [str(project / each) for each in data], project, None)
-    return describe_left_out(sent, files)
+    return describe_left_out(sent, files, project)
 
 
 def test_what_git_ignores_is_named_largest_first(project: Path) -> None:
@@ -179,6 +179,15 @@ def test_what_git_ignores_is_named_largest_first(project: Path) -> None:
         "not sent: my notes.pt (ignored by git, 11 bytes); "
     )
     assert left_out(project, "data", files=("w.pt", "x.pt", "y.pt", "my notes.pt")) == ""
+
+
+def test_a_script_in_a_plain_folder_may_lack_its_neighbors(tmp_path: Path) -> None:
+    write(tmp_path, "main.py", "helper.py", "requirements.txt", "notes.md")
+    sent = choose_folders(None, (), tmp_path, None)
+    assert describe_left_out(sent, ("main.py",), tmp_path).startswith(
+        "not sent: helper.py, requirements.txt; `--folder .` sends this folder"
+    )
+    assert describe_left_out(sent, (), tmp_path) == "", "no program from here"
 
 
 def test_links_out_of_the_project_are_named(project: Path, tmp_path: Path) -> None:

@@ -42,6 +42,16 @@ def parse_s3_url(url: str, flag: str = "--push-to") -> S3Location:
     return S3Location(bucket, "/".join(parts))
 
 
+def check_bucket_name(name: str, flag: str) -> str:
+    """Return a bucket's name. Raises :class:`UsageError` for anything else."""
+    if not _BUCKET.fullmatch(name):
+        raise UsageError(
+            f"{flag} {name}: expected 3 to 63 lowercase letters, digits, hyphens, and dots, "
+            "with a letter or digit at both ends"
+        )
+    return name
+
+
 # What tags may hold; and a wildcard or variable in a policy would allow more than this prefix.
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/=+@-]*")
 _LONGEST_TAG = 256

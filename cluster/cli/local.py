@@ -14,7 +14,7 @@ from cluster.local_files import ClusterFiles, cluster_names
 from infra.aws.clients import connect
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
 from infra.local.machines.base_image import BASES, DEFAULT_BASE
-from infra.s3_url import parse_s3_url
+from infra.s3_url import S3Location, check_bucket_name
 
 _EXAMPLES = """\
   spr-cluster local status
@@ -110,7 +110,7 @@ def run_reset(request: ResetRequest) -> int:
 
 
 def run_bucket(request: BucketRequest) -> int:
-    place = parse_s3_url(f"s3://{request.name}", "local bucket")
+    place = S3Location(check_bucket_name(request.name, "local bucket"), "")
     cloud = open_local_cloud("us-east-1", make_progress())
     s3 = connect(cloud).s3
     with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou):

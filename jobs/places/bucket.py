@@ -39,7 +39,10 @@ def find_stored(s3: S3Client, place: S3Location, job: str) -> tuple[JobSummary, 
 
 def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int]) -> JobSummary:
     if RECORD not in sizes:
-        raise UsageError(f"there is no job {job} in {place}", hint=f"it has no {RECORD}")
+        raise UsageError(
+            f"there is no job {job} in {place}",
+            hint=f"it has no {RECORD}; to list the jobs below it: spr-cluster jobs {place}",
+        )
     with tempfile.TemporaryDirectory() as folder:
         text = {
             name: _read(s3, place, Path(folder, name)) for name in (RECORD, END) if name in sizes

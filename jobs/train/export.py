@@ -57,7 +57,7 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
         own["eval_fraction"] = None
     if not own.get("data") and not own.get("dataset"):
         raise UsageError(
-            f"{model.parent} does not name the data of its job",
+            f"{model} does not name the data of its job",
             hint="--data names training data, for calibration, and --eval those that measure the loss",
         )
     own = {each.name: own[each.name] for each in fields(kind) if each.name in own}

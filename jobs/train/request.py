@@ -9,7 +9,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
 
 from infra.errors import UsageError
-from infra.files import check_file, check_folder
+from infra.files import check_file, check_folder, read_object
 from infra.s3_url import parse_s3_url
 from jobs.places.record import require_own_results
 from jobs.worker.data.text_files import READERS
@@ -17,6 +17,7 @@ from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.spec import JobSpec, PlacementOptions, Work
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import SCRATCH, TrainOptions, flag, is_url
+from jobs.worker.training.task import Task
 from jobs.worker.training.text_task import BALANCED
 from provision.stacks.compatibility import OLDEST_PYTHON, OLDEST_TORCH, runs_tasks
 from provision.stacks.stack import TORCH, Stack
@@ -34,6 +35,10 @@ OTHER_FILES = ("class_weights", "chat_template")
 """Options that name a file other than data."""
 _VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.tiktoken")
 """Names of files of which a tokenizer has at least one."""
+_ENCODERS = re.compile(r"(?!.*decoder).*bert.*|electra|ernie|mpnet|big_bird|longformer|roformer")
+"""Model types that are encoders unless their configuration says `is_decoder`."""
+_LM = "CausalLM"
+_HEADS = {_LM: "a causal language model", "SequenceClassification": "a classification head"}
 
 Own = TypeVar("Own", bound=TrainOptions)
 
@@ -95,7 +100,9 @@ def check_inputs(options: TrainOptions) -> str:
     models = {"teacher": teacher if teacher and teacher.is_dir() else None}
     for name, model in {"model": local_model(options), **models}.items():
         if model:
-            _check_model(f"{flag(name)} {getattr(options, name)}", model)
+            what = f"{flag(name)} {getattr(options, name)}"
+            _check_model(what, model)
+            _check_architecture(what, model, TASKS[options.task], is_teacher=name == "teacher")
     return unusual
 
 
@@ -112,6 +119,22 @@ def _check_model(what: str, model: Path) -> None:
             hint="save it beside the model: tokenizer.save_pretrained(folder)",
         )
     check_folder(model)
+
+
+def _check_architecture(what: str, model: Path, task: type[Task[Any]], *, is_teacher: bool) -> None:
+    """Refuse an encoder to train a language model, and a teacher without the task's head."""
+    config = read_object(model / "config.json")
+    kind, names = str(config.get("model_type")), [*map(str, config.get("architectures") or ())]
+    head = getattr(task, "head", "")
+    has_head = any(f"For{head}" in name or (head == _LM and "LMHead" in name) for name in names)
+    if is_teacher:
+        unfit, needs = names and head and not has_head, "a teacher needs"
+    else:
+        is_encoder = _ENCODERS.fullmatch(kind) and not config.get("is_decoder")
+        unfit, needs = head == _LM and is_encoder and not has_head, f"`train {task.name}` needs"
+    if unfit:
+        found = ", ".join(names) or kind
+        raise UsageError(f"{what}: is {found}, and {needs} {_HEADS.get(head, f'…For{head}')}")
 
 
 def check_results(folder: Path, job: str = "") -> None:

@@ -74,7 +74,10 @@ def parse_tune(words: Sequence[str], options: TrainOptions) -> dict[str, Domain]
                     + ", ".join(WORDS),
                 )
             else:
-                given[name.removeprefix("--").replace("-", "_")] = values
+                key = name.removeprefix("--").replace("-", "_")
+                if given.get(key):
+                    raise UsageError(f"--tune {name}: given twice", hint="give one list or range")
+                given[key] = values
     found = {name: _parse_domain(name, text, options) for name, text in given.items()}
     placement = [name for name in found if name in PLACEMENT]
     if placement and "batch_size" in found and not found["batch_size"].choices:
@@ -111,7 +114,7 @@ def _parse_domain(name: str, text: str, options: TrainOptions) -> Domain:
             )
         return domain
     values = [_parse_value(name, word, kind, options) for word in text.split(",")]
-    return Domain(tuple(dict.fromkeys(values)))
+    return Domain(_require_different(name, text, values))
 
 
 def _require_use(name: str, options: TrainOptions) -> None:
@@ -141,7 +144,13 @@ def _parse_counts(name: str, text: str) -> tuple[int, ...]:
         raise UsageError(
             f"--tune {name.replace('_', '-')}={text}: expected whole numbers such as 1,2,4"
         )
-    return tuple(dict.fromkeys(map(int, words)))
+    return _require_different(name, text, [*map(int, words)])
+
+
+def _require_different(name: str, text: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    if len({*values}) < len(values):
+        raise UsageError(f"--tune {name.replace('_', '-')}={text}: a value is there twice")
+    return tuple(values)
 
 
 def is_placement(tune: Mapping[str, Domain]) -> bool:

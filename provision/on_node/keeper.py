@@ -126,7 +126,7 @@ def main() -> None:
     if os.environ.get("SPR_KEEPER") == "held":  # idle.sh asks, and decides
         print(choose_held(gather(now, expires, latest, grace).jobs)[0] or "nothing")
         return
-    for left in (HOME / "spr-jobs").glob("*/environment.json.new"):
+    for left in (HOME / "spr-jobs").glob("*/environment.json.*"):
         if now - modified(left) > _SUBMITTED_S:
             left.unlink()
     finish_lost_jobs()

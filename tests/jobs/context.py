@@ -161,7 +161,7 @@ def pack_output(files: Mapping[str, bytes]) -> bytes:
 
 def sent_variables(head: FakeHost, paths: JobPaths = PATHS) -> list[str]:
     """The variables that came with a job's submission."""
-    found: list[str] = json.loads(head.files.get(f"{paths.root}/{SECRETS}.new", b"[]"))
+    found: list[str] = json.loads(head.files.get(f"{paths.root}/{SECRETS}.{paths.new}", b"[]"))
     return found
 
 

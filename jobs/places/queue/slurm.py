@@ -67,22 +67,27 @@ END_S, _END_POLL_S = 120.0, 2.0
 # An earlier log belongs to a resumed job, or to another run of a study with the same folder.
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
-[ ! -s log ] || cat log >> log.earlier
+{guard}[ ! -s log ] || cat log >> log.earlier
 rm -f log begin.json first.json end.json cancelled gathered
 touch log
 # With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
 take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f first.json end.json cancelled &&
   tar -xmf - && {move}"
-if [ -e {secrets}.new ]; then
+if [ -e {secrets}.{new} ]; then
   export keep="mkdir -p {root} && cd {root} && umask 077 && cat > {secrets}"
-  tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$keep" < {secrets}.new ||
+  tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$keep" < {secrets}.{new} ||
     {{ echo "@ does not take the variables" >&2; exit 1; }}' || exit
-  mv {secrets}.new {secrets}
+  mv {secrets}.{new} {secrets}
 fi
 export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | ssh @ "$take" || :'
 {move} && id=$(sbatch --parsable run.sh) || exit
-setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
+setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null 9<&-
 """
+# Two commands may resume a job at once: the lock, on its folder, shows the second the first's job.
+_GUARD = """exec 9< . && flock 9 && queue=$(squeue --noheader --name={job} --format=%T) || exit
+case $queue in ""|COMPLETING) ;; *) rm -f *.{new}; exit {active};; esac
+"""
+_ACTIVE = 75
 _MOVE = """{{ [ ! -e job.json.{new} ] || mv job.json.{new} job.json; }} &&
   mv launch.json.{new} launch.json && mv run.sh.{new} run.sh"""
 # slurmctld saves its state within 5 s. If killed sooner, it forgets the job and may reuse its number.
@@ -215,15 +220,24 @@ class SlurmLauncher:
 
         Several runs may use one folder in turn, such as the trials of a placement study. ``variables`` are
         the user's: they come last, so that a job that is not submitted leaves none on the nodes.
+        Raises :class:`UsageError` if a job to resume is in the queue, :class:`JobError` if that refuses.
         """
         if variables:
-            self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.new")
+            self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.{paths.new}")
         self.head.put(launch.render(), paths.new_launch)
         self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
         again = _SUBMIT_IF_FORGOTTEN.format(pause=_SAVED_S)
         new, move = paths.new, _MOVE.format(new=paths.new)
-        script = _SUBMIT.format(root=paths.root, new=new, move=move, again=again, secrets=SECRETS)
-        done = self.head.run(script, check=False)
+        guard = ""
+        if launch.spec.recovery.resumed_job:
+            guard = _GUARD.format(job=paths.job_id, new=new, active=_ACTIVE)
+        named = {"root": paths.root, "new": new, "move": move, "again": again, "secrets": SECRETS}
+        done = self.head.run(_SUBMIT.format(**named, guard=guard), check=False)
+        if done.exit_code == _ACTIVE:
+            raise UsageError(
+                f"job {paths.job_id} is queued or running already",
+                hint=f"to follow it: spr-cluster attach {paths.job_id} {self.flags}".rstrip(),
+            )
         if done.exit_code:
             why = done.stderr.strip() or "it printed nothing"
             raise JobError(

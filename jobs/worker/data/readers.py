@@ -221,25 +221,45 @@ def _look_at_parquet(paths: Sequence[Path]) -> Table:
 
 
 def _read_folder(path: Path, split: str, mapped: Path | None) -> Table:
-    if any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
+    if _is_saved(path):
         return _from_splits(str(path), _load_saved(path), split)
+    files = _find_files(path, split)
+    if len(files) == 1:
+        return _read_file(files[0], mapped=mapped)
+    return _read_shards(path, files, None, mapped)
+
+
+def _is_saved(path: Path) -> bool:
+    return any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json"))
+
+
+def _find_files(path: Path, split: str) -> Sequence[Path]:
+    """Return a folder's file for a use, or its Parquet files. Raises :class:`DatasetError`."""
     files = sorted(each for each in path.iterdir() if each.is_file())
     wanted = (TRAIN,) if split == TRAIN else _EVAL_NAMES
     for name in wanted:
         found = [each for each in files if each.name.split(".")[0] == name]
         if found:
-            return _read_file(found[0], mapped=mapped)
+            return found[:1]
     shards = sorted(each for each in path.rglob("*.parquet") if each.is_file())
     uses = [re.split("[-_.]", each.name)[0] for each in shards]
     if split == TRAIN and not {*uses} & {TRAIN, *_EVAL_NAMES}:
         uses = [TRAIN] * len(shards)
     for name in wanted:
         if named := [each for each, use in zip(shards, uses, strict=True) if use == name]:
-            return _read_shards(path, named, None, mapped)
+            return named
     raise DatasetError(
         f"{path}: has no file for {split}: {' or '.join(wanted)}.csv, .jsonl, …",
         hint="give a file, or a folder that save_to_disk has written",
     )
+
+
+def require_files(place: str, split: str) -> None:
+    """Raise :class:`DatasetError` for a folder without a file for this use, without reading one."""
+    path = Path(place)
+    if path.is_dir() and not _is_saved(path):
+        for each in _find_files(path, split):
+            _format_of(each)
 
 
 def has_split(place: str, split: str, mapped: Path | None = None) -> bool:

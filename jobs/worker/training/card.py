@@ -51,7 +51,8 @@ print(model(**tokenizer("How hot is it?", "It has 5,772 kelvins.", return_tensor
     "sentence-similarity": """from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{name}")
-print(model.similarity(model.encode("How hot is it?"), model.encode("It has 5,772 kelvins.")))""",
+question = model.encode_query("How hot is it?")
+print(model.similarity(question, model.encode_document("It has 5,772 kelvins.")))""",
     "peft": """from peft import AutoPeftModelForCausalLM
 from transformers import AutoTokenizer
 

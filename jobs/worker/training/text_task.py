@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from ..data.care import describe
 from ..data.groups import Group
 from ..data.mapped import Lazy
-from ..data.readers import EVAL, TRAIN, first_rows, has_split, is_small, read_table
+from ..data.readers import EVAL, TRAIN, first_rows, has_split, is_small, read_table, require_files
 from ..data.records import require_text, show, skip_note
 from ..data.table import Table, choose_column, read_records
 from ..runtime.errors import DatasetError, ModelError
@@ -243,10 +243,15 @@ class TableTask(TextTask[OwnTable]):
 
     def download(self) -> None:
         super().download()
-        others = [(place, TRAIN) for place in self.other_places]
-        for place, split in ((self._data(), TRAIN), (self.options.eval, EVAL), *others):
-            if place is not None and not Path(place).exists():
+        for place, split in self._uses():
+            if not Path(place).exists():
                 read_table(place, split)
+
+    def _uses(self) -> list[tuple[str, str]]:
+        """Return the places of the data, with the split to read."""
+        others = [(place, TRAIN) for place in self.other_places]
+        unseen = [(self.options.eval, EVAL)] if self.options.eval is not None else []
+        return [(self._data(), TRAIN), *unseen, *others]
 
     def check(self) -> str:
         """Check the data, of large files the first rows. Raises :class:`DatasetError`."""
@@ -255,6 +260,8 @@ class TableTask(TextTask[OwnTable]):
             data = self.read(lambda _: None)
             self.check_data(data)
             return describe(data.train, data.eval if data.has_unseen else None)
+        for place, split in self._uses():
+            require_files(place, split)
         bad = list[DatasetError]() if self.options.skip_bad_records else None
         for place in filter(lambda each: Path(each).is_file(), places):
             with first_rows(place) as table:

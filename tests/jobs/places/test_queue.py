@@ -8,12 +8,13 @@ import shlex
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.errors import HostError, HostKeyError, JobError
+from infra.errors import HostError, HostKeyError, JobError, UsageError
 from jobs.places.files import place_files, worker_files
 from jobs.places.launcher import JobEnd
 from jobs.places.plan import STOP_SECONDS, JobPaths
@@ -25,7 +26,7 @@ from jobs.worker.supervisor.launch import SECRETS
 from provision.on_node.keeper import render_finish
 from tests.fakes import marked
 from tests.jobs.context import event
-from tests.jobs.places.this_machine import ThisMachine, is_gone, read_soon, submit, wait_for
+from tests.jobs.places.this_machine import NODES, ThisMachine, is_gone, read_soon, submit, wait_for
 
 
 def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, list[str], list[str]]:
@@ -168,6 +169,30 @@ def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
     read_soon(Path(paths.log))
     assert Path(paths.root, "log.earlier").read_text() == "the first\nthe second\n"
     assert [job.state for job in list_jobs(head)] == ["running"]
+
+
+def test_a_job_that_two_commands_resume_at_once_is_queued_once(head: ThisMachine) -> None:
+    def stamps() -> dict[str, int]:
+        return {each.name: each.stat().st_mtime_ns for each in Path(paths.root).iterdir()}
+
+    paths = submit(head, "exit 1")
+    follow(head, paths)
+    for name in NODES:  # so that nothing else changes the folder
+        head.slurm_command("scontrol", "update", f"nodename={name}", "state=down")
+    sbatch = (head.bin / "sbatch").read_text()
+    head.write_program("sbatch", sbatch.replace("exec", "sleep 0.5; exec"))
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(submit, head, "true", resumed_job="squad-1") for _ in range(2)]
+    (refused,) = (error for each in asked if (error := each.exception()))
+
+    assert isinstance(refused, UsageError)
+    assert refused.message == "job squad-1 is queued or running already"
+    assert refused.hint == "to follow it: spr-cluster attach squad-1"
+    assert head.jobs_in_queue() == [("squad-1", "PENDING")]
+    before = stamps()
+    with pytest.raises(UsageError, match="queued or running already"):
+        submit(head, "true", resumed_job="squad-1")
+    assert stamps() == before
 
 
 def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: ThisMachine) -> None:

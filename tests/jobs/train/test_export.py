@@ -69,7 +69,7 @@ def test_a_model_without_a_job_needs_data_and_other_kinds_are_refused(
     job: Path, tmp_path: Path
 ) -> None:
     (job / "job" / "job.json").rename(tmp_path / "gone")
-    with pytest.raises(UsageError, match="does not name the data of its job"):
+    with pytest.raises(UsageError, match=r"/model does not name the data of its job"):
         export_options(job / "model", {})
     config = json.loads((job / "model" / "config.json").read_text())
     names = (("LlamaForCausalLM", "train lm"), ("BertModel", "of no task"))

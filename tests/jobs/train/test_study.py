@@ -41,7 +41,7 @@ def options(task: str = "classify") -> TrainOptions:
         ("learning-rate=1e-5..1e-3", {"learning_rate": replace(RATES, log=False)}),
         ("warmup-ratio=0..0.5", {"warmup_ratio": Domain(low=0, high=0.5)}),
         ("batch-size=8..64:log", {"batch_size": Domain(low=8, high=64, log=True)}),
-        ("batch-size=16,8,16", {"batch_size": Domain((16, 8))}),
+        ("batch-size=16,8", {"batch_size": Domain((16, 8))}),
         ("--batch_size=8", {"batch_size": Domain((8,))}),
         ("lr-schedule=linear,cosine", {"lr_schedule": Domain(("linear", "cosine"))}),
         ("freeze-layers=1,embeddings", {"freeze_layers": Domain(("1", "embeddings"))}),
@@ -54,7 +54,7 @@ def options(task: str = "classify") -> TrainOptions:
         ("placement", {"ppn": SUITED, "ccl_workers": SUITED}),
         ("nodes", {"nodes": SUITED}),
         (
-            "ppn=2,1,2 placement nodes",
+            "ppn=2,1 placement nodes",
             {"ppn": Domain((2, 1)), "ccl_workers": SUITED, "nodes": SUITED},
         ),
         (
@@ -80,6 +80,19 @@ def test_what_decides_how_runs_are_compared_does_not_vary() -> None:
             UsageError, match=f"{name}: `train classify` has no such option to vary"
         ):
             parse_tune([f"{name}=1"], options())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("batch-size=8,8", "--tune batch-size=8,8: a value is there twice"),
+        ("ppn=2,4,2", "--tune ppn=2,4,2: a value is there twice"),
+        ("batch-size=8,16 batch-size=32", "--tune batch-size: given twice"),
+    ],
+)
+def test_nothing_is_given_twice(words: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse_tune(words.split(), options())
 
 
 def test_a_value_must_suit_the_jobs_other_options() -> None:

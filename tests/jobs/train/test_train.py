@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,35 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
         check_inputs(options)
         (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "why"),
+    [
+        ("lm --model", {"model_type": "bert", "architectures": ["BertModel"]}, "is BertModel, and"),
+        (
+            "lm --model",
+            {"model_type": "xlm-roberta"},
+            "is xlm-roberta, and `train lm` needs a caus",
+        ),
+        ("lm --model", {"model_type": "bert", "is_decoder": True}, ""),
+        ("lm --model", {"model_type": "bert", "architectures": ["BertLMHeadModel"]}, ""),
+        ("lm --model", {"model_type": "gpt2", "architectures": ["GPT2Model"]}, ""),
+        ("classify --model", {"model_type": "bert", "architectures": ["BertModel"]}, ""),
+        (
+            "classify --teacher",
+            {"architectures": ["BertModel"]},
+            "a teacher needs a classification",
+        ),
+        ("classify --teacher", {"architectures": ["BertForSequenceClassification"]}, ""),
+        ("embed --teacher", {"architectures": ["BertModel"]}, ""),
+    ],
+)
+def test_a_model_of_another_kind_is_refused(
+    tmp_path: Path, words: str, config: dict[str, Any], why: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "vocab.txt").write_text("")
+    asked = build_request(parse_request("train", *words.split(), str(tmp_path), "--demo"), NOW)
+    with pytest.raises(UsageError, match=why) if why else nullcontext():
+        check_inputs(asked.options)

@@ -288,6 +288,6 @@ def test_variables_of_a_job_that_was_never_submitted_are_removed(
     monkeypatch.setattr(keeper, "_ask", lambda _: "1 2 3")
     (jobs.parent / "hosts").touch()
     for name, ago_s in (("young", 10), ("old", 700)):
-        make(jobs, name, "environment.json.new", ago_s=ago_s)
+        make(jobs, name, "environment.json.0fa", ago_s=ago_s)
     keeper.main()
-    assert [path.parent.name for path in jobs.glob("*/environment.json.new")] == ["young"]
+    assert [path.parent.name for path in jobs.glob("*/environment.json.0fa")] == ["young"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,32 @@ def test_of_large_files_the_first_rows_are_checked(
         UsageError, match=r"line 1: .* \(and 2 more .*\); only the first 1,000 rows were"
     ):
         check_inputs(ClassifyOptions(model="scratch", data=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("data/sub/", "data: has no file for train: train.csv, .jsonl"),
+        ("data/model.safetensors", "data: has no file for train"),
+        ("data/sub/train.csv", "data: has no file for train"),
+        ("data/sub/test.parquet", "data: has no file for train"),
+        ("data/train.doc", "train.doc: its name does not say its format"),
+        ("data/train.csv", ""),
+        ("data/sub/part-0.parquet", ""),
+        ("data/dataset_info.json", ""),
+    ],
+)
+def test_a_folder_that_is_not_read_here_needs_a_file_to_train_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    monkeypatch.setattr(readers, "MOST_CHECKED", 0)
+    path = tmp_path / name
+    (path if name.endswith("/") else path.parent).mkdir(parents=True)
+    if not name.endswith("/"):
+        path.write_text("x")
+    options = ClassifyOptions(model="scratch", data=str(tmp_path / "data"))
+    with pytest.raises(UsageError, match=why) if why else nullcontext():
+        check_inputs(options)
 
 
 @pytest.mark.parametrize("skip", [False, True])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..data.readers import stream_file
 from ..data.records import noting, refusal
@@ -26,7 +26,7 @@ GROUP, SHARD_BYTES = 32, 1 << 20
 """Rows that are predicted together, whose padding counts in bf16, and text of a shard."""
 _LOOK_AT = 1000
 """Rows from which a file's columns and its rows' size are known."""
-_EMBEDDING = "embedding"
+_EMBEDDING, _RENAMED = "embedding", "predicted_"
 
 Values = dict[str, Any]
 Item = tuple[Mapping[str, Any], Row]
@@ -73,12 +73,19 @@ class Reader:
         self._open.close()
 
 
-def choose_count(task: type[TextTask[Any]], source: Source, inputs: Path) -> int:
-    """Return how many rows a shard has: a power of two, by the size of the first rows of this file."""
+class Look(NamedTuple):
+    """A file's columns, and how many rows a shard has: a power of two, by the size of its first rows."""
+
+    columns: tuple[str, ...]
+    shard_rows: int
+
+
+def look_at(task: type[TextTask[Any]], source: Source, inputs: Path) -> Look:
+    """Read the first rows of a file. Raises :class:`WorkerError`."""
     reader = Reader(source, 0, inputs)
     reader.close()
     most = min(task.shard_rows, SHARD_BYTES / reader.row_bytes)
-    return max(GROUP, 1 << int(most).bit_length() - 1)
+    return Look(reader.columns, max(GROUP, 1 << int(most).bit_length() - 1))
 
 
 class Predictor:
@@ -102,7 +109,7 @@ class Predictor:
             reader = self._open(shard)
             problems: list[DatasetError] = []
             read = reader.take(shard.count)
-            rows, vector = self._predict(reader, read, problems)
+            rows, vector = self._predict(reader, read, problems, shard.columns)
             if rows:
                 suffix = part_suffix(self._options.output)
                 name = f"{shard.name}-{len(read)}-{len(rows)}{suffix}"
@@ -141,7 +148,11 @@ class Predictor:
         self._reader = None
 
     def _predict(
-        self, reader: Reader, found: Sequence[Found], problems: list[DatasetError]
+        self,
+        reader: Reader,
+        found: Sequence[Found],
+        problems: list[DatasetError],
+        known: Sequence[str],
     ) -> tuple[list[Values], str]:
         options, items = self._options, list[Item]()
         own = (name for _, row in found if not isinstance(row, DatasetError) for name in row)
@@ -158,7 +169,7 @@ class Predictor:
                 items.append(convert(place, row))
         if problems and not options.skip_bad_records:
             raise refusal(problems)
-        rows, free = list[Values](), name_freely(columns)
+        rows, free = list[Values](), name_freely(known)
         config = self._loaded.model.config
         several = getattr(config, "problem_type", "") == "multi_label_classification"
         answers = predict_sorted(self._task, self._loaded, [row for _, row in items])
@@ -167,18 +178,32 @@ class Predictor:
                 problems.append(DatasetError(each))
             else:
                 more = as_columns(each, asked, several=several)
-                rows.append({**values, **{free(name): value for name, value in more.items()}})
+                renamed = {free(name): value for name, value in more.items()}
+                if taken := [name for name in renamed if name in columns]:
+                    raise DatasetError(
+                        f"{reader.source.name}: has a column {taken[0]!r}, as the predictions for the "
+                        "first file of --data, or for the first rows",
+                        hint="give that column another name",
+                    )
+                rows.append({**values, **renamed})
         if problems and not options.skip_bad_records:
             raise refusal(problems)
         has_vectors = any(isinstance(each, dict) and _EMBEDDING in each for each in answers)
         return rows, free(_EMBEDDING) if has_vectors else ""
 
 
+def is_added(task: type[TextTask[Any]], column: str) -> bool:
+    """Return whether a column has the name of one with predictions."""
+    while column.startswith(_RENAMED):
+        column = column[len(_RENAMED) :]
+    return column in task.adds
+
+
 def name_freely(columns: Sequence[str]) -> Callable[[str], str]:
     """Return a function that makes a name one that no column has."""
 
     def free(name: str) -> str:
-        return free(f"predicted_{name}") if name in columns else name
+        return free(f"{_RENAMED}{name}") if name in columns else name
 
     return free
 

@@ -142,11 +142,15 @@ def _is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (_CONFIG, ADAPTERS))
 
 
-def check_model(model: Path | None, settings: Mapping[str, Any] = NO_SETTINGS) -> None:
+def check_model(
+    model: Path | None, settings: Mapping[str, Any] = NO_SETTINGS, *, has_context: bool = False
+) -> None:
     """Raise :class:`UsageError` for a local model that can't be sent, or options that don't fit it."""
     try:
         if model and settings:
             find_task(str(model), settings)
+        if model and has_context and "context" not in (task := find_task(str(model))).inputs:
+            raise UsageError(f"--context: has no effect on models of `train {task.name}`")
         folders = [each for each in (model, local_base(model)) if each]
     except WorkerError as error:
         raise UsageError(error.message, hint=error.hint) from None

@@ -238,7 +238,7 @@ def _run_texts(request: PredictCommand) -> int:
     else:
         rows = make_rows(request.texts, context)
     model = find_model(request.model, say)
-    check_model(model, request.settings)
+    check_model(model, request.settings, has_context=context is not None)
     if model is not None and can_answer_here():
         where, answers = "here", predict_here(model, rows, request.settings)
     else:

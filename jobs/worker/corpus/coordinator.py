@@ -19,6 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from ..data.table import Table
 from ..runtime.errors import DatasetError
 from ..runtime.events import name_files
 from ..runtime.output import save_json
@@ -27,7 +28,7 @@ from ..training.options import EXPORTED, is_exported, is_url
 from ..training.text_task import TextTask
 from .files import MANIFEST, Output, digest_files, digest_of, list_sources
 from .options import FORMATS, PredictOptions, Shard, Source
-from .shards import Look, Predictor, is_added, look_at
+from .shards import Look, Predictor, choose_columns, is_added, look_at, trained_columns
 from .writers import merge_parts, part_suffix
 
 INPUTS = Path("inputs")
@@ -130,6 +131,7 @@ class Coordinator:
         found = [look_at(task, each, INPUTS) for each in looked]
         self.task, self.count = task.name, found[0].shard_rows
         self._run = run_digest(options, self.count)
+        self._note_columns(task, sources[0], found[0].columns)
         columns = tuple(dict.fromkeys(name for each in found for name in each.columns))
         self._files = [
             Progress(each, f"{self._run}-{_digest(task, each, look, columns)}", columns)
@@ -142,6 +144,21 @@ class Coordinator:
     def is_file(self) -> bool:
         """Whether the output is one file."""
         return not is_url(self.options.output) and self.options.output.lower().endswith(FORMATS)
+
+    def _note_columns(
+        self, task: type[TextTask[Any]], source: Source, columns: tuple[str, ...]
+    ) -> None:
+        """Name a column that is read instead of that of the training. Raises :class:`DatasetError`."""
+        asked, trained = self.options.columns, trained_columns(self.options.model)
+        if not trained or not columns:
+            return
+        table = Table(name_files(source.name), columns, [])
+        for name, column in choose_columns(task, table, asked, trained).items():
+            known = trained.get(name, column)
+            if name not in asked and column.strip() != known.strip():
+                self.note(
+                    f"{table.source}: reading column {column!r}, not {known!r} as in training"
+                )
 
     def _resume(self) -> None:
         strange, place = list[str](), Path(self.output.place)

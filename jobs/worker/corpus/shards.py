@@ -229,7 +229,7 @@ def make_converter(
     task: type[TextTask[Any]], table: Table, options: PredictOptions
 ) -> Callable[[str, Mapping[str, Any]], Item]:
     """Return what makes a row an item, given its place. Raises :class:`DatasetError` for missing columns."""
-    columns = choose_columns(task, table, options.columns, _trained_columns(options.model))
+    columns = choose_columns(task, table, options.columns, trained_columns(options.model))
 
     def convert(place: str, row: Mapping[str, Any]) -> Item:
         asked: Values = {}
@@ -257,7 +257,8 @@ def as_columns(found: Values, row: Row, *, several: bool) -> Values:
     return columns
 
 
-def _trained_columns(model: str) -> dict[str, str]:
+def trained_columns(model: str) -> dict[str, str]:
+    """Return the columns that a model learned from, by what they contain; none if that is unknown."""
     path = Path(model, "config.json")
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     columns: dict[str, str] = found.get("data_columns", {})
@@ -273,12 +274,22 @@ def choose_columns(
     if unknown := [name for name in asked if name not in names]:
         reads = " and ".join(task.inputs)
         raise DatasetError(f"--{unknown[0]}-column: a model of `train {task.name}` reads {reads}")
-    found = {}
-    for name in names:
-        known_texts = getattr(task, "predict_columns", getattr(task, "text_columns", ()))
-        others = known_texts if name == "text" else ()
-        # A language model may have learned from a column of another kind, such as messages.
-        own = (column for kind, column in trained.items() if others and kind not in INPUTS)
-        known = (*own, trained.get(name, name), name, *others)
-        found[name] = choose_column(table, asked.get(name), known, f"--{name}-column")
-    return found
+    return {
+        name: choose_column(
+            table, asked.get(name), known_columns(task, name, trained), f"--{name}-column"
+        )
+        for name in names
+    }
+
+
+def known_columns(
+    task: type[TextTask[Any]], name: str, trained: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return names of columns with what the task reads, the likeliest first."""
+    of_task: Sequence[str] = getattr(task, "predict_columns", ())
+    # Others than that of the training are guesses, if it is known.
+    known = of_task or (() if name in trained else getattr(task, "text_columns", ()))
+    others = known if name == "text" else ()
+    # A language model may have learned from a column of another kind, such as messages.
+    own = (column for kind, column in trained.items() if others and kind not in INPUTS)
+    return (*own, trained.get(name, name), name, *others)

@@ -207,6 +207,14 @@ def test_the_columns_of_training_are_found(tmp_path: Path, models: Callable[[str
     with pytest.raises(DatasetError, match="which column") as raised:
         run(asked, tmp_path / "parts")
     assert raised.value.hint == "name it with --pair-column"
+    notes = list[str]()
+    write(tmp_path / "in.jsonl", [{"text": "a", "other": "b", "question": "c"}])
+    asked = replace(asked, output=str(tmp_path / "3.jsonl"), parts=str(tmp_path / "parts"))
+    predict_corpus(asked, notes.append)
+    assert "in.jsonl: reading column 'text', not 'review' as in training" in notes[0]
+    write(tmp_path / "in.jsonl", [{"other": "b", "question": "c"}])  # a guess without training
+    with pytest.raises(DatasetError, match="which column"):
+        run(asked, tmp_path / "parts")
 
 
 def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], str]) -> None:

@@ -149,13 +149,13 @@ def check_model(
     try:
         if model and settings:
             find_task(str(model), settings)
+        for folder in (model, local_base(model)):
+            if folder:
+                check_folder(folder)
         if model and has_context and "context" not in (task := find_task(str(model))).inputs:
             raise UsageError(f"--context: has no effect on models of `train {task.name}`")
-        folders = [each for each in (model, local_base(model)) if each]
     except WorkerError as error:
         raise UsageError(error.message, hint=error.hint) from None
-    for folder in folders:
-        check_folder(folder)
 
 
 def has_adapters(model: Path | None) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hmac
 import json
+import math
 import signal
 import struct
 import time
@@ -20,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker
+from jobs.serve.worker import TOKENS, FullError, LostError, Model, UnloadableError, Worker
 
 MOST_BYTES, MOST_ROWS = 8 << 20, 2048
 """Of a request."""
@@ -176,7 +177,8 @@ class App:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             example = json.dumps({"rows": [dict.fromkeys(self._inputs, "…")]}, ensure_ascii=False)
             raise HTTPException(400, f"expected {example}")
-        return {"predictions": await self._ask(worker, rows)}
+        found = await self._ask(worker, rows)
+        return {"predictions": [{n: each[n] for n in each if n != TOKENS} for each in found]}
 
     @property
     def _inputs(self) -> tuple[str, ...]:
@@ -192,7 +194,7 @@ class App:
         if form not in ("float", "base64"):
             raise HTTPException(400, "encoding_format: expected float or base64")
         found = await self._ask(worker, [{"text": text} for text in texts])
-        vectors = [each["embedding"] for each in found]
+        vectors: list[Any] = [_cut(each["embedding"], content.get("dimensions")) for each in found]
         if form == "base64":
             packed = (struct.pack(f"<{len(each)}f", *each) for each in vectors)
             vectors = [base64.b64encode(each).decode() for each in packed]
@@ -200,7 +202,9 @@ class App:
             {"object": "embedding", "index": place, "embedding": each}
             for place, each in enumerate(vectors)
         ]
-        return {"object": "list", "model": self._name, "data": data}
+        tokens = sum(each[TOKENS] for each in found)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "model": self._name, "data": data, "usage": usage}
 
     async def _rerank(self, worker: Worker, content: Json) -> Json:
         """https://docs.cohere.com/reference/rerank"""
@@ -234,6 +238,16 @@ class App:
             raise HTTPException(
                 404, f"this is a model of `train {self._model.task}`, not `{task}`: use /predict"
             )
+
+
+def _cut(vector: list[float], size: Any) -> list[float]:
+    """Return the first numbers of a vector, with length 1. Raises ``HTTPException``."""
+    if size is None:
+        return vector
+    if type(size) is not int or not 1 <= size <= len(vector):
+        raise HTTPException(400, f"dimensions: expected 1 to {len(vector)}, not {size!r}")
+    length = math.hypot(*vector[:size]) or 1.0
+    return [each / length for each in vector[:size]]
 
 
 async def _read(request: Request) -> bytes:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 MOST_ROWS, MOST_WAITING = 32, 1024
 """Rows that are predicted together, and rows that may wait."""
+TOKENS = "prompt_tokens"
+"""In the answer of a model of vectors: how many tokens it read."""
 Answer = dict[str, Any] | str
 """A row's prediction, or why there is none."""
 
@@ -49,14 +51,16 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
     """Load the model, and answer what comes through the pipe: lists of rows, and None for a description."""
     import torch  # noqa: PLC0415 - an optional package
 
+    from jobs.serve.rows import read_row, to_answer  # noqa: PLC0415
+    from jobs.worker.corpus.shards import trained_columns  # noqa: PLC0415
     from jobs.worker.tasks.predict import load_trained, predict_rows  # noqa: PLC0415
-    from jobs.worker.training.text_task import Row  # noqa: PLC0415
 
     if threads:
         torch.set_num_threads(threads)
     failure: Exception | None = None
     try:
         task, loaded = load_trained(folder)
+        trained = trained_columns(folder)
     except Exception as error:  # of many libraries
         failure = UnloadableError(" ".join(str(error).split()) or repr(error))
     with suppress(EOFError):  # the server has ended
@@ -65,9 +69,10 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
             if failure or rows is None:
                 pipe.send(failure or Model(task.name, tuple(task.inputs)))
                 continue
-            numbered = [Row(f"row {number}", row) for number, row in rows]
+            numbered = [read_row(task, trained, number, row) for number, row in rows]
             try:
-                found: object = list(predict_rows(task, loaded, numbered))
+                answers = zip(predict_rows(task, loaded, numbered), numbered, strict=True)
+                found: object = [to_answer(task, loaded, *each) for each in answers]
             except Exception as error:
                 found = RuntimeError(f"{type(error).__name__}: {error}")
             pipe.send(found)

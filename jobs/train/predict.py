@@ -142,16 +142,20 @@ def _is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (_CONFIG, ADAPTERS))
 
 
-def check_model(model: Path | None, settings: Mapping[str, Any] = NO_SETTINGS) -> None:
+def check_model(
+    model: Path | None, settings: Mapping[str, Any] = NO_SETTINGS, *, has_context: bool = False
+) -> None:
     """Raise :class:`UsageError` for a local model that can't be sent, or options that don't fit it."""
     try:
         if model and settings:
             find_task(str(model), settings)
-        folders = [each for each in (model, local_base(model)) if each]
+        for folder in (model, local_base(model)):
+            if folder:
+                check_folder(folder)
+        if model and has_context and "context" not in (task := find_task(str(model))).inputs:
+            raise UsageError(f"--context: has no effect on models of `train {task.name}`")
     except WorkerError as error:
         raise UsageError(error.message, hint=error.hint) from None
-    for folder in folders:
-        check_folder(folder)
 
 
 def has_adapters(model: Path | None) -> bool:

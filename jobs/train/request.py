@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
@@ -150,6 +151,11 @@ def check_writable(folder: Path, option: str = "--results") -> None:
         raise UsageError(f"{option} {folder}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"{option} {folder}: no permission to write to {there}")
+    try:
+        tempfile.TemporaryFile(dir=there).close()  # root has every permission, also in /proc
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"{option} {folder}: can't write to {there}: {why}") from None
 
 
 def expand_home(path: str) -> Path:

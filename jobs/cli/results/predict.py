@@ -142,7 +142,7 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
     )
     output: str | None = option(
         "the rows with their predictions: a .csv, .jsonl, or .parquet file, or a folder for Parquet "
-        "files and manifest.json, also as s3://…; what is there is not computed again",
+        "files and manifest.json, also as s3://…; in a folder, what is there is not computed again",
         metavar="PATH",
         **_FILES,
     )
@@ -238,7 +238,7 @@ def _run_texts(request: PredictCommand) -> int:
     else:
         rows = make_rows(request.texts, context)
     model = find_model(request.model, say)
-    check_model(model, request.settings)
+    check_model(model, request.settings, has_context=context is not None)
     if model is not None and can_answer_here():
         where, answers = "here", predict_here(model, rows, request.settings)
     else:

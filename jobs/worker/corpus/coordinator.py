@@ -15,17 +15,20 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from ..data.table import Table
 from ..runtime.errors import DatasetError
 from ..runtime.events import name_files
 from ..runtime.output import save_json
 from ..tasks import find_task
 from ..training.options import EXPORTED, is_exported, is_url
+from ..training.text_task import TextTask
 from .files import MANIFEST, Output, digest_files, digest_of, list_sources
 from .options import FORMATS, PredictOptions, Shard, Source
-from .shards import Predictor, choose_count
+from .shards import Look, Predictor, choose_columns, is_added, look_at, trained_columns
 from .writers import merge_parts, part_suffix
 
 INPUTS = Path("inputs")
@@ -54,6 +57,8 @@ class Progress:
     source: Source
     known: str
     """How the names of its output begin."""
+    columns: Sequence[str]
+    """Those of the corpus."""
     parts: dict[int, Part] = field(default_factory=dict)
     first: int = 0
     has_ended: bool = False
@@ -66,7 +71,7 @@ class Progress:
         if self.has_ended:
             return None
         first, self.first = self.first, self.first + count
-        return Shard(self.source, first, count, f"{self.known}-{first:012d}")
+        return Shard(self.source, first, count, f"{self.known}-{first:012d}", self.columns)
 
 
 def run_digest(options: PredictOptions, count: int) -> str:
@@ -76,6 +81,15 @@ def run_digest(options: PredictOptions, count: int) -> str:
     model = digest_files(path for path in files if path.suffix != ".md")
     own = (dict(options.columns), dict(options.settings), is_exported(options.model), count)
     return digest_of([_VERSION, model, *own])
+
+
+def _digest(
+    task: type[TextTask[Any]], source: Source, look: Look | None, columns: Sequence[str]
+) -> str:
+    """Return a file's digest, another one if columns of other files rename those of its predictions."""
+    own = columns if look is None else look.columns
+    others = [each for each in columns if each not in own and is_added(task, each)]
+    return digest_of([source.digest, others]) if others else source.digest
 
 
 @dataclass
@@ -112,9 +126,17 @@ class Coordinator:
         self.output = Output(options.parts if self.is_file else options.output)
         self.output.require_writable()
         sources = list_sources(options.data)
-        self.task, self.count = task.name, choose_count(task, sources[0], INPUTS)
+        # Of a corpus in S3, only the first file: the others are downloaded when they are predicted.
+        looked = sources[:1] if is_url(options.data) else sources
+        found = [look_at(task, each, INPUTS) for each in looked]
+        self.task, self.count = task.name, found[0].shard_rows
         self._run = run_digest(options, self.count)
-        self._files = [Progress(each, f"{self._run}-{each.digest}") for each in sources]
+        self._note_columns(task, sources[0], found[0].columns)
+        columns = tuple(dict.fromkeys(name for each in found for name in each.columns))
+        self._files = [
+            Progress(each, f"{self._run}-{_digest(task, each, look, columns)}", columns)
+            for each, look in zip_longest(sources, found)
+        ]
         self._by_name = {each.known: each for each in self._files}
         self._resume()
 
@@ -122,6 +144,21 @@ class Coordinator:
     def is_file(self) -> bool:
         """Whether the output is one file."""
         return not is_url(self.options.output) and self.options.output.lower().endswith(FORMATS)
+
+    def _note_columns(
+        self, task: type[TextTask[Any]], source: Source, columns: tuple[str, ...]
+    ) -> None:
+        """Name a column that is read instead of that of the training. Raises :class:`DatasetError`."""
+        asked, trained = self.options.columns, trained_columns(self.options.model)
+        if not trained or not columns:
+            return
+        table = Table(name_files(source.name), columns, [])
+        for name, column in choose_columns(task, table, asked, trained).items():
+            known = trained.get(name, column)
+            if name not in asked and column.strip() != known.strip():
+                self.note(
+                    f"{table.source}: reading column {column!r}, not {known!r} as in training"
+                )
 
     def _resume(self) -> None:
         strange, place = list[str](), Path(self.output.place)
@@ -314,5 +351,5 @@ def predict_corpus(options: PredictOptions, note: Callable[[str], None]) -> Valu
 
 def parse_shard(content: Mapping[str, Any]) -> Shard:
     """Return the shard of which :meth:`Coordinator.ask` made JSON."""
-    rest = {name: content[name] for name in ("first", "count", "name")}
+    rest = {name: content[name] for name in ("first", "count", "name", "columns")}
     return Shard(Source(**content["source"]), **rest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,3 +54,5 @@ class Shard:
     count: int
     name: str
     """How the names of its output begin."""
+    columns: Sequence[str] = ()
+    """The columns of the corpus, which decide on the names of those with predictions."""

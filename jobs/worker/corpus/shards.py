@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..data.readers import stream_file
 from ..data.records import noting, refusal
@@ -26,7 +26,7 @@ GROUP, SHARD_BYTES = 32, 1 << 20
 """Rows that are predicted together, whose padding counts in bf16, and text of a shard."""
 _LOOK_AT = 1000
 """Rows from which a file's columns and its rows' size are known."""
-_EMBEDDING = "embedding"
+_EMBEDDING, _RENAMED = "embedding", "predicted_"
 
 Values = dict[str, Any]
 Item = tuple[Mapping[str, Any], Row]
@@ -73,12 +73,19 @@ class Reader:
         self._open.close()
 
 
-def choose_count(task: type[TextTask[Any]], source: Source, inputs: Path) -> int:
-    """Return how many rows a shard has: a power of two, by the size of the first rows of this file."""
+class Look(NamedTuple):
+    """A file's columns, and how many rows a shard has: a power of two, by the size of its first rows."""
+
+    columns: tuple[str, ...]
+    shard_rows: int
+
+
+def look_at(task: type[TextTask[Any]], source: Source, inputs: Path) -> Look:
+    """Read the first rows of a file. Raises :class:`WorkerError`."""
     reader = Reader(source, 0, inputs)
     reader.close()
     most = min(task.shard_rows, SHARD_BYTES / reader.row_bytes)
-    return max(GROUP, 1 << int(most).bit_length() - 1)
+    return Look(reader.columns, max(GROUP, 1 << int(most).bit_length() - 1))
 
 
 class Predictor:
@@ -102,7 +109,7 @@ class Predictor:
             reader = self._open(shard)
             problems: list[DatasetError] = []
             read = reader.take(shard.count)
-            rows, vector = self._predict(reader, read, problems)
+            rows, vector = self._predict(reader, read, problems, shard.columns)
             if rows:
                 suffix = part_suffix(self._options.output)
                 name = f"{shard.name}-{len(read)}-{len(rows)}{suffix}"
@@ -141,7 +148,11 @@ class Predictor:
         self._reader = None
 
     def _predict(
-        self, reader: Reader, found: Sequence[Found], problems: list[DatasetError]
+        self,
+        reader: Reader,
+        found: Sequence[Found],
+        problems: list[DatasetError],
+        known: Sequence[str],
     ) -> tuple[list[Values], str]:
         options, items = self._options, list[Item]()
         own = (name for _, row in found if not isinstance(row, DatasetError) for name in row)
@@ -158,7 +169,7 @@ class Predictor:
                 items.append(convert(place, row))
         if problems and not options.skip_bad_records:
             raise refusal(problems)
-        rows, free = list[Values](), name_freely(columns)
+        rows, free = list[Values](), name_freely(known)
         config = self._loaded.model.config
         several = getattr(config, "problem_type", "") == "multi_label_classification"
         answers = predict_sorted(self._task, self._loaded, [row for _, row in items])
@@ -167,18 +178,32 @@ class Predictor:
                 problems.append(DatasetError(each))
             else:
                 more = as_columns(each, asked, several=several)
-                rows.append({**values, **{free(name): value for name, value in more.items()}})
+                renamed = {free(name): value for name, value in more.items()}
+                if taken := [name for name in renamed if name in columns]:
+                    raise DatasetError(
+                        f"{reader.source.name}: has a column {taken[0]!r}, as the predictions for the "
+                        "first file of --data, or for the first rows",
+                        hint="give that column another name",
+                    )
+                rows.append({**values, **renamed})
         if problems and not options.skip_bad_records:
             raise refusal(problems)
         has_vectors = any(isinstance(each, dict) and _EMBEDDING in each for each in answers)
         return rows, free(_EMBEDDING) if has_vectors else ""
 
 
+def is_added(task: type[TextTask[Any]], column: str) -> bool:
+    """Return whether a column has the name of one with predictions."""
+    while column.startswith(_RENAMED):
+        column = column[len(_RENAMED) :]
+    return column in task.adds
+
+
 def name_freely(columns: Sequence[str]) -> Callable[[str], str]:
     """Return a function that makes a name one that no column has."""
 
     def free(name: str) -> str:
-        return free(f"predicted_{name}") if name in columns else name
+        return free(f"{_RENAMED}{name}") if name in columns else name
 
     return free
 
@@ -204,7 +229,7 @@ def make_converter(
     task: type[TextTask[Any]], table: Table, options: PredictOptions
 ) -> Callable[[str, Mapping[str, Any]], Item]:
     """Return what makes a row an item, given its place. Raises :class:`DatasetError` for missing columns."""
-    columns = choose_columns(task, table, options.columns, _trained_columns(options.model))
+    columns = choose_columns(task, table, options.columns, trained_columns(options.model))
 
     def convert(place: str, row: Mapping[str, Any]) -> Item:
         asked: Values = {}
@@ -232,7 +257,8 @@ def as_columns(found: Values, row: Row, *, several: bool) -> Values:
     return columns
 
 
-def _trained_columns(model: str) -> dict[str, str]:
+def trained_columns(model: str) -> dict[str, str]:
+    """Return the columns that a model learned from, by what they contain; none if that is unknown."""
     path = Path(model, "config.json")
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     columns: dict[str, str] = found.get("data_columns", {})
@@ -248,12 +274,22 @@ def choose_columns(
     if unknown := [name for name in asked if name not in names]:
         reads = " and ".join(task.inputs)
         raise DatasetError(f"--{unknown[0]}-column: a model of `train {task.name}` reads {reads}")
-    found = {}
-    for name in names:
-        known_texts = getattr(task, "predict_columns", getattr(task, "text_columns", ()))
-        others = known_texts if name == "text" else ()
-        # A language model may have learned from a column of another kind, such as messages.
-        own = (column for kind, column in trained.items() if others and kind not in INPUTS)
-        known = (*own, trained.get(name, name), name, *others)
-        found[name] = choose_column(table, asked.get(name), known, f"--{name}-column")
-    return found
+    return {
+        name: choose_column(
+            table, asked.get(name), known_columns(task, name, trained), f"--{name}-column"
+        )
+        for name in names
+    }
+
+
+def known_columns(
+    task: type[TextTask[Any]], name: str, trained: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return names of columns with what the task reads, the likeliest first."""
+    of_task: Sequence[str] = getattr(task, "predict_columns", ())
+    # Others than that of the training are guesses, if it is known.
+    known = of_task or (() if name in trained else getattr(task, "text_columns", ()))
+    others = known if name == "text" else ()
+    # A language model may have learned from a column of another kind, such as messages.
+    own = (column for kind, column in trained.items() if others and kind not in INPUTS)
+    return (*own, trained.get(name, name), name, *others)

@@ -84,6 +84,7 @@ class Classify(TaughtTask[ClassifyOptions]):
     }
     shares = ("accuracy", "exact_match")
     takes_pair = True
+    adds = ("label", "probability", "labels", "probabilities")
     pipeline_tag = "text-classification"
     head = HEAD
     text_columns = (

@@ -91,6 +91,7 @@ class Score(TaughtTask[ScoreOptions]):
     plain_scores: ClassVar[Mapping[str, str]] = {"mse": ".3g"}
     head = HEAD
     takes_pair = True
+    adds = ("score",)
     pipeline_tag = "text-ranking"
     other_columns = "others"
     text_columns = (

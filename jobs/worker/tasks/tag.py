@@ -69,6 +69,7 @@ class Tag(TableTask[TagOptions]):
     scores: ClassVar[Mapping[str, str]] = {"f1": "F1"}
     pipeline_tag = "token-classification"
     head = HEAD
+    adds = ("words", "tags")
     text_columns = ("words", "tokens")
     label_columns = ("tags", "ner_tags", "labels", "pos_tags")
 

@@ -54,6 +54,8 @@ class TextTask(Task[OwnText]):
     """Whether its models read a second text beside the first."""
     inputs: ClassVar[Sequence[str]] = ("text",)
     """What :meth:`predict` needs of a row, by name."""
+    adds: ClassVar[Collection[str]] = ()
+    """The columns that `predict --data` adds to a file."""
     settings: ClassVar[Collection[str]] = ()
     """The options of `predict` that have an effect on this task's models."""
     shard_rows: ClassVar[int] = 8192

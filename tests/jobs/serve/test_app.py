@@ -155,6 +155,21 @@ def test_documents_are_ranked() -> None:
         assert "train score" in wrong.json()["error"]["message"]
 
 
+def test_vectors_are_cut_and_their_tokens_counted() -> None:
+    model = Played("embed", lambda _: {"embedding": [0.6, 0.0, 0.8], "prompt_tokens": 4})
+    with serving(model) as client:
+        asked = {"input": ["a", "b"], "dimensions": 2}
+        found = client.post("/v1/embeddings", json=asked).json()
+        assert [each["embedding"] for each in found["data"]] == [[1.0, 0.0]] * 2
+        assert found["usage"] == {"prompt_tokens": 8, "total_tokens": 8}
+        for size in (0, 4, "2", True):
+            answer = client.post("/v1/embeddings", json={**asked, "dimensions": size})
+            assert answer.status_code == 400
+            assert f"dimensions: expected 1 to 3, not {size!r}" in answer.text
+        plain = client.post("/predict", json={"rows": [{"text": "a"}]}).json()
+        assert plain == {"predictions": [{"embedding": [0.6, 0.0, 0.8]}]}
+
+
 def test_the_metrics_count_requests_rows_and_times(classifier: tuple[TestClient, Played]) -> None:
     client, _ = classifier
     client.post("/predict", json={"rows": [{"text": "one"}, {"text": "two"}]})

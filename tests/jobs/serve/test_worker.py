@@ -7,12 +7,17 @@ import os
 import struct
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jobs.cli.results.serve import model_name
 from jobs.serve import worker as module
+from jobs.serve.rows import read_row, to_answer
 from jobs.serve.worker import LostError, Model, UnloadableError, Worker
+from jobs.worker.tasks import TASKS
+from jobs.worker.training.text_task import Row
 
 
 def end_within_an_answer(pipe: Connection, folder: str, _: int | None) -> None:
@@ -55,6 +60,29 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
         assert not worker._process.is_alive()
 
     asyncio.run(asyncio.wait_for(use(), 120))
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "found", "answer"),
+    [
+        ("classify", {"label": "b"}, {"labels": {"a": 0.5}}, {"label": "a", "probability": 0.5}),
+        ("squad", {"question": "q", "context": "c", "score": 1}, {"text": "c", "score": 1}, None),
+    ],
+)
+def test_predictions_are_columns(
+    task: str, row: dict[str, Any], found: dict[str, Any], answer: dict[str, Any] | None
+) -> None:
+    kind: Any = TASKS[task]
+    loaded: Any = SimpleNamespace(model=SimpleNamespace(config=None))
+    answer = answer or {"answer": "c", "score": 1}
+    assert to_answer(kind, loaded, found, Row("row 1", row)) == answer
+
+
+def test_the_column_of_training_is_a_name_for_a_text() -> None:
+    kind: Any = TASKS["embed"]
+    for row in ({"question": "a"}, {"text": "a", "question": "b"}):
+        assert read_row(kind, {"text": "question"}, 1, row).text("text") == "a"
+    assert "text" not in read_row(kind, {"text": "question"}, 1, {"question": 5}).values
 
 
 def fail_to_load(pipe: Connection, *_: object) -> None:

@@ -271,10 +271,13 @@ def test_adapters_are_a_model_with_a_base(tmp_path: Path) -> None:
         check_model(other)
 
 
-def test_options_of_language_models_need_one(model: Path) -> None:
+def test_options_need_a_model_that_reads_them(model: Path, tmp_path: Path) -> None:
     message = "--temperature, --top-p: has no effect on models of `train squad`"
     with pytest.raises(UsageError, match=message):
         check_model(model, {"temperature": 1.0, "top_p": 0.5})
+    check_model(model, has_context=True)
+    with pytest.raises(UsageError, match="--context: has no effect on models of `train lm`"):
+        check_model(write_llama(tmp_path), has_context=True)
 
 
 def test_rows_come_from_standard_input() -> None:
@@ -324,6 +327,12 @@ def test_a_file_is_predicted_here(tmp_path: Path, model: Path) -> None:
     bad = rows_in(tmp_path, "question,context\n,in Delft\n")
     with pytest.raises(UsageError, match=r"rows\.csv: line 2: column 'question' is empty"):
         predict_file_here(PredictOptions(str(model), bad, str(output)), Silent())
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
+def test_a_place_that_can_not_be_written_is_refused_before(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--output /proc: .*write to /proc"):
+        check_prediction(PredictOptions("", rows_in(tmp_path), "/proc/out.csv"))
 
 
 def test_a_column_is_looked_up_before_anything_starts(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class Embed(TaughtTask[EmbedOptions]):
     help = "turn texts into vectors for search, learned from pairs or triplets"
     head = ""
     other_columns = "others"
+    adds = ("embedding",)
     text_columns = QUERY_COLUMNS
     _ranks: Ranks
     _passages: Sequence[str] = ()

@@ -58,6 +58,7 @@ class Lm(TableTask[LmOptions]):
     other_columns = "completions"
     text_columns = ("text", "content", "document", "sentence")
     settings = frozenset({"max_new_tokens", "temperature", "top_p", "seed", "perplexity"})
+    adds = ("completion", "finish_reason", "perplexity", "tokens")
     shard_rows = 64
     autocasts = False
     predict_columns = (*CHATS, "prompt", *text_columns)

@@ -77,6 +77,7 @@ class Squad(TextTask[SquadOptions]):
     pipeline_tag = "question-answering"
     head = HEAD
     inputs = ("question", "context")
+    adds = ("answer", "score", "start", "null_odds")
     help = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
     scores: ClassVar[Mapping[str, str]] = {
         "f1": "F1",

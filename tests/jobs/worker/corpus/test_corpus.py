@@ -140,6 +140,29 @@ def test_a_folder_gets_what_a_file_gets(
             assert row["score"] == pytest.approx(direct["score"], abs=1e-3)
 
 
+def test_files_with_and_without_a_label_share_the_names(
+    tmp_path: Path, models: Callable[[str], str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    asked = PredictOptions(models("classify"), str(tmp_path / "in"), str(tmp_path / "out"))
+    write(tmp_path / "in/b.jsonl", [{"text": row["text"]} for row in ROWS])
+    run(asked, tmp_path)
+    write(tmp_path / "in/a.jsonl")
+    with pytest.raises(DatasetError, match="has other predictions"):
+        run(asked, tmp_path)
+    whole = replace(asked, output=str(tmp_path / "out.jsonl"))
+    run(whole, tmp_path / "parts")
+    rows = [json.loads(line) for line in Path(whole.output).read_text().splitlines()]
+    assert {row.get("label") for row in rows[:50]} == {"known"}
+    assert not any("label" in row for row in rows[50:])
+    assert {row["predicted_label"] for row in rows} <= {"x", "y"}
+
+    late = [{"text": "the tile"}] * shards._LOOK_AT + [{"text": "the tile", "label": "x"}]
+    write(tmp_path / "late.jsonl", late)
+    with pytest.raises(DatasetError, match="has a column 'label', as the predictions"):
+        run(replace(whole, data=str(tmp_path / "late.jsonl")), tmp_path / "parts")
+
+
 def test_each_format_holds_every_column(tmp_path: Path, models: Callable[[str], str]) -> None:
     from pyarrow.parquet import read_table
 
@@ -184,6 +207,14 @@ def test_the_columns_of_training_are_found(tmp_path: Path, models: Callable[[str
     with pytest.raises(DatasetError, match="which column") as raised:
         run(asked, tmp_path / "parts")
     assert raised.value.hint == "name it with --pair-column"
+    notes = list[str]()
+    write(tmp_path / "in.jsonl", [{"text": "a", "other": "b", "question": "c"}])
+    asked = replace(asked, output=str(tmp_path / "3.jsonl"), parts=str(tmp_path / "parts"))
+    predict_corpus(asked, notes.append)
+    assert "in.jsonl: reading column 'text', not 'review' as in training" in notes[0]
+    write(tmp_path / "in.jsonl", [{"other": "b", "question": "c"}])  # a guess without training
+    with pytest.raises(DatasetError, match="which column"):
+        run(asked, tmp_path / "parts")
 
 
 def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], str]) -> None:

@@ -16,6 +16,7 @@ from jobs.worker.corpus.coordinator import KEPT, Coordinator
 from jobs.worker.corpus.files import Output
 from jobs.worker.corpus.options import PredictOptions, Shard
 from jobs.worker.corpus.runner import ShardRunner
+from jobs.worker.corpus.shards import Look
 
 ROWS, COUNT = 200, 32
 
@@ -93,7 +94,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     data.write_text('{"text": "a"}\n' * ROWS)
     task = SimpleNamespace(name="classify")
     monkeypatch.setattr(coordinator, "find_task", lambda _: task)
-    monkeypatch.setattr(coordinator, "choose_count", lambda *_: COUNT)
+    monkeypatch.setattr(coordinator, "look_at", lambda *_: Look((), COUNT))
     options = PredictOptions("model", str(data), str(tmp_path / "out.jsonl"))
     return Nodes(tmp_path, options, monkeypatch)
 

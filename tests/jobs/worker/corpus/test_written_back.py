@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from jobs.worker.corpus.files import Output
 from jobs.worker.corpus.options import PredictOptions, Shard, Source
-from jobs.worker.corpus.shards import Predictor
+from jobs.worker.corpus.shards import Predictor, look_at
 from jobs.worker.corpus.writers import merge_parts
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify
@@ -50,7 +50,9 @@ def predict(source: Path, name: str) -> Rows:
         predictor._options, predictor._inputs, predictor._reader = options, source.parent, None
         predictor._task = Classify
         predictor._loaded = cast(Any, SimpleNamespace(model=SimpleNamespace(config=0)))
-        shard = Shard(Source(str(source), "", source.stat().st_size, ""), 0, 10**6, "part")
+        entry = Source(str(source), "", source.stat().st_size, "")
+        columns = look_at(Classify, entry, source.parent).columns
+        shard = Shard(entry, 0, 10**6, "part", columns)
         part = predictor.predict(shard, Output(str(source.parent)))["name"]
     merge_parts([source.with_name(part)], output)
     source.with_name(part).unlink()

@@ -139,6 +139,10 @@ def test_what_is_wrong_is_named_with_its_rows(
     ):
         predict_corpus(asked, print)
     bucket.put_object(Key="in/a.jsonl", Body=texts(40))
+    bucket.put_object(Key="in/b.jsonl", Body=b'{"text": "a", "embedding": 1}\n')
+    with pytest.raises(WorkerError, match=r"in/b\.jsonl: has a column 'embedding', as the predic"):
+        predict_corpus(replace(asked, output="s3://data/mixed"), print)
+    bucket.Object("in/b.jsonl").delete()
     denied = "403 Forbidden", "<Error><Code>AccessDenied</Code></Error>"
     proxy.answer = lambda request: denied if "PUT" in request else None
     other = replace(asked, output="s3://data/denied")

@@ -1,0 +1,43 @@
+"""A request's rows as a task reads them, and its predictions as `predict --data` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from jobs.serve.worker import TOKENS, Answer
+from jobs.worker.corpus.shards import as_columns, known_columns
+from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.training.model import longest_input
+from jobs.worker.training.task import Loaded
+from jobs.worker.training.text_task import Row, TextTask
+
+
+def read_row(
+    task: type[TextTask[Any]], trained: Mapping[str, str], number: int, row: Mapping[str, Any]
+) -> Row:
+    """Return a row; what the task reads may have the name of the column in ``trained``."""
+    place, values = f"row {number}", dict(row)
+    for name in (*task.inputs, *(["pair"] if "pair" in trained else [])):
+        columns = [each for each in known_columns(task, name, trained) if each in row]
+        if name not in row and columns:
+            with suppress(DatasetError):  # the task says what it lacks
+                values |= task.read_input(name, row[columns[0]], f"{place}: {columns[0]!r}")
+    return Row(place, values)
+
+
+def to_answer(
+    task: type[TextTask[Any]], loaded: Loaded, found: Mapping[str, Any] | str, row: Row
+) -> Answer:
+    """Return a prediction as columns; with a vector, the number of tokens that the model read."""
+    if isinstance(found, str):
+        return found
+    several = getattr(loaded.model.config, "problem_type", "") == "multi_label_classification"
+    others = {*task.adds} - {"words"}  # words may be what was asked
+    asked = {name: value for name, value in row.values.items() if name not in others}
+    columns = as_columns(dict(found), Row(row.place, asked), several=several)
+    if task.name == "embed":
+        count = len(loaded.tokenizer(row.text("text").strip())["input_ids"])
+        columns[TOKENS] = min(count, longest_input(loaded) or count)
+    return columns

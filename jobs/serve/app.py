@@ -21,7 +21,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from jobs.serve.worker import TOKENS, FullError, LostError, Model, UnloadableError, Worker
+from jobs.serve import TOKENS
+from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker
 
 MOST_BYTES, MOST_ROWS = 8 << 20, 2048
 """Of a request."""

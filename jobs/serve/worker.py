@@ -11,12 +11,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jobs.serve import Answer
+
 MOST_ROWS, MOST_WAITING = 32, 1024
 """Rows that are predicted together, and rows that may wait."""
-TOKENS = "prompt_tokens"
-"""In the answer of a model of vectors: how many tokens it read."""
-Answer = dict[str, Any] | str
-"""A row's prediction, or why there is none."""
 
 
 class FullError(Exception):

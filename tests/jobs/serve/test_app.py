@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jobs.serve import Answer
 from jobs.serve import app as routes
 from jobs.serve.app import App
-from jobs.serve.worker import Answer, FullError, LostError, Model
+from jobs.serve.worker import FullError, LostError, Model
 
 
 class Played:

@@ -147,10 +147,13 @@ class LiveCluster:
         subprocess.run(argv, capture_output=True, check=True, timeout=60)
 
     def wait_until_idle(self) -> None:
-        """Wait until Slurm can use all nodes: their last job is over, and their daemons answer."""
+        """Wait until Slurm can use all nodes: their last job is over, and their daemons answer.
+
+        A node that did not answer for SlurmdTimeout is down until it registers again, within a minute.
+        """
         idle = f"{len(self.names)}idle"
         ask = "sinfo --noheader --format=%D%T"
-        wait = f'for i in $(seq 150); do [ "$({ask})" = {idle} ] && break; sleep 0.2; done; {ask}'
+        wait = f'for i in $(seq 500); do [ "$({ask})" = {idle} ] && break; sleep 0.2; done; {ask}'
         assert self.cli.ssh("node0", wait).split() == [idle]
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -286,6 +286,28 @@ class EventLog:
         lines = read_text(self.path, "", errors="replace").split("\n")
         return [event for line in lines if (event := _parse(line)) is not None]
 
+    def former_s(self, created: datetime, after: datetime | None = None) -> float:
+        """Return the seconds that a cluster's former machines ran, or those ``after`` a time.
+
+        A machine counts from its purchase, once the cluster was ``created``, to the first plan without it:
+        longer than it ran if EC2 ended it earlier. EC2 does not bill one that never booted.
+        """
+        began, ended = dict[str, datetime](), dict[str, datetime]()
+        for event in self.read():
+            kind, ids = event["event"], event["resources"]
+            with suppress(ValueError):  # a damaged line
+                time = parse_time(event["time"])
+                if kind == "bought" and time >= created:
+                    began |= dict.fromkeys(ids, time)
+                elif kind == "faulty" and event.get("ran") is False:
+                    began = {id_: began[id_] for id_ in began.keys() - ids}
+                elif kind == "plan":  # it may keep a machine that EC2 did not list before
+                    ended = {id_: ended.get(id_, time) for id_ in began.keys() - ids}
+        spans = (
+            end - max(began[id_], after or created) for id_, end in ended.items() if id_ in began
+        )
+        return sum(max(0.0, span.total_seconds()) for span in spans)
+
 
 def describe_failure(error: BaseException) -> str:
     """Return an exception's message, or its type if it has none."""
@@ -320,26 +342,3 @@ def _without_secrets(value: Any) -> Any:
         for pattern in _SECRETS:
             value = pattern.sub(r"\1***", value)
     return value
-
-
-def count_former_s(
-    events: Iterable[Mapping[str, Any]], created: datetime, after: datetime | None = None
-) -> float:
-    """Return the seconds that a cluster's former machines ran, or those ``after`` a time. Pure.
-
-    A machine counts from its purchase, once the cluster was ``created``, to the first plan without it:
-    longer than it ran if EC2 ended it earlier. EC2 does not bill one that never booted.
-    """
-    began, ended = dict[str, datetime](), dict[str, datetime]()
-    for event in events:
-        kind, ids = event["event"], event["resources"]
-        with suppress(ValueError):  # a damaged line
-            time = parse_time(event["time"])
-            if kind == "bought" and time >= created:
-                began |= dict.fromkeys(ids, time)
-            elif kind == "faulty" and event.get("ran") is False:
-                began = {id_: began[id_] for id_ in began.keys() - ids}
-            elif kind == "plan":  # it may keep a machine that EC2 did not list before
-                ended = {id_: ended.get(id_, time) for id_ in began.keys() - ids}
-    spans = (end - max(began[id_], after or created) for id_, end in ended.items() if id_ in began)
-    return sum(max(0.0, span.total_seconds()) for span in spans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -10,18 +11,19 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.local_files import ClusterFiles, EventLog, count_former_s, home, is_idle_here, utc_now
+from cluster.local_files import ClusterFiles, EventLog, home, is_idle_here, utc_now
 from cluster.nodes import is_unconnected
 from infra.aws.clients import Clients, connect, translate_boto_error
 from infra.aws.cloud import Cloud
 from infra.cost.prices import Price, Prices, describe_prices
 from infra.ec2 import tags
+from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.inventory import Inventory, describe_inventories
 from infra.ec2.termination_schedule import with_guards
 from infra.errors import SprError
 from infra.iam.instance_profile import with_profiles
 from infra.plan.planner import is_connected, rank_instances
-from infra.spec import ClusterOptions
+from infra.spec import CLUSTER_NAME, ClusterOptions
 
 
 def look_up_prices(cloud: Cloud, clients: Clients, types: Iterable[str], now: datetime) -> Prices:
@@ -61,11 +63,16 @@ class Overview:
     prices: Prices = field(default_factory=Prices)
 
     @property
-    def wanted_nodes(self) -> int | None:
+    def record(self) -> ClusterRecord | None:
+        """Its recorded options; ``None`` if they are missing or damaged."""
         try:
-            return self.found.record.nodes if self.found.record else None
+            return self.found.record
         except SprError:
             return None
+
+    @property
+    def wanted_nodes(self) -> int | None:
+        return self.record.nodes if self.record else None
 
     @property
     def expires(self) -> datetime | None:
@@ -94,23 +101,23 @@ class Overview:
     def cost(self, now: datetime) -> Price | None:
         """Return the cost of its machines since their launch, at on-demand prices, if known.
 
-        Machines that were replaced count as long as this machine's event log says.
+        Machines that were replaced are known from the event log of the machine that replaced them.
         """
         if not self.billed:
             return Price(0.0, "")
-        try:
-            record, files = self.found.record, ClusterFiles.of(self.name)
-        except SprError:
-            record = None
+        record = self.record
         options = record.options if record else {}
         gib = options.get("volume_gib", ClusterOptions().volume_gib)
         iops, mibps = options.get("volume_iops"), options.get("volume_throughput")
         alive = self.found.alive
         cost = self.prices.accrued(alive, now, gib, iops=iops, mibps=mibps)
-        if cost and record and alive:
-            hours = count_former_s(EventLog(files.events).read(), record.created) / 3600
-            node = self.prices.node(alive[0].instance_type, gib, iops=iops, mibps=mibps)
-            cost = replace(cost, usd=cost.usd + hours * node.usd) if node else cost
+        if cost and record and alive and re.fullmatch(CLUSTER_NAME, self.name):
+            public = bool(alive[0].public_ip)
+            node = self.prices.node(
+                alive[0].instance_type, gib, iops=iops, mibps=mibps, public=public
+            )
+            former_s = EventLog(ClusterFiles.of(self.name).events).former_s(record.created)
+            cost = replace(cost, usd=cost.usd + (node.usd if node else 0) * former_s / 3600)
         return cost
 
     def state(self, now: datetime) -> str:
@@ -142,10 +149,7 @@ class Overview:
 
     def _age(self, now: datetime) -> timedelta | None:
         """Return the time since its creation; ``None`` without a readable record."""
-        try:
-            return now - self.found.record.created if self.found.record else None
-        except SprError:
-            return None
+        return now - self.record.created if self.record else None
 
     def _without_machines(self, now: datetime) -> str:
         unfinished = self.expires is not None and now < self.expires

@@ -17,6 +17,9 @@ from cluster.console.output import say
 from cluster.console.parser import Parser, add_command
 from infra.errors import SprError, UsageError
 
+# rsync's exit codes for lost connections and timeouts, and ssh's.
+_BROKEN = (10, 12, 20, 30, 35, 255)
+
 _EXAMPLES = """\
   spr-cluster cp data.csv node0:              into the home folder
   spr-cluster cp -r configs node1:work/
@@ -64,10 +67,6 @@ def add_parser(parent: Parser) -> None:
         run=run,
         options=CopyRequest,
     )
-
-
-# rsync's exit codes for lost connections and timeouts, and ssh's.
-_BROKEN = (10, 12, 20, 30, 35, 255)
 
 
 def run(request: CopyRequest) -> int:

@@ -199,7 +199,7 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
                 "`spr-cluster verify` checks each node's timer"
             )
         elif overview.latest and now < overview.latest:
-            record = overview.found.record
+            record = overview.record
             until = record.spoken_grace(now) if record else spoken_time(overview.latest, now)
             text = (
                 f"Its time to live is over: grace {until} for what is only on the nodes. "

@@ -97,7 +97,7 @@ def describe_lifetime(record: ClusterRecord, now: datetime) -> str:
     """Return when a cluster's nodes shut down, as text for messages."""
     text = f"at {spoken_time(record.expires, now)}"
     if record.is_over(now):
-        return f"when all results are fetched: they wait {record.spoken_grace(now)}"
+        return f"when all results are fetched; they wait for that {record.spoken_grace(now)}"
     if record.latest == record.expires:
         return text
     today = now.astimezone(timezone.utc).date()

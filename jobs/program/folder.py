@@ -33,7 +33,6 @@ _NO_TREE = re.compile("not a git repository|must be run in a work tree")
 _NOT_MISSED = re.compile(
     r"(^|/)(\.|__pycache__/|node_modules/|v?env/|\S+\.egg-info/)|^results/|\.pyc$"
 )
-
 _PART_OF_PROJECT = re.compile(r"\.py$|^requirements\.txt$|^pyproject\.toml$")
 
 

@@ -33,10 +33,9 @@ def to_answer(
     """Return a prediction as columns; with a vector, the number of tokens that the model read."""
     if isinstance(found, str):
         return found
-    several = getattr(loaded.model.config, "problem_type", "") == "multi_label_classification"
     others = {*task.adds} - {"words"}  # words may be what was asked
     asked = {name: value for name, value in row.values.items() if name not in others}
-    columns = as_columns(dict(found), Row(row.place, asked), several=several)
+    columns = as_columns(dict(found), Row(row.place, asked), several=loaded.has_several_labels)
     if task.name == "embed":
         count = len(loaded.tokenizer(row.text("text").strip())["input_ids"])
         columns[TOKENS] = min(count, longest_input(loaded) or count)

@@ -15,7 +15,6 @@ from cluster.local_files import (
     ClusterFiles,
     EventLog,
     cluster_names,
-    count_former_s,
     remembered_cloud,
 )
 from infra.aws.clients import connect
@@ -230,7 +229,7 @@ CREATED = datetime(2026, 7, 31, 14, tzinfo=timezone.utc)
 
 def event(minute: float, kind: str, *ids: str, **more: Any) -> dict[str, Any]:
     time = render_time(CREATED + timedelta(minutes=minute))
-    return {"time": time, "event": kind, "resources": [*ids], **more}
+    return {"time": time, "event": kind, "what": "", "resources": [*ids], **more}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +248,10 @@ def event(minute: float, kind: str, *ids: str, **more: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_former_machine_is_paid_from_its_purchase_to_the_plan_without_it(
-    events: list[dict[str, Any]], after: float | None, minutes: float
+    events: list[dict[str, Any]], after: float | None, minutes: float, tmp_path: Path
 ) -> None:
     since = None if after is None else CREATED + timedelta(minutes=after)
-    assert count_former_s(events, CREATED, since) == 60 * minutes
+    log = make_log(tmp_path)
+    log.path.parent.mkdir()
+    log.path.write_text("".join(json.dumps(each) + "\n" for each in events))
+    assert log.former_s(CREATED, since) == 60 * minutes

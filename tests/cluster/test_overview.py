@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 
 import cluster.overview
 import infra.aws.clients
+from cluster.cli.status import _summary
 from cluster.local_files import ClusterFiles, EventLog
 from cluster.overview import Overview, describe_regions, list_clusters
 from infra.cost.prices import Price, Prices, table_prices
@@ -149,6 +150,15 @@ def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
     assert look(found).expires == NOW + 10 * HOUR
     assert not look(found).is_orphan(NOW + 9 * HOUR)
     assert look(found).is_orphan(NOW + 10 * HOUR)
+
+
+def test_the_grace_period_is_shown_though_the_record_is_damaged() -> None:
+    group = make_group(SPEC)
+    damaged = replace(group, tags={**group.tags, "spr-cluster:nodes": "lots"})
+    overview = look(make_found(SPEC, security_groups=(damaged,)))
+
+    assert overview.record is None
+    assert "grace until 20:30 UTC" in _summary(overview, NOW + 8.2 * HOUR, "--name bert")
 
 
 def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:

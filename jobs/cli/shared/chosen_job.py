@@ -13,7 +13,7 @@ from cluster.console.display import make_progress
 from cluster.console.options import argument
 from cluster.console.output import say
 from cluster.context import Context
-from cluster.local_files import count_former_s, remembered_cloud, utc_now
+from cluster.local_files import remembered_cloud, utc_now
 from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
 from infra.aws.caller import short_owner
@@ -164,7 +164,7 @@ def open_job_context(
         ssh_config=ctx.files.ssh_config,
         find_expiry=(lambda: limit.ends(None)) if limit else ctx.find_expiry,
         count_former_s=lambda after: (
-            count_former_s(ctx.events.read(), cluster.created, after) if cluster.created else 0.0
+            ctx.events.former_s(cluster.created, after) if cluster.created else 0.0
         ),
         keep_limit=lambda spec, least_s: keep_limit(ctx, limit, spec, least_s, display.log),
         detach=bool(queued and queued.detach),

@@ -83,7 +83,7 @@ export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | 
 {move} && id=$(sbatch --parsable run.sh) || exit
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null 9<&-
 """
-# Two commands may resume a job at once: the lock, on its folder, shows the second the first's job.
+# Two commands may resume a job at the same time: the lock, on its folder, shows the second the first's job.
 _GUARD = """exec 9< . && flock 9 && queue=$(squeue --noheader --name={job} --format=%T) || exit
 case $queue in ""|COMPLETING) ;; *) rm -f *.{new}; exit {active};; esac
 """

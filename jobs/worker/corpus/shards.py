@@ -170,8 +170,7 @@ class Predictor:
         if problems and not options.skip_bad_records:
             raise refusal(problems)
         rows, free = list[Values](), name_freely(known)
-        config = self._loaded.model.config
-        several = getattr(config, "problem_type", "") == "multi_label_classification"
+        several = self._loaded.has_several_labels
         answers = predict_sorted(self._task, self._loaded, [row for _, row in items])
         for (values, asked), each in zip(items, answers, strict=True):
             if isinstance(each, str):

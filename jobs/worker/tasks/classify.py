@@ -303,7 +303,7 @@ class Classify(TaughtTask[ClassifyOptions]):
         from ..training.evaluation import run_texts
 
         names, found = loaded.model.config.id2label, list[dict[str, Any]]()
-        several = loaded.model.config.problem_type == "multi_label_classification"
+        several = loaded.has_several_labels
         for _, output in run_texts(loaded, [texts_of(row) for row in rows]):
             logits = output.logits.float()
             for scores in logits.sigmoid() if several else logits.softmax(dim=-1):

@@ -45,6 +45,12 @@ class Loaded(NamedTuple):
         """The token that pads a batch's shorter rows; it is masked, so any value works."""
         return self.tokenizer.pad_token_id or 0
 
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether a text may have several labels."""
+        config = getattr(self.model, "config", None)
+        return getattr(config, "problem_type", None) == "multi_label_classification"
+
 
 class Samples(Protocol):
     """A data set as the model reads it: samples in their order, assembled on access."""

@@ -17,6 +17,7 @@ from jobs.serve import worker as module
 from jobs.serve.rows import read_row, to_answer
 from jobs.serve.worker import LostError, Model, UnloadableError, Worker
 from jobs.worker.tasks import TASKS
+from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 
 
@@ -73,7 +74,7 @@ def test_predictions_are_columns(
     task: str, row: dict[str, Any], found: dict[str, Any], answer: dict[str, Any] | None
 ) -> None:
     kind: Any = TASKS[task]
-    loaded: Any = SimpleNamespace(model=SimpleNamespace(config=None))
+    loaded = Loaded(SimpleNamespace(config=None))
     answer = answer or {"answer": "c", "score": 1}
     assert to_answer(kind, loaded, found, Row("row 1", row)) == answer
 

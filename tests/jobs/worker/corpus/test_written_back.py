@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from jobs.worker.corpus.shards import Predictor, look_at
 from jobs.worker.corpus.writers import merge_parts
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify
+from jobs.worker.training.task import Loaded
 
 Rows = list[dict[str, Any]]
 FOUND = {"labels": {"x": 0.5}}
@@ -49,7 +50,7 @@ def predict(source: Path, name: str) -> Rows:
         predictor = Predictor.__new__(Predictor)
         predictor._options, predictor._inputs, predictor._reader = options, source.parent, None
         predictor._task = Classify
-        predictor._loaded = cast(Any, SimpleNamespace(model=SimpleNamespace(config=0)))
+        predictor._loaded = Loaded(SimpleNamespace(config=0))
         entry = Source(str(source), "", source.stat().st_size, "")
         columns = look_at(Classify, entry, source.parent).columns
         shard = Shard(entry, 0, 10**6, "part", columns)

@@ -119,7 +119,7 @@ def _confirm(ctx: Context) -> Inventory:
     found = describe_inventory(ctx.clients.ec2, ctx.name)
     losses = find_losses(ctx, found)
     billed = bool(found and ctx.cloud.billed)
-    asks = billed or bool(losses.found) or bool(find_other_owner(ctx.clients.caller, found))
+    asks = billed or losses.need_question or bool(find_other_owner(ctx.clients.caller, found))
     lost = [*losses.describe(ctx.flags)]
     for line in ([f"Cluster {ctx.name} in {ctx.cloud.region}: {found}"] if asks else []) + lost:
         say(line)

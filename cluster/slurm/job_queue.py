@@ -25,9 +25,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """``why`` the head did not answer; "" if no node can have run jobs yet."""
+    """``why`` the head did not answer; "" if no node can have run jobs yet.
+
+    ``is_gone`` if the other nodes are left without a head, perhaps with checkpoints of its jobs.
+    """
 
     why: str = ""
+    is_gone: bool = False
 
 
 def ask_head(
@@ -37,7 +41,8 @@ def ask_head(
     nodes = rank_nodes(found.alive, len(found.alive))
     heads = [node for node in nodes if node.instance.role == HEAD]
     if not heads and nodes:
-        return NoAnswer("it is gone; other nodes may have checkpoints of its jobs")
+        why = "it is gone; other nodes may have checkpoints, and `repair` makes one the head"
+        return NoAnswer(why, is_gone=True)
     # Without connected nodes there can be no jobs.
     if not heads or tags.MESH not in heads[0].instance.tags:
         return NoAnswer()
@@ -252,6 +257,12 @@ class Losses:
 
     found: tuple[tuple[str, str], ...] = ()
     unknown: str = ""
+    is_head_gone: bool = False
+
+    @property
+    def need_question(self) -> bool:
+        """Whether to ask first. A head that only doesn't answer must not keep a free cluster."""
+        return bool(self.found) or self.is_head_gone
 
     def describe(self, flags: str) -> Iterator[str]:
         """Return the lines for a user; ``flags`` name the cluster in a command."""
@@ -266,7 +277,9 @@ class Losses:
 def find_losses(ctx: Context, found: Inventory) -> Losses:
     """Query the head for what removing the cluster would lose. Takes seconds and never fails."""
     answer = ask_head(ctx, found, _ask, _DEADLINE_S)
-    return Losses(unknown=answer.why) if isinstance(answer, NoAnswer) else answer
+    if isinstance(answer, NoAnswer):
+        return Losses(unknown=answer.why, is_head_gone=answer.is_gone)
+    return answer
 
 
 def list_losses() -> str:

@@ -160,6 +160,21 @@ def test_a_stopped_head_is_named(tutor: CommandLine) -> None:
     assert "could not be asked what would be lost: it is stopped" in result.err
 
 
+def test_workers_that_lost_their_head_are_not_removed_without_a_question(
+    tutor: CommandLine,
+) -> None:
+    before = tutor.ids()
+    tutor.cloud.fake.backend.terminate_instances([before[0]])
+
+    refused = tutor.run("down", "--name", "tutor")
+
+    assert refused.code == 2
+    assert "it is gone; other nodes may have checkpoints" in refused.message
+    assert tutor.ids() == before[1:]
+    tutor.must("down", "--name", "tutor", "--yes")
+    assert tutor.cloud.left() == []
+
+
 def test_a_cluster_that_was_never_connected_is_not_asked(line: CommandLine) -> None:
     """No job can have run there, and its nodes may not answer for minutes."""
     line.cloud.faults('[[machine]]\nfate = "no-amx"\n')

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from cluster.context import Context
-from cluster.nodes import rank_nodes
+from cluster.nodes import is_unconnected, rank_nodes
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD
 from infra.ec2.inventory import Inventory
@@ -40,7 +40,11 @@ def ask_head(
     """Return the head's answer. Takes at most about ``limit_s`` seconds and never fails."""
     nodes = rank_nodes(found.alive, len(found.alive))
     heads = [node for node in nodes if node.instance.role == HEAD]
-    if not heads and nodes:
+    try:
+        wanted = found.record.nodes if found.record else None
+    except SprError:
+        wanted = None
+    if nodes and not heads and not is_unconnected(found.alive, wanted):
         why = "it is gone; other nodes may have checkpoints, and `repair` makes one the head"
         return NoAnswer(why, is_gone=True)
     # Without connected nodes there can be no jobs.

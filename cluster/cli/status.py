@@ -200,7 +200,9 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
             )
         elif overview.latest and now < overview.latest:
             record = overview.record
-            until = record.spoken_grace(now) if record else spoken_time(overview.latest, now)
+            until = f"until {spoken_time(overview.latest, now)}"
+            if record:
+                until = record.spoken_grace(now)
             text = (
                 f"Its time to live is over: grace {until} for what is only on the nodes. "
                 f"To keep it: spr-cluster extend 2h {flags}"

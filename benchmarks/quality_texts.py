@@ -2,6 +2,7 @@
 
 python -m benchmarks.quality_texts [--seeds 10] [--seen benchmarks/quality_texts.jsonl]
 python -m benchmarks.quality_texts --attention-dropout on   (fast with dropout of attention weights)
+python -m benchmarks.quality_texts --side int8              (fast with products in int8)
 
 A pretrained encoder learns the section of a Debian package from its description, twice per seed and with the
 same batch size, rate, and schedule: with the product's training, compiled, and with a plain script (random
@@ -45,7 +46,6 @@ from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.classify import Classify, ClassifyOptions, Labeled
 from jobs.worker.training.task import Data, Loaded
 
-SIDES = ("baseline", "fast")
 LENGTH = 128
 FEWEST = 1000
 """Sections with fewer texts are left out.
@@ -118,7 +118,8 @@ def learn(
         token_cache="none",
     )
     torch.manual_seed(seed)
-    session = RankContext(options, ranks, Events(0, io.StringIO()), Precision(args.dtype, ""))
+    precision = Precision(args.dtype, "", int8=side == "int8")
+    session = RankContext(options, ranks, Events(0, io.StringIO()), precision)
     task = Classify(options)
     task.classes = texts.names
     records, unseen = (
@@ -126,7 +127,7 @@ def learn(
         for rows in (texts.train, texts.unseen)
     )
     loaded = task.load(session, Data(records, "", unseen, ""))
-    if side == "fast":
+    if side != "baseline":
         run = TrainingRun(session, task, loaded, task.prepare(session, loaded, records))
         begin = time.process_time()
         train(run, lambda _: None)
@@ -219,12 +220,14 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=2e-4)
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--attention-dropout", choices=("on", "off"), default="off")
+    parser.add_argument("--side", choices=("fast", "int8"), default="fast")
     parser.add_argument("--encoder", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     require_environment("benchmarks.quality_texts", args.threads)
     texts = Texts(args)
-    wanted = [(seed, side) for seed in range(1, args.seeds + 1) for side in SIDES]
+    sides = "baseline", args.side
+    wanted = [(seed, side) for seed in range(1, args.seeds + 1) for side in sides]
     with join("gloo", environ={}) as ranks:
         for seed, side in wanted:
             if (seed, side) in read_seen(args, texts.setup):
@@ -235,7 +238,10 @@ def main() -> None:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps({name: line[name] for name in line if name != "right"}), flush=True)
     found = read_seen(args, texts.setup)
-    curves = {side: [curve_of(found[each]) for each in wanted if each[1] == side] for side in SIDES}
+    curves = {
+        side: [curve_of(found[each]) for each in wanted if each[1] == side]
+        for side in ("baseline", args.side)
+    }
     summarize(args, texts.setup, curves)
 
 
@@ -246,8 +252,8 @@ def summarize(
         {side: [getattr(each, name)[0] for each in found] for side, found in curves.items()}
         for name in ("f1", "seconds")
     )
-    differences = [f - b for f, b in zip(scores["fast"], scores["baseline"], strict=True)]
-    both = interval(curves["fast"], curves["baseline"])
+    differences = [f - b for f, b in zip(scores[args.side], scores["baseline"], strict=True)]
+    both = interval(curves[args.side], curves["baseline"])
     missed = []
     if both[0] < -MOST_WORSE:
         missed.append(f"with 95 % confidence at most {MOST_WORSE} below the baseline")
@@ -259,7 +265,7 @@ def summarize(
         differences_of_seeds=[round(each, 2) for each in differences],
         difference=round(statistics.mean(differences), 3),
         difference_95_percent=both,
-        faster=round(sum(seconds["baseline"]) / sum(seconds["fast"]), 3),
+        faster=round(sum(seconds["baseline"]) / sum(seconds[args.side]), 3),
         attention_dropout=args.attention_dropout,
         threads=args.threads,
         **setup,

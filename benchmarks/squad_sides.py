@@ -45,7 +45,7 @@ from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.run import exempt_from_collection
 from jobs.worker.training.task import Loaded
 
-SIDES = ("baseline", "grouped", "published", "strong", "strong-dropout", "fast", "run_qa")
+SIDES = ("baseline", "grouped", "published", "strong", "strong-dropout", "fast", "int8", "run_qa")
 LONGEST = -1
 """The seed that selects the longest features."""
 RUN_STEPS = 2000
@@ -76,10 +76,12 @@ class Side(Protocol):
 class Fast:
     """The product's training, on one rank; of all embeddings, because these features are only a part."""
 
-    def __init__(self, model: Any, tokenizer: Any, ranks: Ranks, options: SquadOptions) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, ranks: Ranks, options: SquadOptions, *, int8: bool
+    ) -> None:
         own = attention_dropouts(model.config)
         self._loaded, self._task = Loaded(model, tokenizer, own=own), Squad(options)
-        precision = Precision(options.dtype, "")
+        precision = Precision(options.dtype, "", int8)
         events = Events(0, io.StringIO())
         self._session = RankContext(options, ranks, events, precision)
         self._prepared: Any = None
@@ -188,7 +190,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             serve(RunQa(args.run_qa, model, tokenizer, args, Path(folder)), features, args)
         return
-    if args.side != "fast":
+    if args.side not in ("fast", "int8"):
         dtype = "bf16" if args.side == "published" else args.dtype
         strong = args.side.startswith("strong")
         grouped = strong or args.side == "grouped"
@@ -209,7 +211,7 @@ def main() -> None:
     )
     with join("gloo", environ={}) as ranks:
         model = new_model(args.shape, attention_dropout=args.attention_dropout == "on")
-        serve(Fast(model, tokenizer, ranks, options), features, args)
+        serve(Fast(model, tokenizer, ranks, options, int8=args.side == "int8"), features, args)
 
 
 def without_kinds(feature: Feature) -> Feature:

@@ -34,6 +34,7 @@ _FORMS = {
 # A line of kubectl's own log, such as "E1127 14:16:19.642687 1655 memcache.go:265] …".
 _LOG = re.compile(r"[EWI]\d{4} ")
 _CLAIM_SIZE = "100Gi"
+_NO_REGISTRY = "  # on each node; for a registry: --image REGISTRY/NAME"
 _FILES = ("Dockerfile", "requirements.txt", "job.yaml", "code")
 Result = tuple[str, dict[str, object]]
 """What a command prints, as text and as JSON."""
@@ -74,9 +75,10 @@ def write(rendered: Rendered, output: str | None) -> Result:
     copy = {"copy.yaml": rendered.copy_yaml().encode()}
     write_files({**rendered.build, **yaml, **copy}, folder)
     image, name = shlex.quote(rendered.pods.image), shlex.quote(str(folder))
+    pushed = f" && docker push {image}" if "/" in rendered.pods.image else _NO_REGISTRY
     lines = [
         f"Dockerfile, code, and YAML of job {rendered.pods.name}: {folder}/\n",
-        f"  docker build --tag {image} {name} && docker push {image}",
+        f"  docker build --tag {image} {name}{pushed}",
         *(f"  {line}" for line in _next(rendered, folder)),
     ]
     return "\n".join(lines), describe(rendered, folder)

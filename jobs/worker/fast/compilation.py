@@ -18,6 +18,7 @@ from ..runtime.errors import first_line
 from ..runtime.precision import read_cpu_flags
 from .attention import stop_using_products, use_products
 from .dropout import replace_dropouts, restore_dropouts
+from .int8 import stop_using_int8, use_int8
 
 LEAST_TFLOP = 200
 """Runs in which each rank computes less are not compiled.
@@ -65,7 +66,7 @@ def choose_compilation(asked: str, dtype: str, tflop: float) -> Compilation:
     """
     if asked != "auto":
         return Compilation(asked == "on", f"set by --compile {asked}")
-    if dtype != "bf16":
+    if dtype == "fp32":
         return Compilation(False, f"it does not speed up {dtype}")
     if tflop < LEAST_TFLOP:
         why = f"{tflop:.1f} TFLOP per rank, at least {LEAST_TFLOP} needed"
@@ -110,7 +111,7 @@ def _keep_headers(folder: Path) -> None:
         codecache._HEADER_LOCK_DIR = str(headers / "locks")
 
 
-def compile_layers(model: Any, *, shared: bool = False) -> int:
+def compile_layers(model: Any, *, shared: bool = False, int8: bool = False) -> int:
     """Mark the layers of a model to be compiled at their first use, and return their number.
 
     They get a dropout and, where that gives the same outputs, an attention that suit compilation.
@@ -126,6 +127,8 @@ def compile_layers(model: Any, *, shared: bool = False) -> int:
         setattr(torch._dynamo.config, _NUMBERS, True)
     use_products(model)
     layers, dropouts = find_layers(model), replace_dropouts(model)
+    if int8:
+        use_int8(layers)
     # Importing the compiler takes a second.
     from .graph_pass import compiler_options  # noqa: PLC0415
 
@@ -150,6 +153,7 @@ def plain_layers(model: Any, attention: str | None = None) -> None:
     if fast := vars(model).get(FAST):
         fast.hook.remove()
     restore_dropouts(model)
+    stop_using_int8(model)
     stop_using_products(model, attention)
     for module in model.modules():
         # Module.compile sets it, and has no inverse.

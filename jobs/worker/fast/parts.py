@@ -9,6 +9,7 @@ from .compilation import FAST
 from .dropout import HashDropout
 from .embedding import UsedEmbedding
 from .first_token import FirstTokenNorm
+from .int8 import Int8Linear
 from .optimizer import KEPT
 
 
@@ -19,6 +20,7 @@ def find_parts(model: Any) -> list[str]:
     found = {
         f"{compiled} compiled layers": compiled > 0,
         "attention as products": compiled > 0 and fast.attention == NAME,
+        "int8 products": compiled > 0 and Int8Linear in kinds,
         "dropout by a hash": HashDropout in kinds,
         "bf16 weights": bool(vars(model).get(KEPT, [None])[0]),
         "last layer for the first token only": FirstTokenNorm in kinds,

@@ -130,7 +130,7 @@ class RankContext(Generic[Options]):
             "ranks": [asdict(each.facts) for each in self.hardware],
             "backend": self.ranks.backend,
             "backend_reason": self.ranks.backend_reason,
-            "dtype": self.precision.dtype,
+            "dtype": self.precision.name,
             "dtype_reason": self.precision.reason,
             "amx": all(each.flags >= AMX_FLAGS for each in self.hardware),
             "versions": package_versions(),

@@ -149,7 +149,7 @@ def _report(context: RankContext[Own], settings: RunSettings) -> AbstractContext
     if output is None or not ranks.first or settings.report_to == "none":
         return nullcontext()
     chosen = {name: value for name, value in vars(context.options).items() if value is not None}
-    facts = {"ranks": ranks.size, "backend": ranks.backend, "dtype": context.precision.dtype}
+    facts = {"ranks": ranks.size, "backend": ranks.backend, "dtype": context.precision.name}
     return report_to(settings.report_to, TrackedRun(output, {**chosen, **facts}), context.events)
 
 
@@ -160,11 +160,11 @@ def _announce(context: RankContext[Own], model: str | None) -> None:
         world_size=ranks.size,
         hosts=list(dict.fromkeys(context.hosts)),
         backend=ranks.backend,
-        dtype=precision.dtype,
+        dtype=precision.name,
         model=model,
         versions=package_versions(),
     )
-    events.note(f"{precision.dtype}: {precision.reason}")
+    events.note(f"{precision.name}: {precision.reason}")
     events.note(f"{ranks.backend}: {ranks.backend_reason}")
     place = context.hardware[0].facts.found
     events.note(f"rank 0: CPUs {place.cpus}, threads {place.threads}, memory {place.memory}")

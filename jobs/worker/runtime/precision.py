@@ -11,9 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .errors import BackendError
+
 CPUINFO = Path("/proc/cpuinfo")
 BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 """The kernel's names for bf16 matrix instructions, fastest first."""
+INT8_FLAGS = ("amx_int8", "avx512_vnni")
+"""Without these, oneDNN adds pairs of int8 products in 16 bits, so large ones are wrong."""
 INTEL = "GenuineIntel"
 AMX_FLAGS = frozenset(("amx_bf16", "amx_tile", "amx_int8"))
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -28,14 +32,20 @@ _WITHOUT_BF16 = (
     "AVX512_CORE",
     "AVX512_CORE_VNNI",
 )
+_WITHOUT_VNNI = _WITHOUT_BF16[:-1]
 _WITHOUT_AMX = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512", "AVX10_2_512")
 
 
 class Precision(NamedTuple):
-    """``bf16`` (autocast) or ``fp32``, and why."""
+    """``bf16`` (autocast) or ``fp32``, and why; with ``int8``, compiled layers multiply in that."""
 
     dtype: str
     reason: str
+    int8: bool = False
+
+    @property
+    def name(self) -> str:
+        return "int8" if self.int8 else self.dtype
 
 
 def read_cpu_flags(path: Path = CPUINFO, environ: Mapping[str, str] = os.environ) -> frozenset[str]:
@@ -49,11 +59,26 @@ def read_cpu_flags(path: Path = CPUINFO, environ: Mapping[str, str] = os.environ
     limit = next((environ[name].upper() for name in ISA_LIMITS if environ.get(name)), "")
     hidden = AMX_FLAGS if limit in (*_WITHOUT_BF16, *_WITHOUT_AMX) else frozenset()
     hidden |= {"avx512_bf16"} if limit in _WITHOUT_BF16 else set()
+    hidden |= {"avx512_vnni"} if limit in _WITHOUT_VNNI else set()
     return frozenset((*vendor, *flags)) - hidden
 
 
 def choose_precision(asked: str, flags_by_host: Mapping[str, frozenset[str]]) -> Precision:
-    """Resolve ``--dtype`` for these machines: ``auto`` chooses bf16 only if it is fast on all."""
+    """Resolve ``--dtype`` for these machines: ``auto`` chooses bf16 only if it is fast on all.
+
+    Raises :class:`BackendError` for int8 if one of them can't compute it.
+    """
+    if asked == "int8":
+        lacking = [host for host, flags in flags_by_host.items() if not flags & {*INT8_FLAGS}]
+        if lacking:
+            needed = " or ".join(INT8_FLAGS)
+            raise BackendError(
+                f"--dtype int8 needs {needed}: missing on {', '.join(lacking)}",
+                hint="use --dtype auto",
+            )
+        dtype, reason = choose_precision("auto", flags_by_host)[:2]
+        why = f"set by --dtype int8; {dtype} for the rest: {reason}"
+        return Precision(dtype, why, int8=True)
     if asked != "auto":
         return Precision(asked, f"set by --dtype {asked}")
     fast = {host: find_fast_bf16(flags) for host, flags in flags_by_host.items()}

@@ -87,6 +87,8 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     by_layer = options.layer_decay if isinstance(options, TextOptions) else 1.0
     decays = options.weight_decay, by_layer
     why = _compile(run, model, steps)
+    if context.precision.int8 and not hasattr(model, FAST):
+        context.events.note(f"warning: products are in {context.precision.dtype}, not int8: {why}")
     if not options.ipex:
         _skip_other_tokens(run)
     optimizer: torch.optim.Optimizer
@@ -173,7 +175,7 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> str:
     # A planned rank's, so that a run that resumes on fewer makes the same choice.
     tokens = steps * options.batch_size * float(run.lengths.mean())
     tflop = estimate_tflop(model, tokens)
-    chosen = choose_compilation(options.compile, context.precision.dtype, tflop)
+    chosen = choose_compilation(options.compile, context.precision.name, tflop)
     if not chosen.enabled or options.ipex:
         reason = "IPEX optimizes the model itself" if chosen.enabled else chosen.reason
         return f"torch.compile is not used: {reason}"
@@ -182,7 +184,8 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> str:
     wrong = [f"rank {rank}: {trouble}" for rank, trouble in enumerate(troubles) if trouble]
     if wrong:
         return f"torch.compile is not used: {wrong[0]}"
-    FastLayers(model, context.events.note, shared=ranks.size > 1)
+    int8 = context.precision.int8
+    FastLayers(model, context.events.note, shared=ranks.size > 1, int8=int8)
     return chosen.reason
 
 

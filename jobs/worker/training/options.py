@@ -150,8 +150,8 @@ class TrainOptions:
     seed: int = option(42, "random seed", within=Range(0, 2**31 - 1))
     dtype: str = option(
         "auto",
-        "arithmetic; auto: bf16 if every CPU multiplies faster in it",
-        choices=("auto", "bf16", "fp32"),
+        "arithmetic; auto: bf16 if every CPU multiplies faster in it; int8: products in compiled layers",
+        choices=("auto", "bf16", "fp32", "int8"),
     )
     backend: str = option(
         "auto",
@@ -232,6 +232,10 @@ class TrainOptions:
         if self.metric is not None and self.metric not in self.metrics:
             known = ", ".join(self.metrics) or "none: this task chooses no best model"
             raise ValueError(f"--metric {self.metric!r} is unknown: one of {known}")
+        if self.dtype == "int8" and (self.compile == "off" or self.ipex):
+            raise ValueError(
+                "--dtype int8 is for layers that torch.compile compiles: omit --compile off and --ipex"
+            )
         if self.eval_every == "never" and self.patience is not None:
             raise ValueError("--patience needs evaluations, which --eval-every never omits")
         if self.asks_for_evaluations and not self.metrics:

@@ -210,7 +210,7 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
         "threads per rank": str(torch.get_num_threads()),
         "compiled layers": str(count_compiled(model)),
     }
-    identity = identify(options, ranks, context.precision.dtype, run, ground)
+    identity = identify(options, ranks, context.precision.name, run, ground)
     start, timer = (
         Checkpoint(identity, TrainingProgress()),
         CheckpointTimer(options.checkpoint_every),

@@ -66,7 +66,7 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(render: K8s, tmp_path:
 
     assert (result.code, result.err) == (0, "")
     quoted = f"{tmp_path}/it'\"'\"'s here"
-    assert f"docker build --tag me/spr:1 '{quoted}'" in result.out
+    assert f"docker build --tag me/spr:1 '{quoted}' && docker push me/spr:1\n" in result.out
     created = f"kubectl create -f '{quoted}/claim.yaml' -f '{quoted}/job.yaml'\n"
     assert created in result.out
     assert result.out.endswith(f"kubectl delete -f '{quoted}/job.yaml'\n")
@@ -83,7 +83,9 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(render: K8s, tmp_path:
     assert (folder / "code/worker/tasks/squad/sample.json").is_file()
     # Once more, with other options: nothing of the first time is left.
     (folder / "code/worker/old.py").touch()
-    assert render(*RENDER, "--claim", "data", "--output", str(folder)).code == 0
+    again = render(*RENDER, "--claim", "data", "--output", str(folder))
+    assert again.code == 0
+    assert f"--tag spr-cluster:upstream '{quoted}'  # on each node; for a reg" in again.out
     assert {path.name for path in folder.iterdir()} == names - {"claim.yaml"}
     assert not (folder / "code/worker/old.py").exists()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs.worker.runtime import precision
+from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.precision import (
     Precision,
     choose_here,
@@ -12,8 +13,9 @@ from jobs.worker.runtime.precision import (
     read_cpu_flags,
 )
 
-AMX = frozenset(("avx512_bf16", "amx_bf16", "amx_tile", "amx_int8"))
-ZEN4 = frozenset(("avx512_bf16",))
+AMX = frozenset(("avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile", "amx_int8"))
+ZEN4 = frozenset(("avx512_bf16", "avx512_vnni"))
+CASCADE_LAKE = frozenset(("avx2", "avx512_vnni"))
 INTEL_AVX512 = ZEN4 | {"GenuineIntel"}
 OLD = frozenset(("avx2",))
 
@@ -32,12 +34,31 @@ OLD = frozenset(("avx2",))
         ),
         ("bf16", {"a": INTEL_AVX512}, ("bf16", "set by --dtype bf16")),
         ("fp32", {"a": AMX}, ("fp32", "set by --dtype fp32")),
+        (
+            "int8",
+            {"a": ZEN4},
+            ("bf16", "set by --dtype int8; bf16 for the rest: every CPU has avx512_bf16", True),
+        ),
+        (
+            "int8",
+            {"a": AMX, "b": CASCADE_LAKE},
+            (
+                "fp32",
+                "set by --dtype int8; fp32 for the rest: no amx_bf16 or avx512_bf16 on b",
+                True,
+            ),
+        ),
     ],
 )
 def test_auto_is_bf16_only_if_it_is_faster_on_every_cpu(
-    asked: str, hosts: dict[str, frozenset[str]], expected: tuple[str, str]
+    asked: str, hosts: dict[str, frozenset[str]], expected: tuple[str, str, bool]
 ) -> None:
     assert choose_precision(asked, hosts) == Precision(*expected)
+
+
+def test_int8_is_refused_where_its_products_would_be_wrong() -> None:
+    with pytest.raises(BackendError, match="needs amx_int8 or avx512_vnni: missing on b, c"):
+        choose_precision("int8", {"a": AMX, "b": OLD, "c": OLD})
 
 
 def test_the_precision_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from jobs.worker.fast.compilation import (
 from jobs.worker.fast.dropout import draw_seeds
 from jobs.worker.fast.embedding import restore_words
 from jobs.worker.runtime.context import RankContext
+from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.squad.dataset import Question, all_texts
 from jobs.worker.tasks.squad.features import build_features
@@ -199,10 +200,12 @@ def test_without_a_compiler_training_continues_with_a_note(
     monkeypatch.setattr(step_module, "why_no_compiler", lambda: "no C++ compiler found")
     options, result = replace(DEMO, compile="on"), io.StringIO()
     with alone(options, result) as context:
-        run = plan_run(context, questions, tokenizer)
+        in_int8 = replace(context, precision=Precision("fp32", "", int8=True))
+        run = plan_run(in_int8, questions, tokenizer)
         prepare(run, steps=1000)
         assert all(layer._compiled_call_impl is None for layer in find_layers(run.loaded.model))
-    assert "torch.compile is not used: rank 0: no C++ compiler" in result.getvalue()
+    why = "torch.compile is not used: rank 0: no C++ compiler"
+    assert f"warning: products are in fp32, not int8: {why}" in result.getvalue()
 
 
 @pytest.mark.parametrize(("asked", "dropout"), [("off", 0.0), ("on", 0.3)])

@@ -50,6 +50,14 @@ def test_the_options_reach_the_ranks(options: SquadOptions) -> None:
         ({"eval_every": "1.5"}, "--eval-every '1.5' is neither"),
         ({"metric": "accuracy"}, "--metric 'accuracy' is unknown: one of "),
         ({"eval_every": "never", "patience": 2}, "--patience needs evaluations"),
+        (
+            {"dtype": "int8", "compile": "off"},
+            "--dtype int8 is for layers that torch.compile compiles: omit",
+        ),
+        (
+            {"dtype": "int8", "ipex": True},
+            "--dtype int8 is for layers that torch.compile compiles: omit",
+        ),
         ({"patience": 0}, "--patience 0 is out of range"),
         ({"lr_schedule": "step"}, "--lr-schedule 'step' is unknown: one of linear, cosine, consta"),
         ({"weight_decay": -0.1}, "--weight-decay -0.1 is out of range"),

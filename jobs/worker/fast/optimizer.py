@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from .compilation import find_layers
+from .int8 import Int8Linear
 from .layers import number_layers
 
 Masters = Mapping[nn.Parameter, nn.Parameter]
@@ -116,7 +117,7 @@ def halve_weights(model: Any) -> Masters:
         cast(nn.Parameter, module.weight): nn.Parameter(module.weight.data)
         for layer in find_layers(model)
         for module in layer.modules()
-        if type(module) is nn.Linear
+        if type(module) in (nn.Linear, Int8Linear)
         and module.weight.requires_grad
         and module.weight.dtype == torch.float32
     }

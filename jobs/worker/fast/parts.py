@@ -12,6 +12,8 @@ from .first_token import FirstTokenNorm
 from .int8 import Int8Linear
 from .optimizer import KEPT
 
+INT8_PRODUCTS = "int8 products"
+
 
 def find_parts(model: Any) -> list[str]:
     """Return what has actually been replaced in a model, not what the options ask for."""
@@ -20,7 +22,7 @@ def find_parts(model: Any) -> list[str]:
     found = {
         f"{compiled} compiled layers": compiled > 0,
         "attention as products": compiled > 0 and fast.attention == NAME,
-        "int8 products": compiled > 0 and Int8Linear in kinds,
+        INT8_PRODUCTS: compiled > 0 and Int8Linear in kinds,
         "dropout by a hash": HashDropout in kinds,
         "bf16 weights": bool(vars(model).get(KEPT, [None])[0]),
         "last layer for the first token only": FirstTokenNorm in kinds,

@@ -23,8 +23,9 @@ from ..fast.compilation import (
 from ..fast.embedding import train_used_words
 from ..fast.first_batches import FastLayers
 from ..fast.first_token import skip_other_tokens
+from ..fast.int8 import LEAST_SIZE
 from ..fast.optimizer import MasterAdamW, group_parameters, halve_weights
-from ..fast.parts import find_parts
+from ..fast.parts import INT8_PRODUCTS, find_parts
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TextOptions, TrainOptions
@@ -87,8 +88,6 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     by_layer = options.layer_decay if isinstance(options, TextOptions) else 1.0
     decays = options.weight_decay, by_layer
     why = _compile(run, model, steps)
-    if context.precision.int8 and not hasattr(model, FAST):
-        context.events.note(f"warning: products are in {context.precision.dtype}, not int8: {why}")
     if not options.ipex:
         _skip_other_tokens(run)
     optimizer: torch.optim.Optimizer
@@ -102,7 +101,12 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
             weight_decay=0.0,
             fused=not options.ipex,  # IPEX replaces the optimizer's step by its own
         )
-    context.events.note(f"fast: {', '.join(find_parts(model)) or 'nothing'}; {why}")
+    parts = find_parts(model)
+    context.events.note(f"fast: {', '.join(parts) or 'nothing'}; {why}")
+    if context.precision.int8 and INT8_PRODUCTS not in parts:
+        small = f"no linear module of a layer has {LEAST_SIZE} inputs and as many outputs"
+        why = small if hasattr(model, FAST) else why
+        context.events.note(f"warning: products are in {context.precision.dtype}, not int8: {why}")
     if options.ipex:
         model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)
     if context.ranks.size == 1:

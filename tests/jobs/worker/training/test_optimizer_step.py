@@ -11,7 +11,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from jobs.worker.fast import int8
 from jobs.worker.fast.attention import NAME
 from jobs.worker.fast.compilation import (
     choose_compilation,
@@ -24,6 +26,7 @@ from jobs.worker.fast.compilation import (
 )
 from jobs.worker.fast.dropout import draw_seeds
 from jobs.worker.fast.embedding import restore_words
+from jobs.worker.fast.int8 import Int8Linear
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
@@ -206,6 +209,26 @@ def test_without_a_compiler_training_continues_with_a_note(
         assert all(layer._compiled_call_impl is None for layer in find_layers(run.loaded.model))
     why = "torch.compile is not used: rank 0: no C++ compiler"
     assert f"warning: products are in fp32, not int8: {why}" in result.getvalue()
+
+
+@COMPILING
+@pytest.mark.parametrize("least", [32, 256])
+def test_int8_is_used_in_large_modules_with_bf16_weights(
+    questions: list[Question], tokenizer: Any, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    monkeypatch.setattr(int8, "LEAST_SIZE", least)
+    options, result = replace(DEMO, compile="on", dtype="int8"), io.StringIO()
+    with alone(options, result) as context:
+        in_int8 = replace(context, precision=Precision("bf16", "", int8=True))
+        run = plan_run(in_int8, questions, tokenizer)
+        prepare(run, steps=1000)
+        layer = find_layers(run.loaded.model)[0]
+        kinds = {type(each) for each in layer.modules() if isinstance(each, nn.Linear)}
+    assert kinds == {nn.Linear if least > 128 else Int8Linear}
+    assert ", bf16 weights" in result.getvalue()
+    why = "no linear module of a layer has 256 inputs and as many outputs"
+    warned = f"warning: products are in bf16, not int8: {why}" in result.getvalue()
+    assert warned is (least > 128)
 
 
 @pytest.mark.parametrize(("asked", "dropout"), [("off", 0.0), ("on", 0.3)])

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...bench.measure import read_available_bytes
+from ...fast.compilation import find_layers
+from ...fast.int8 import use_int8
 from ...fast.layers import freeze_layers
 from ...runtime.errors import ModelError, first_line
 from ...runtime.precision import autocast
@@ -125,6 +127,9 @@ def simulate(plan: Plan, source: Any) -> int:
         with patch.object(torch.nn.Module, "to", lambda module, *_, **__: module):
             model = prepare_model(model, options).train()
             freeze_layers(model, options.freeze_layers)
+        if options.dtype == "int8":
+            use_int8(find_layers(model))
+        rounded = [each for module in model.modules() for each in vars(module).get("rounded") or ()]
         trained = [each for each in model.parameters() if each.requires_grad]
         if plan.ranks > 1:  # DistributedDataParallel keeps the gradients' memory
             for each in trained:
@@ -133,7 +138,8 @@ def simulate(plan: Plan, source: Any) -> int:
         ids = torch.zeros((rows, -(-width // ALIGN) * ALIGN), dtype=torch.int64)
         live = LiveBytes()
         with live:
-            live.add(*model.parameters(), *model.buffers(), *(each.grad for each in trained))
+            live.add(*model.parameters(), *model.buffers(), *rounded)
+            live.add(*(each.grad for each in trained))
             with autocast(plan.dtype):
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()

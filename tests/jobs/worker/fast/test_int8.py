@@ -12,7 +12,7 @@ from torch import nn
 from jobs.worker.fast import int8
 from jobs.worker.fast.compilation import find_layers, plain_layers
 from jobs.worker.fast.first_batches import FastLayers
-from jobs.worker.fast.int8 import Int8Linear, multiply, use_int8
+from jobs.worker.fast.int8 import Int8Linear, Int8Product, round_rows, use_int8
 from jobs.worker.fast.parts import find_parts
 from jobs.worker.runtime.precision import INT8_FLAGS, read_cpu_flags
 
@@ -47,22 +47,30 @@ def batch(rows: int = 4, width: int = 12) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
-def test_a_product_has_the_values_of_its_rounded_operands() -> None:
-    left, right = torch.randn(6, 40), torch.randn(40, 8)
-    left[2], right[:, 3] = 0, 0
-    left[4] *= 1e6  # a scale for each row: others keep their digits
-    rows, columns = left.abs().amax(1, keepdim=True), right.abs().amax(0, keepdim=True)
-    rounded = [
-        (each / most.clamp(min=1e-30) * 127).round() * most / 127
-        for each, most in ((left, rows), (right, columns))
-    ]
+def test_a_product_and_its_gradients_have_the_values_of_rounded_operands() -> None:
+    values, weight = torch.randn(6, 40), torch.randn(8, 40)
+    values[2], weight[3] = 0, 0
+    values[4] *= 1e6  # a scale for each row: others keep their digits
+    by_row = weight.abs().amax(1, keepdim=True)
+    rounded = (weight / by_row.clamp(min=1e-30) * 127).round() * by_row / 127
+    most = values.abs().amax(1, keepdim=True)
+    expected = (values / most.clamp(min=1e-30) * 127).round() * most / 127 @ rounded.t()
 
-    found = multiply(left, right)
+    values.requires_grad_()
+    trained = weight.clone().requires_grad_()
+    apply: Any = Int8Product.apply
+    found = apply(values, trained, None, *round_rows(weight))
 
-    torch.testing.assert_close(found, rounded[0] @ rounded[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert not found[2].any()
     assert not found[:, 3].any()
-    assert 0 < (found - left @ right)[0].norm() < 0.02 * (left @ right)[0].norm()
+    plain = values @ weight.t()
+    assert 0 < (found - plain)[0].norm() < 0.02 * plain[0].norm()
+
+    gradient = torch.randn(6, 8)
+    of_values, of_weight = torch.autograd.grad(found, (values, trained), gradient)
+    torch.testing.assert_close(of_weight, gradient.t() @ values)
+    assert 0 < (of_values - gradient @ weight).norm() < 0.02 * (gradient @ weight).norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

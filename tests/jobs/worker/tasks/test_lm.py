@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from jobs.worker.data.readers import read_table
+from jobs.worker.fast import int8
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.lm import head, memory
@@ -378,6 +379,17 @@ def test_the_simulated_peak_falls_with_what_saves_memory() -> None:
     assert peak(accumulate=8) < 0.3 * full
     assert peak(batch_size=16) > 1.8 * full
     assert peak(lora=True, gradient_checkpointing=True) < recomputed
+
+
+def test_a_simulated_step_in_int8_holds_a_frozen_weight_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"lora": True, "batch_size": 1, "gradient_checkpointing": True}
+    plain = peak(**options)
+    # In three layers, query and output have 64 inputs and outputs: a byte for each weight, and scales.
+    for least, more in ((64, 3 * 2 * 64 * (64 + 4)), (65, 0)):
+        monkeypatch.setattr(int8, "LEAST_SIZE", least)
+        assert peak(dtype="int8", **options) - plain == more
 
 
 def test_a_simulated_step_holds_weights_gradients_averages_and_activations() -> None:

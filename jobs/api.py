@@ -26,7 +26,7 @@ from jobs.places.plan import own_folder
 
 __all__ = ["Cluster", "Job", "JobError", "Run", "SprError", "Training", "UsageError", "study"]
 Value = str | int | float | Path
-Given = Value | Sequence[Value] | Mapping[str, str | None] | None
+Given = Value | Sequence[Value] | Mapping[str, Value | Sequence[Value] | None] | None
 """``True`` sets a switch, ``False`` clears it. ``None`` omits an option; in an ``env``, it is this machine's
 value."""
 
@@ -60,8 +60,14 @@ def study(task: str, *, tune: Given, **options: Given) -> Training:
 class Run(_Work):
     """A program with its arguments, for every rank, with the options of ``run``."""
 
-    def __init__(self, *program: str, **options: Given) -> None:
-        super().__init__(("run",), options, program)
+    def __init__(self, *program: Value, **options: Given) -> None:
+        for word in program:
+            if not isinstance(word, Value):
+                raise UsageError(
+                    f"Run: {word!r} is no word of a command",
+                    hint="Run('python', 'train.py', 3e-5)",
+                )
+        super().__init__(("run",), options, tuple(map(str, program)))
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,11 @@ class Cluster:
 
         Raises :class:`UsageError` with the price if it costs money and ``yes`` is not given.
         """
+        for name in ("dry_run", "check"):
+            if options.get(name):
+                raise UsageError(
+                    f"{name}: not in Python", hint="Cluster.plan shows what `up` would do"
+                )
         return cls._from(_call(["up"], {**options, "yes": yes}))
 
     @classmethod
@@ -109,6 +120,13 @@ class Cluster:
     def _place(self) -> dict[str, Given]:
         return {"name": self.name, "cloud": self.cloud, "region": self.region}
 
+    def _here(self, options: Mapping[str, Given]) -> dict[str, Given]:
+        """Return options with this cluster's place; another one's is refused."""
+        for name in self._place:
+            if name in options:
+                raise UsageError(f"{name}: the cluster is {self.name}; Cluster.find finds others")
+        return {**options, **self._place}
+
     def status(self) -> dict[str, Any]:
         """Return its nodes, cost, time left, and queue (``status``)."""
         return _call(["status"], self._place)
@@ -123,8 +141,7 @@ class Cluster:
         Raises :class:`UsageError` without ``yes`` if it costs money, belongs to another user, or has
         running jobs or results that were not fetched.
         """
-        # dict() refuses another cluster's name in the options.
-        return _call(["down"], dict(**options, **self._place, yes=yes))
+        return _call(["down"], self._here({**options, "yes": yes}))
 
     def submit(self, job: Training | Run | str, **options: Given) -> Job:
         """Submit a job, or one of ``spr-cluster.toml`` by its name, without waiting for it.
@@ -137,7 +154,11 @@ class Cluster:
                 hint="a program is a Run, such as Run('python', 'train.py')",
             )
         work = _Work(("run", job)) if isinstance(job, str) else job
-        given = dict(**{**work.options, **options}, **self._place, detach=True)
+        if not isinstance(work, _Work):
+            raise UsageError(
+                f"{job!r} is no job", hint="Training('squad'), Run('python', 'train.py')"
+            )
+        given = {**self._here({**work.options, **options}), "detach": True}
         if given.get("dry_run"):
             raise UsageError("dry_run: not in Python", hint="spr-cluster train or run --dry-run")
         return self.job(_call(work.words, given, work.program)["job"])
@@ -160,7 +181,7 @@ class Job:
     _folder: Path | None = field(default=None, repr=False, compare=False)
 
     def _call(self, command: str, **options: Given) -> dict[str, Any]:
-        return _call([command, self.id], dict(**options, **self.cluster._place))
+        return _call([command, self.id], self.cluster._here(options))
 
     @property
     def state(self) -> str:
@@ -201,7 +222,7 @@ class Job:
 
     def log(self, **options: Given) -> str:
         """Return its log so far, or that of a ``rank`` (``logs``)."""
-        return "\n".join(_collect(["logs", self.id], dict(**options, **self.cluster._place)))
+        return "\n".join(_collect(["logs", self.id], self.cluster._here(options)))
 
     def cancel(self, **options: Given) -> dict[str, Any]:
         """End it on all nodes; one that trains saves a checkpoint first (``cancel``)."""
@@ -254,12 +275,16 @@ def _render(command: str, options: Mapping[str, Given]) -> Iterator[str]:
             yield from (f"{flag}={word}" for word in _split(option, value))
 
 
-def _split(option: Option, value: Value | Sequence[Value] | Mapping[str, str | None]) -> list[str]:
+def _split(option: Option, value: Any) -> list[str]:
     """Return an option's words: several if it can be repeated, else one with commas."""
     if isinstance(value, Mapping):
-        words = [key if text is None else f"{key}={text}" for key, text in value.items()]
+        words = [key if text is None else f"{key}={_join(text)}" for key, text in value.items()]
     elif isinstance(value, Sequence) and not isinstance(value, str):
         words = [str(each) for each in value]
     else:
         return [str(value)]
     return words if option.repeats else [",".join(words)]
+
+
+def _join(value: Value | Sequence[Value]) -> str:
+    return str(value) if isinstance(value, Value) else ",".join(map(str, value))

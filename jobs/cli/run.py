@@ -203,9 +203,16 @@ def _open_terminal(context: JobContext, event: Event) -> None:
 
 def build_request(request: RunCommand, results: Path) -> ProgramRequest:
     """Return the options as a request. Raises :class:`UsageError` for invalid ones."""
-    for name, words in (("program", request.program), ("--files", request.files)):
+    # A program's other words may be empty.
+    for name, words in (("program", request.program[:1]), ("--files", request.files)):
         if "" in words:
             raise UsageError(f"{name}: a word is empty")
+    for each in request.outputs or ():
+        if each.startswith("/") or ".." in each.split("/"):
+            raise UsageError(
+                f"--outputs {each!r} is outside of the program's folder",
+                hint="write into the folder, or into $SPR_OUTPUT, which is always fetched",
+            )
     if request.array is not None:
         refuse_array(request)
     if request.pty:

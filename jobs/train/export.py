@@ -61,6 +61,8 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
             hint="--data names training data, for calibration, and --eval those that measure the loss",
         )
     own = {each.name: own[each.name] for each in fields(kind) if each.name in own}
+    if own.get("dtype") == "int8":  # of products in training
+        own["dtype"] = "auto"
     try:
         return kind(**{**own, "model": str(model.absolute())})
     except ValueError as error:

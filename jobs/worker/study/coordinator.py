@@ -81,6 +81,7 @@ class Coordinator:
     """The hosts of the ranks that have come."""
     _dismissed: int = 0
     _running: dict[int, Any] = field(default_factory=dict)
+    _warnings: set[str] = field(default_factory=set)
     _begin: float = field(default_factory=time.monotonic)
     _pauses_until: float = 0.0
 
@@ -208,6 +209,12 @@ class Coordinator:
         trial.report(scores[self.metric(scores)], evaluation)
         return bool(trial.should_prune())
 
+    def warn(self, text: str) -> None:
+        """Tell the user a trial's warning, unless another one had it."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self.events.note(text)
+
     def metric(self, scores: Mapping[str, float]) -> str:
         """Return the name of the score that compares trials: ``--metric``, or the first one there is."""
         return next((name for name in self._metrics if name in scores), next(iter(scores)))
@@ -325,7 +332,8 @@ class Coordinator:
 
     def _importance(self) -> dict[str, float]:
         """Return each option's share of the differences between the scores; empty if too few are known."""
-        if len(self.plan.tune) < 2:
+        scores = {each.values[0] for each in self.study.get_trials(False) if each.values}
+        if len(self.plan.tune) < 2 or len(scores) < 2:
             return {}
         importance = optuna.importance
         try:

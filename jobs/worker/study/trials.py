@@ -130,6 +130,8 @@ class TrialRunner:
             event = parse_event(line) or {}
             if event.get("event") == "error":
                 failure = failure or event["message"]
+            if str(event.get("text", "")).startswith("warning: "):
+                self.remote.call("warn", event["text"])
             if event.get("event") != "evaluation" or self.stop.requested:
                 continue
             evaluation += 1

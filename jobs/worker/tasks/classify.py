@@ -133,16 +133,23 @@ class Classify(TaughtTask[ClassifyOptions]):
     def _label(self, what: str, value: Any) -> str:
         if value is None or (isinstance(value, float) and math.isnan(value)):
             raise DatasetError(f"{what} has no label")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # of a column where another label is missing
         if not isinstance(value, str | int):
             shown = show(str(value))
             raise DatasetError(f"{what} is no label, which is a text or a whole number: {shown}")
         self._kind = self._kind or type(value)
-        if type(value) is not self._kind:
+        if type(value) is not self._kind and not self._is_number(value):
             names = {str: "a text", int: "a number", bool: "true or false"}
             raise DatasetError(
                 f"{what} is {names.get(type(value))}: {value!r}; in other rows it is {names.get(self._kind)}"
             )
         return require_text(str(value), what).strip()
+
+    def _is_number(self, value: str | int) -> bool:
+        """Return whether a label is the same number as a text and without quotes, as CSV files have it."""
+        is_number = bool not in (type(value), self._kind)
+        return is_number and str(value).strip().removeprefix("-").isdecimal()
 
     def read(self, note: Callable[[str], None]) -> Data:
         data = super().read(note)

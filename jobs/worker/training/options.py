@@ -234,7 +234,7 @@ class TrainOptions:
             raise ValueError(f"--metric {self.metric!r} is unknown: one of {known}")
         if self.dtype == "int8" and (self.compile == "off" or self.ipex):
             raise ValueError(
-                "--dtype int8 is for layers that torch.compile compiles: omit --compile off and --ipex"
+                "--dtype int8 is for layers that torch.compile compiles, not with --compile off or --ipex"
             )
         if self.eval_every == "never" and self.patience is not None:
             raise ValueError("--patience needs evaluations, which --eval-every never omits")

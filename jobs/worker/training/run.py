@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
@@ -19,10 +20,11 @@ from ..fast.embedding import restore_words
 from ..fast.first_token import compute_all_tokens
 from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
-from ..fast.parts import find_parts
+from ..fast.parts import INT8_PRODUCTS, find_parts
 from ..runtime.errors import ModelError, TrainingError, first_line
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures, replacing
+from ..runtime.precision import Precision
 from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .best import Unseen, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
@@ -173,10 +175,21 @@ def _describe(loop: Loop, data: Data) -> dict[str, Any]:
         "train_records": len(data.train),
         "train_samples": len(run.samples),
         "eval_records": len(data.eval),
+        **actual_precision(run.context.precision, loop.fast),
         "data": data.train_source,
         "data_digest": loop.checkpoint.identity.features,
         "eval_data": data.eval_source,
         "task": run.task.name,
+    }
+
+
+def actual_precision(asked: Precision, fast: Sequence[str]) -> dict[str, str]:
+    """Return what replaces the run's precision in its results if int8 was asked for and not used."""
+    if not asked.int8 or INT8_PRODUCTS in fast:
+        return {}
+    return {
+        "dtype": asked.dtype,
+        "dtype_reason": f"int8 was not used (see the log); {asked.reason}",
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -143,11 +143,16 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Run()), "the following arguments are required: PROGRAM"),
     (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),
     (lambda: submit(Run("x", envs={"KEY": "secret"})), "unknown option '--envs'"),
+    (lambda: submit(Run("x", cast(Any, ["y"]))), "Run: ['y'] is no word of a command"),
+    (lambda: submit(Run("x", outputs=["../y"])), "--outputs '../y' is outside of the program's"),
+    (lambda: submit(study("digits", tune={"epochs": [1, "x"]})), "--tune epochs: 'x': expected wh"),
+    (lambda: submit(["x"]), "['x'] is no job"),
+    (lambda: Cluster.up(check=True), "check: not in Python"),
     (lambda: Job(Cluster.find(), "$(id)").wait(), "'$(id)' is not a job ID"),
 ]
 
 
-def submit(job: Training | Run | str, **options: Given) -> Job:
+def submit(job: Any, **options: Given) -> Job:
     return Cluster.find().submit(job, **options)
 
 
@@ -166,7 +171,7 @@ def test_a_method_acts_on_its_own_cluster_only(line: CommandLine) -> None:
     before = line.changes
     cluster = Cluster.find()
     for act in (cluster.down, cluster.job("squad-1").cancel, partial(cluster.submit, Run("x"))):
-        with pytest.raises(TypeError, match="multiple values for keyword argument 'name'"):
+        with pytest.raises(UsageError, match="name: the cluster is spr"):
             act(name="other")
     assert line.changes == before
 
@@ -246,15 +251,16 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
     cluster = Cluster.find("spr")
 
     variables = {"SEED": "7", "HERE": None}
-    run = Run("echo", "--nodes", "9", ppn=1, files=["a.txt"], folder="none", env=variables)
+    run = Run("echo", "--nodes", 9, "", ppn=1, files=["a.txt"], folder="none", env=variables)
     assert cluster.submit(run).id.startswith("run-")
     assert cluster.submit("mine", retries=3, folder="none", large_files=False).id.startswith("run-")
+    assert cluster.submit(Run("true"), detach=True, folder="none").id.startswith("run-")
     for job in (cluster.submit("tune", epochs=1), cluster.submit(Training("tune", demo=True))):
         assert job.id.startswith("digits-")
 
-    first, second = requests
+    first, second, _ = requests
     assert (first.spec.work.program, first.spec.resources.placement.nproc_per_node) == (
-        ("echo", "--nodes", "9"),
+        ("echo", "--nodes", "9", ""),
         1,
     )
     assert first.env == ("SEED=7", "HERE=from here")

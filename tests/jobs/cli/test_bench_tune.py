@@ -199,6 +199,8 @@ def test_a_study_of_nodes_keeps_nothing(line: CommandLine) -> None:
 def test_a_study_needs_something_to_vary(line: CommandLine) -> None:
     result = line.run("study", "squad", "--demo")
     assert (result.code, result.message.splitlines()[0]) == (2, "a study needs --tune NAME=VALUES")
+    assert result.message.endswith("spr-cluster study squad --help")
+    assert "no job on the head" in line.run("study", "squad", "--resume", "squad-9").message
     assert "did you mean study?" in line.run("studdy", "squad").message
 
 

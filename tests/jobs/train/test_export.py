@@ -43,7 +43,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         patience=2,
         max_length=64,
         report_to="mlflow",
-        dtype="fp32",
+        dtype="int8",
     )
     record = {
         "argv": ["python", "-m", "worker.tasks", "classify", options.to_json()],
@@ -57,6 +57,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_that_only_evaluates_has_the_options_of_the_job(job: Path) -> None:
     found = export_options(job / "model", {"export": "int8", "max_loss": 1.0})
     assert (found.data, found.eval, found.epochs) == ("train.jsonl", None, 0)
+    assert found.dtype == "auto"
     assert found.model == str((job / "model").absolute())
     assert (found.export, found.max_loss, found.report_to) == ("int8", 1.0, "none")
     kept: Any = found

@@ -96,7 +96,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("nested.jsonl", GOOD + '{"text":"a","label":[["x"]]}\n', "line 3: column 'label' is no label"),
     ("twice.parquet", parquet(text=["a"], text_=["b"], label=["x"]), "two columns of the same name"),
     ("bytes.parquet", parquet(text=[b"a"], label=["x"]), "row 1: column 'text' is not a text"),
-    ("numbers.parquet", parquet(text=["a"], label=[1.0]), "row 1: column 'label' is no label"),
+    ("numbers.parquet", parquet(text=["a"], label=[1.5]), "row 1: column 'label' is no label"),
     ("none.parquet", parquet(text=[], label=[]), "has no rows"),
     ("numbered.conll", "1\tHe\tO\n2\tran\tB-X\n\n1-2\tdu\t_\n1\tde\tO\n\n1\tNo\tO\n", "numbers the words"),
     ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),

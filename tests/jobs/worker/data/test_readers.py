@@ -166,7 +166,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
         GOOD + '{"text": "a", "label": 2.5}\n',
         ": line 3: column 'label' is no label, which is a text or a whole number: '2.5'",
     ),
-    ("a.jsonl", GOOD + '{"text": "a", "label": 1}\n', ": line 3: column 'label' is a number: 1; in other"),
+    ("a.jsonl", '{"text": "a", "label": 1}\n' + GOOD, ": line 2: column 'label' is a text: 'x'; in other"),
     ("a.jsonl", GOOD + '{"text": "a", "label": true}\n', ": line 3: column 'label' is true or false"),
     ("a.jsonl", '{"text": "a", "label": ["x"]}\n' + GOOD, ": line 2: column 'label' has one label"),
     ("a.parquet", b"PAR1", ": can't be read as Parquet: "),
@@ -290,7 +290,7 @@ def test_a_folder_that_is_not_read_here_needs_a_file_to_train_on(
 
 
 @pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("text", ['{"text": "a", "label": 0.0}\n', "{oops}\n"])
+@pytest.mark.parametrize("text", ['{"text": "a", "label": 0.5}\n', "{oops}\n"])
 def test_skipping_is_no_hint_if_all_rows_are_bad(tmp_path: Path, text: str, skip: bool) -> None:
     path = write(tmp_path, "a.jsonl", text * 3)
     options = ClassifyOptions(model="scratch", data=str(path), skip_bad_records=skip)

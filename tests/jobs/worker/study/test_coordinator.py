@@ -303,6 +303,17 @@ def test_the_results_are_those_of_the_best_trial_with_all_trials(
     assert "trial 2 (2 of 4 have ended): accuracy 40.00, the best so far" in capsys.readouterr().out
 
 
+def test_equal_scores_and_repeated_warnings_say_nothing_of_the_options(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make(state, {**RATES, "batch_size": Domain((8, 16))})
+    run(study, 10.0, 10.0, 10.0, 10.0)
+    for _ in range(2):
+        study.warn("warning: products are in bf16")
+    assert study.results()["importance"] == {}
+    assert capsys.readouterr().out.count("warning: products") == 1
+
+
 def test_the_ranks_hosts_are_announced_when_all_have_joined(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,15 @@ def test_classes_are_the_labels_of_the_training_data(tmp_path: Path) -> None:
         assert task.classes == classes
 
 
+def test_numbers_are_the_same_labels_in_each_format(tmp_path: Path) -> None:
+    train = write(tmp_path, [{"text": "a", "label": 0}, {"text": "b", "label": 1.0}], "a.jsonl")
+    (tmp_path / "b.csv").write_text("text,label\nc,1\n")
+    task = Classify(ClassifyOptions(data=train, eval=str(tmp_path / "b.csv"), model=SCRATCH))
+    data = task.read(print)
+    assert task.classes == ["0", "1"]
+    assert [each.labels for each in (*data.train, *data.eval)] == [("0",), ("1",), ("1",)]
+
+
 def test_a_part_is_kept_for_evaluation(tmp_path: Path) -> None:
     rows = [{"text": f"t{n}", "label": "ab"[n % 2]} for n in range(20)]
     data = classify(tmp_path, rows, eval_fraction=0.25).read(lambda _: None)

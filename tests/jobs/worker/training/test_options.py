@@ -52,11 +52,11 @@ def test_the_options_reach_the_ranks(options: SquadOptions) -> None:
         ({"eval_every": "never", "patience": 2}, "--patience needs evaluations"),
         (
             {"dtype": "int8", "compile": "off"},
-            "--dtype int8 is for layers that torch.compile compiles: omit",
+            "--dtype int8 is for layers that torch.compile compiles, not",
         ),
         (
             {"dtype": "int8", "ipex": True},
-            "--dtype int8 is for layers that torch.compile compiles: omit",
+            "--dtype int8 is for layers that torch.compile compiles, not",
         ),
         ({"patience": 0}, "--patience 0 is out of range"),
         ({"lr_schedule": "step"}, "--lr-schedule 'step' is unknown: one of linear, cosine, consta"),

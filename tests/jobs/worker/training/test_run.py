@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from jobs.worker.runtime.events import parse_event
+from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.answers import MAX_ANSWER_TOKENS
 from jobs.worker.tasks.squad.dataset import Question
@@ -25,6 +26,7 @@ from jobs.worker.tasks.squad.features import build_features
 from jobs.worker.tasks.squad.task import DEMO, SAMPLE, Squad, SquadOptions
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.optimizer_step import find_idle
+from jobs.worker.training.run import actual_precision
 from jobs.worker.training.task import Loaded
 from tests.harness.forked import Forked
 from tests.jobs.worker.threaded_ranks import session
@@ -41,6 +43,15 @@ class Ended(NamedTuple):
 
     def of(self, name: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == name]
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_results_say_int8_only_if_it_was_used(used: bool) -> None:
+    parts = ["2 compiled layers", *(["int8 products"] if used else [])]
+    found = actual_precision(Precision("bf16", "why", int8=True), parts)
+    why = {"dtype": "bf16", "dtype_reason": "int8 was not used (see the log); why"}
+    assert found == ({} if used else why)
+    assert actual_precision(Precision("bf16", ""), parts) == {}
 
 
 def free_port() -> int:

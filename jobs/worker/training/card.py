@@ -242,7 +242,8 @@ def _facts(
     )
     machine = ", ".join([*sorted(kinds), *processor[:1]])
     size, hosts = facts["world_size"], len(set(context.hosts)) or 1
-    yield "Hardware", f"{size} rank{'s' * (size > 1)} on {hosts} × {machine}; {facts['dtype']}"
+    dtype = figures.get("dtype", facts["dtype"])  # what was used instead of int8
+    yield "Hardware", f"{size} rank{'s' * (size > 1)} on {hosts} × {machine}; {dtype}"
     # A trial of a study shares its node.
     is_whole = record.get("billed") and "worker.study" not in record.get("argv", ())
     usd = record.get("usd_per_hour") if is_whole else None

@@ -238,10 +238,7 @@ def main() -> None:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps({name: line[name] for name in line if name != "right"}), flush=True)
     found = read_seen(args, texts.setup)
-    curves = {
-        side: [curve_of(found[each]) for each in wanted if each[1] == side]
-        for side in ("baseline", args.side)
-    }
+    curves = {side: [curve_of(found[each]) for each in wanted if each[1] == side] for side in sides}
     summarize(args, texts.setup, curves)
 
 

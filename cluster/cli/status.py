@@ -200,9 +200,8 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
             )
         elif overview.latest and now < overview.latest:
             record = overview.record
-            until = f"until {spoken_time(overview.latest, now)}"
-            if record:
-                until = record.spoken_grace(now)
+            latest = f"until {spoken_time(overview.latest, now)}"
+            until = record.spoken_grace(now) if record else latest
             text = (
                 f"Its time to live is over: grace {until} for what is only on the nodes. "
                 f"To keep it: spr-cluster extend 2h {flags}"

@@ -225,8 +225,7 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
         extra |= {"sink": sink, "json": True} if sink is not None else {}
         parser, request = build_parser(found.words[0]).parse(found.words, **extra)
         if name == "study" and not request.tune and request.resume is None:
-            task = found.words[1] if len(found.words) > 1 else "TASK"
-            hint = f"spr-cluster study {task} --help"
+            hint = f"{parser.prog.replace(' train ', ' study ')} --help"
             raise UsageError("a study needs --tune NAME=VALUES", hint=hint)
         API_TIME.on_offset = say
         try:

@@ -12,6 +12,7 @@ from ..runtime.errors import first_line
 from .attention import LONGEST, LONGEST_CAUSAL, NAME, PLAIN
 from .compilation import FAST, compile_layers, find_layers, plain_layers
 from .dropout import HashDropout, draw_seeds
+from .int8 import Int8Linear
 
 _RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
 """What transformers' modules call it before 5.20 and since."""
@@ -42,7 +43,7 @@ class FastLayers:
         # Module.compile sets it, and has no inverse.
         calls = [(each, each._compiled_call_impl) for each in model.modules()]
         self._calls = [(module, call) for module, call in calls if call is not None]
-        self._on, self._rows, self._seen, self._int8 = True, 0, set[Any](), int8
+        self._on, self._rows, self._seen = True, 0, set[Any]()
         self._limits = (LONGEST_CAUSAL, LONGEST, getattr(config, "sliding_window", None) or 0)
         self._flags = [(m, n) for m in model.modules() for n in _RECOMPUTES if hasattr(m, n)]
         self._say, self._shared, self.trouble = say, shared, ""
@@ -116,7 +117,8 @@ class FastLayers:
         is_bf16 = torch.is_autocast_enabled("cpu") or any(
             each.dtype == torch.bfloat16 for each in model.parameters()
         )
-        kind = "int8" if self._int8 else "bf16" if is_bf16 else "fp32"
+        has_int8 = any(isinstance(each, Int8Linear) for each in model.modules())
+        kind = "int8" if has_int8 else "bf16" if is_bf16 else "fp32"
         for name, expected, found, most in zip(  # noqa: B905 - 3.8
             ("outputs", "gradients"), results[:2], results[2:], _MOST[kind]
         ):

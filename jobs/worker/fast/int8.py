@@ -84,7 +84,7 @@ def round_rows(values: Tensor) -> Rounded:
 
 def use_int8(layers: Iterable[nn.Module]) -> None:
     """Let the large linear modules of layers that will be compiled multiply in int8."""
-    for module in {each for layer in layers for each in layer.modules()}:
+    for module in (each for layer in layers for each in layer.modules()):
         if type(module) is nn.Linear and min(module.weight.shape) >= LEAST_SIZE:
             module.__class__ = Int8Linear  # with its parameters and hooks
             frozen = not module.weight.requires_grad

@@ -113,8 +113,8 @@ def keep_log(output: Path, rank: int, *, append: bool) -> int | None:
     """Copy all further output of this process to ``logs/rank-N.log``; return the copying process's ID.
 
     That process, :mod:`.copy_output`, prints whole lines, and outlives this one, so that a crash's last lines
-    are kept. If the folder can't be written, there is
-    no log, and no process; :func:`prepare_output` reports the error.
+    are kept. If the folder can't be written, there is no log, and no process; :func:`prepare_output` reports
+    the error.
     """
     path = _log_of(output, rank)
     with suppress(OSError):

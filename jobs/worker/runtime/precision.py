@@ -45,6 +45,7 @@ class Precision(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The value of ``--dtype`` that it stands for."""
         return "int8" if self.int8 else self.dtype
 
 

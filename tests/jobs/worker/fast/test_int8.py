@@ -42,6 +42,15 @@ def bert(width: int = 32) -> Any:
     )
 
 
+def llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "intermediate_size": 96, "initializer_range": 0.1}
+    return LlamaForCausalLM(LlamaConfig(**shape, **more, vocab_size=64))
+
+
 def batch(rows: int = 4, width: int = 12) -> dict[str, torch.Tensor]:
     ids = torch.randint(3, 64, (rows, width))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
@@ -73,11 +82,13 @@ def test_a_product_and_its_gradients_have_the_values_of_rounded_operands() -> No
     assert 0 < (of_values - gradient @ weight).norm() < 0.02 * (gradient @ weight).norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_compiled_layers_use_it_and_evaluation_does_not(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("make", "dtype"), [(bert, torch.bfloat16), (bert, torch.float32), (llama, torch.bfloat16)]
+)
+def test_compiled_layers_use_it_and_evaluation_does_not(make: Any, dtype: torch.dtype) -> None:
     results, said = [], list[str]()
     for has_int8 in (False, True):
-        model = bert().train()
+        model = make().train()
         for each in model.modules():
             each.p = 0.0  # no dropout
         fast = FastLayers(model, said.append, shared=False, int8=has_int8)

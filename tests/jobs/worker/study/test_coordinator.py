@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from jobs.worker.runtime.events import Events
 from jobs.worker.study.coordinator import BEST, JOURNAL, Coordinator, restore
 from jobs.worker.study.plan import STUDY, Domain, StudyPlan
+from jobs.worker.study.trials import TrialRunner
 from jobs.worker.tasks.digits import DigitsOptions
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.squad.task import SquadOptions
@@ -312,6 +315,15 @@ def test_equal_scores_and_repeated_warnings_say_nothing_of_the_options(
         study.warn("warning: products are in bf16")
     assert study.results()["importance"] == {}
     assert capsys.readouterr().out.count("warning: products") == 1
+
+
+def test_a_trials_warning_reaches_the_coordinator(tmp_path: Path) -> None:
+    remote = mock.Mock()
+    runner = TrialRunner(0, {}, remote, mock.Mock(requested=False), tmp_path)
+    lines = [{"event": "note", "text": text} for text in ("warning: slow", "fast: nothing")]
+    stream = io.StringIO("".join(f"@spr {json.dumps(each)}\n" for each in lines))
+    assert runner._follow(1, mock.Mock(), stream, io.StringIO()) == ("", False)
+    assert remote.call.mock_calls == [mock.call("warn", "warning: slow")]
 
 
 def test_the_ranks_hosts_are_announced_when_all_have_joined(

@@ -241,6 +241,7 @@ def _collect(
     words: Sequence[str], options: Mapping[str, Given], program: Sequence[str] = ()
 ) -> list[Any]:
     """Run a command; return the results that it shows."""
+    words = [*map(str, words)]  # a number, which its parser refuses
     for word in words:
         if word.startswith("-"):
             raise UsageError(f"unexpected {word!r}: options are keywords, such as nodes=2")

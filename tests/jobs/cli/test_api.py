@@ -148,6 +148,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(study("digits", tune={"epochs": [1, "x"]})), "--tune epochs: 'x': expected wh"),
     (lambda: submit(["x"]), "['x'] is no job"),
     (lambda: Cluster.up(check=True), "check: not in Python"),
+    (lambda: Cluster.find().extend(cast(Any, 2)), "extend '2': expected a duration"),
     (lambda: Job(Cluster.find(), "$(id)").wait(), "'$(id)' is not a job ID"),
 ]
 

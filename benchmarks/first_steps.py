@@ -31,7 +31,7 @@ ENDS = {
     "start": "load",
     "load": "tokenize",
     "tokenize": "train",
-    "prepare": "torch.compile",
+    "prepare": "fast",
     "first_step": "1",
     "other_steps": "save",
 }
@@ -91,7 +91,7 @@ def seconds_by_part(args: argparse.Namespace, model: Path, cache: str) -> dict[s
         for line in rank.stdout:
             if event := parse_event(line):
                 what = str(event.get("name") or event.get("text") or event.get("step"))
-                ends.setdefault(what.split(",")[0], event["at"])
+                ends.setdefault(what.split(":")[0], event["at"])
             if ENDS["other_steps"] in ends:
                 rank.kill()
     if ENDS["other_steps"] not in ends:

@@ -87,14 +87,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
+# While the first end-to-end tests make images, for minutes and mostly on one core, these use the other.
+_MEANWHILE = ("test_sweeps.py", "test_resume.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the end-to-end tests first: most of their time is spent waiting.
 
-    Debian 13 needs nothing of the image that the other half makes meanwhile.
+    Debian 13 needs nothing of the image that the next ones make meanwhile, and all others need.
     """
-    items.sort(
-        key=lambda item: (not item.get_closest_marker("e2e"), item.path.name != "test_debian_13.py")
-    )
+
+    def place(item: pytest.Item) -> int:
+        name = item.path.name
+        if not item.get_closest_marker("e2e"):
+            return 2 if name in _MEANWHILE else 4
+        if name == "test_debian_13.py":
+            return 0
+        return 1 if _TOGETHER.get(name) == "three nodes" else 3
+
+    items.sort(key=place)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from cluster.console.display import format_table
@@ -39,7 +38,8 @@ _FACTS += ("eval_data", "eval_records", "learning_rate", "batch_size_per_rank", 
 _HARDWARE = ("world_size", "backend", "dtype", "amx", "samples_per_second")
 _OMITTED = {"output", "resume", "trial_seconds"}
 
-Pairs = Sequence[tuple[float, float]]
+Pairs = Sequence[tuple[float, float, float]]
+"""Each sample's scores in both runs, and its weight in their mean."""
 
 
 class Difference(NamedTuple):
@@ -163,7 +163,7 @@ def _predictions(run: Run) -> Any:
 
 
 Measured = Mapping[str, Pairs] | str
-"""Each sample's scores in both runs, by the score's name; or why they can't be compared."""
+"""The samples by the score's name, or why they can't be compared."""
 _OTHER = "the runs were evaluated on different data"
 
 
@@ -175,7 +175,7 @@ def _classify(_: Run, *predictions: Any) -> Measured:
     def right(row: Mapping[str, Any]) -> float:
         return float({*row["labels"]} == {*row["predicted"]})
 
-    return {"accuracy": [(right(a), right(b)) for a, b in zip(one, two, strict=True)]}
+    return {"accuracy": [(right(a), right(b), 1.0) for a, b in zip(one, two, strict=True)]}
 
 
 def _squad(run: Run, one: Any, two: Any) -> Measured:
@@ -190,7 +190,8 @@ def _squad(run: Run, one: Any, two: Any) -> Measured:
         return f"{path} has other questions now"
     judged = [(judge(each, one[each.id]), judge(each, two[each.id])) for each in questions]
     return {
-        name: [(getattr(a, name), getattr(b, name)) for a, b in judged] for name in ("f1", "em")
+        name: [(getattr(a, name), getattr(b, name), 1.0) for a, b in judged]
+        for name in ("f1", "em")
     }
 
 
@@ -201,11 +202,9 @@ def _lm(_: Run, *predictions: Any) -> Measured:
         return _OTHER
     if not all(math.isfinite(row["loss"]) for rows in predictions for row in rows):
         return "a run has diverged"
-    # Samples differ in their number of tokens, and the perplexity is that of the mean over tokens.
-    mean = fmean(counts[0])
-    weights = [count / mean for count in counts[0]]
-    losses = [(w * a["loss"], w * b["loss"]) for w, a, b in zip(weights, one, two, strict=True)]
-    return {"perplexity": losses}
+    # The perplexity is that of the mean over tokens.
+    samples = zip(one, two, counts[0], strict=True)
+    return {"perplexity": [(a["loss"], b["loss"], float(tokens)) for a, b, tokens in samples]}
 
 
 def _percent(value: float) -> float:
@@ -225,13 +224,14 @@ def bootstrap(score: str, pairs: Pairs, scale: Callable[[float], float]) -> Diff
     Each draw takes samples with replacement, the same ones of both runs.
     """
     count = min(len(pairs), MOST_GROUPS)
-    groups = [tuple(map(fmean, zip(*pairs[n::count], strict=True))) for n in range(count)]
+    totals = [(one * weight, two * weight, weight) for one, two, weight in pairs]
+    groups = [tuple(map(sum, zip(*totals[n::count], strict=True))) for n in range(count)]
 
     def difference(chosen: Sequence[Any]) -> float:
-        one, two = zip(*chosen, strict=True)
-        return scale(fmean(two)) - scale(fmean(one))
+        one, two, weight = map(sum, zip(*chosen, strict=True))
+        return scale(two / weight) - scale(one / weight)
 
     draw = random.Random(SEED)
     found = sorted(difference(draw.choices(groups, k=count)) for _ in range(DRAWS))
     low, high = found[round(0.025 * DRAWS)], found[round(0.975 * DRAWS) - 1]
-    return Difference(SCORES.get(score, score), difference(pairs), low, high, len(pairs))
+    return Difference(SCORES.get(score, score), difference(totals), low, high, len(pairs))

@@ -73,9 +73,9 @@ def test_accuracy_has_a_paired_interval(tmp_path: Path) -> None:
 
 def test_many_samples_are_resampled_in_groups() -> None:
     draw = random.Random(5)
-    pairs = [(draw.gauss(1.0, 0.3), draw.gauss(1.0, 0.3)) for _ in range(20_000)]
-    found = bootstrap("loss", pairs, float)
-    error = stdev([b - a for a, b in pairs]) / len(pairs) ** 0.5
+    samples = [(draw.gauss(1.0, 0.3), draw.gauss(1.0, 0.3), 1.0) for _ in range(20_000)]
+    found = bootstrap("loss", samples, float)
+    error = stdev([b - a for a, b, _ in samples]) / len(samples) ** 0.5
     assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)
 
 
@@ -124,6 +124,11 @@ def test_perplexity_weighs_samples_by_their_tokens(tmp_path: Path) -> None:
     mean = [(90 * short + 2500 * long) / 2590 for short, long in ((2.0, 3.0), (4.0, 2.0))]
     assert only[1] == pytest.approx(math.exp(mean[1]) - math.exp(mean[0]))
     assert only[1] < 0
+    # A draw with more tokens has no larger loss: if each sample's is the same, there is no doubt.
+    one = make_run(tmp_path / "three", lines(2.0, 2.0), task="lm")
+    two = make_run(tmp_path / "four", lines(1.5, 1.5), task="lm")
+    (only,) = compared(one, two).differences
+    assert only[1:4] == pytest.approx([math.exp(1.5) - math.exp(2.0)] * 3)
 
 
 @pytest.mark.parametrize(

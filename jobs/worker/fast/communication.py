@@ -241,6 +241,8 @@ class Replica(DistributedDataParallel):
         """Sum the gradients of these embeddings."""
         work.wait()
         rows = seen.nonzero().squeeze(1)
+        if not len(rows):  # the whole loss may have no gradient, such as a margin's
+            return
         # In groups of the usual size, so that the stages of a sum overlap.
         size = BUCKET_MB * 2**20 // gradient.element_size()
         groups = torch.split(gradient[rows].flatten(), size)

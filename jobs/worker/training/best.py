@@ -90,12 +90,19 @@ class Evaluator:
         )
 
     def best(self, progress: TrainingProgress) -> Scores | None:
-        """Return the best scores so far, the first of equal ones, with their ``step``."""
+        """Return the best scores so far, with their ``step``.
+
+        The other scores decide between equal ones, and then the step: the first is the best.
+        """
         if not progress.evaluations:
             return None
-        metric = self.metric(progress)
-        choose = min if self.options.metrics[metric] == "min" else max
-        return choose(progress.evaluations, key=lambda each: each[metric])
+        metrics, metric = self.options.metrics, self.metric(progress)
+        signs = {name: -1 if metrics[name] == "min" else 1 for name in (metric, *metrics)}
+
+        def rank(each: Scores) -> list[float]:
+            return [sign * each[name] for name, sign in signs.items() if name in each]
+
+        return max(progress.evaluations, key=rank)
 
     def metric(self, progress: TrainingProgress) -> str:
         """Return the score that chooses the best model: ``--metric``, or the first one that the data have.

@@ -313,8 +313,8 @@ _GIVE_ONE = "give one with --chat-template FILE, such as a chat model's chat_tem
 
 
 def perplexity(loss: float) -> float:
-    """Return the perplexity of a mean loss."""
-    return round(exp(min(loss, 700.0)), 3)
+    """Return the perplexity of a mean loss, with six digits: near 1, fewer would make models equal."""
+    return float(f"{exp(min(loss, 700.0)):.6g}")
 
 
 def _describe_new(context: TrainContext, records: Sequence[Any]) -> tuple[Any, Any]:

@@ -31,6 +31,8 @@ with join("gloo") as ranks:
     train_used_words(model, used)
     replica = Replica(model, ranks, wire == "bfloat16")
     ids = torch.tensor(IDS[ranks.rank : ranks.rank + 1])
+    (0 * replica(ids)).backward()  # every word's gradient is zero, on all ranks
+    replica.zero_grad()
     with replica.no_sync():  # accumulated, sends nothing
         replica(ids).backward()
     if leaves:

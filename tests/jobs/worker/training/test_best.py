@@ -23,6 +23,7 @@ from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.digits import Digits, DigitsOptions
 from jobs.worker.tasks.lm.model import LmOptions
+from jobs.worker.tasks.score import ScoreOptions
 from jobs.worker.tasks.squad.task import DEMO, Squad
 from jobs.worker.training.batches import SampleList, Schedule, TrainingRun
 from jobs.worker.training.best import Evaluator, Unseen, plan_evaluation
@@ -123,10 +124,20 @@ def test_the_first_of_the_best_models_is_kept(
     assert len(events_of(printed, "note")) == 1 + (model_step < 7) + bool(options.get("patience"))
 
 
-def test_a_lower_perplexity_is_better(context: Run) -> None:
+@pytest.mark.parametrize(
+    ("options", "scores"),
+    [
+        (LmOptions(), [{"perplexity": 9.0}, {"perplexity": 3.0}]),
+        # Two of them are equal, and the order is right long before the numbers are.
+        (ScoreOptions(), [{"spearman": 98.5, "pearson": 99.0, "mse": mse} for mse in (0.07, 0.01)]),
+    ],
+)
+def test_a_lower_score_may_be_better_and_others_decide_between_equal_ones(
+    context: Run, options: Any, scores: list[dict[str, float]]
+) -> None:
     judge = evaluator(context[0], [])
-    run = replace(judge.run, context=replace(judge.run.context, options=LmOptions()))
-    rows = [{"step": 2, "perplexity": 9.0}, {"step": 4, "perplexity": 3.0}]
+    run = replace(judge.run, context=replace(judge.run.context, options=options))
+    rows = [{"step": 2 * (n + 1), **each} for n, each in enumerate(scores)]
     best = replace(judge, run=run).best(TrainingProgress(evaluations=rows))
     assert best is not None
     assert best["step"] == 4

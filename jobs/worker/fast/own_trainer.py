@@ -129,6 +129,7 @@ class StepReports(TrainerCallback):
         self._events = Events(ranks.rank, mark=take_mark())
         self._trainer, self._plain = trainer, trainer.training_step
         self._checkpoint, self._stops, self._warned = "", False, False
+        self._is_frozen = False
         self._begin = self._last = self._last_loss = self._rate = 0.0
         self._forget()
 
@@ -195,8 +196,10 @@ class StepReports(TrainerCallback):
         figures = StepFigures(step, since, self._loss, self._rate, *counts, seconds)
         if self._reporter.take(figures, whole - self._waited).stop:
             self._stops = control.should_save = control.should_training_stop = True
-        if gc.get_freeze_count() == 0:
-            # Traversing the objects of torch and its compiler again and again takes 3 % of the time.
+        if not self._is_frozen:
+            # Traversing the objects of torch and its compiler again and again takes 3 % of the time,
+            # and so would counting them.
+            self._is_frozen = True
             gc.collect()
             gc.freeze()
         self._forget()
@@ -224,7 +227,7 @@ class StepReports(TrainerCallback):
         self._last = time.perf_counter()  # not a part of the next step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._trainer.training_step = self._plain
+        self._trainer.training_step, self._is_frozen = self._plain, False
         gc.unfreeze()
         self._reporter.finish()
         if not self._stops:

@@ -62,11 +62,12 @@ dist.destroy_process_group()
 print("equal", rank, flush=True)
 """
 TRAIN = """
-import os, signal, sys, torch
+import gc, os, signal, sys, torch
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from spr_cluster import speed_up
 resume, output = sys.argv[1], os.environ["SPR_OUTPUT"]
+gc.get_freeze_count = None  # it counts all objects, for longer than a small step takes
 
 def train(fast, stop_at=0, **options):
     torch.manual_seed(1)

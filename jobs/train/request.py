@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
@@ -17,7 +18,8 @@ from jobs.worker.data.text_files import READERS
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.spec import JobSpec, PlacementOptions, Work
 from jobs.worker.tasks import TASKS
-from jobs.worker.training.options import SCRATCH, TrainOptions, flag, is_url
+from jobs.worker.tasks.adapters import ADAPTERS
+from jobs.worker.training.options import SCRATCH, TextOptions, TrainOptions, flag, is_url
 from jobs.worker.training.task import Task
 from jobs.worker.training.text_task import BALANCED
 from provision.stacks.compatibility import OLDEST_PYTHON, OLDEST_TORCH, runs_tasks
@@ -103,11 +105,18 @@ def check_inputs(options: TrainOptions) -> str:
         if model:
             what = f"{flag(name)} {getattr(options, name)}"
             _check_model(what, model)
-            _check_architecture(what, model, TASKS[options.task], is_teacher=name == "teacher")
+            config = read_object(model / "config.json")
+            _check_architecture(what, config, TASKS[options.task], is_teacher=name == "teacher")
+            _check_length(options, config)
     return unusual
 
 
 def _check_model(what: str, model: Path) -> None:
+    if (model / ADAPTERS).is_file():
+        raise UsageError(
+            f"{what}: has only adapters, which belong to another model",
+            hint=f"merge both, and start from that: spr-cluster predict --model {model} --merge FOLDER",
+        )
     if not (model / "config.json").is_file():
         raise UsageError(
             f"{what}: not a model folder, because it has no config.json",
@@ -122,9 +131,20 @@ def _check_model(what: str, model: Path) -> None:
     check_folder(model)
 
 
-def _check_architecture(what: str, model: Path, task: type[Task[Any]], *, is_teacher: bool) -> None:
+def _check_length(options: TrainOptions, config: Mapping[str, Any]) -> None:
+    limits = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
+    limit = next((each for each in limits if isinstance(each, int) and each > 0), None)
+    if limit and isinstance(options, TextOptions) and options.max_length > limit:
+        raise UsageError(
+            f"--max-length {options.max_length} is more than the {limit} tokens of {options.model}",
+            hint=f"use --max-length {limit} or less",
+        )
+
+
+def _check_architecture(
+    what: str, config: Mapping[str, Any], task: type[Task[Any]], *, is_teacher: bool
+) -> None:
     """Refuse an encoder to train a language model, and a teacher without the task's head."""
-    config = read_object(model / "config.json")
     kind, names = str(config.get("model_type")), [*map(str, config.get("architectures") or ())]
     head = getattr(task, "head", "")
     has_head = any(f"For{head}" in name or (head == _LM and "LMHead" in name) for name in names)

@@ -229,6 +229,7 @@ def make_converter(
 ) -> Callable[[str, Mapping[str, Any]], Item]:
     """Return what makes a row an item, given its place. Raises :class:`DatasetError` for missing columns."""
     columns = choose_columns(task, table, options.columns, trained_columns(options.model))
+    task.check_columns(table, columns, options.settings)
 
     def convert(place: str, row: Mapping[str, Any]) -> Item:
         asked: Values = {}

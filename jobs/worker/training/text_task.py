@@ -82,6 +82,12 @@ class TextTask(Task[OwnText]):
         return {"words": value} if isinstance(value, list) else {name: require_text(value, place)}
 
     @classmethod
+    def check_columns(
+        cls, table: Table, columns: Mapping[str, str], settings: Mapping[str, Any]
+    ) -> None:
+        """Raise :class:`DatasetError` for a table's ``columns`` that :meth:`predict` would misread."""
+
+    @classmethod
     def predicts_in(cls, settings: Mapping[str, Any]) -> str | None:  # noqa: ARG003
         """Return the type in which to load the weights for :meth:`predict`; ``None`` for fp32."""
         return None

@@ -226,6 +226,10 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
         check_inputs(options)
         (tmp_path / name).unlink()
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UsageError, match="has only adapters") as refused:
+        check_inputs(options)
+    assert "predict --model" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -248,6 +252,8 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         ),
         ("classify --teacher", {"architectures": ["BertForSequenceClassification"]}, ""),
         ("embed --teacher", {"architectures": ["BertModel"]}, ""),
+        ("lm --max-length 512 --model", {"n_positions": 256}, "512 is more than the 256 tokens of"),
+        ("lm --max-length 512 --model", {"max_position_embeddings": 512}, ""),
     ],
 )
 def test_a_model_of_another_kind_is_refused(

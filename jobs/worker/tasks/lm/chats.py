@@ -93,7 +93,7 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
     whats = [f"{place}: column {name!r}" for name in columns]
     tools = _read_tools(f"{place}: column 'tools'", row.get("tools"))
     if len(columns) == 1:
-        turns = _read_turns(whats[0], values[0])
+        turns = read_turns(whats[0], values[0])
         _require_order(whats[0], turns)
         if all(each["role"] != "assistant" for each in turns):
             raise DatasetError(
@@ -109,7 +109,7 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
         )
     if not isinstance(values[0], list):
         return Exchange(place, *map(require_text, values, whats))
-    prompt, answer = map(_read_turns, whats, values)
+    prompt, answer = map(read_turns, whats, values)
     if answer[0]["role"] != "assistant":
         raise DatasetError(
             f"{whats[1]} begins with the role {answer[0]['role']!r}",
@@ -119,7 +119,8 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
     return Exchange(place, prompt, answer, tools)
 
 
-def _read_turns(what: str, value: Any) -> list[Turn]:
+def read_turns(what: str, value: Any) -> list[Turn]:
+    """Return a chat's turns. Raises :class:`DatasetError` with ``what``."""
     if not isinstance(value, list):
         raise DatasetError(
             f"{what} is not a list of turns",
@@ -146,7 +147,7 @@ def _read_turn(what: str, value: Any) -> Turn:
     if isinstance(content, list):
         raise DatasetError(
             f"{what}: the content is a list of parts",
-            hint="join their texts to one; this task learns from texts only",
+            hint="join their texts to one; only texts are read",
         )
     require_text(content, f"{what}: the content")
     return turn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 from zlib import crc32
@@ -15,6 +15,7 @@ from ...runtime.errors import DatasetError, ModelError, first_line
 from ...training.model import longest_input
 from ...training.task import Loaded
 from ...training.text_task import Row
+from .chats import Turn, read_turns
 
 NEW_TOKENS, SEED = 256, 42
 TOGETHER = 32
@@ -49,14 +50,15 @@ def complete(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def encode_prompt(loaded: Loaded, row: Row) -> Ids:
-    """Return a row's tokens: its ``messages`` or ``text`` as a chat, its ``prompt`` as it is.
+    """Return a row's tokens: its ``messages`` or ``text`` as a chat, a text in ``prompt`` as it is.
 
     A ``text`` is also used as it is if the tokenizer has no chat template.
     """
     tokenizer, config = loaded.tokenizer, loaded.model.config
     values = row.values if isinstance(row.values, dict) else {}
-    if "messages" in values:
-        chat = _read_chat(row.place, values["messages"])
+    name = "messages" if "messages" in values else "prompt"
+    if name == "messages" or isinstance(values.get(name), list):
+        chat = _read_chat(f"{row.place}: {name!r}", values.get(name))
         if not tokenizer.chat_template:
             hint = "give each prompt as a text, or train with a tokenizer that has a template"
             raise ModelError("the model has no chat template for messages", hint=hint)
@@ -78,15 +80,13 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
     return chat_ids
 
 
-def _read_chat(place: str, messages: Any) -> list[Mapping[str, Any]]:
+def _read_chat(what: str, value: Any) -> list[Turn]:
     """Return a chat up to the last turn that is not the assistant's, which the model then answers."""
-    chat = list(messages) if isinstance(messages, list) else []
-    if not all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in chat):
-        raise DatasetError(f"{place}: 'messages' needs turns with 'role' and 'content'")
+    chat = read_turns(what, value)
     while chat and chat[-1]["role"] == "assistant":
         chat.pop()
     if not chat:
-        raise DatasetError(f"{place}: 'messages' has no turn to answer")
+        raise DatasetError(f"{what} has no turn to answer")
     return chat
 
 
@@ -102,7 +102,8 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
     width = batch["input_ids"].shape[1]
     ends = _ends(loaded)
     temperature = asked.get("temperature", 0.0)
-    sampling = {"temperature": temperature, "top_p": asked.get("top_p", 1.0)} if temperature else {}
+    # By default, transformers draws only from the 50 likeliest tokens.
+    sampling = {"temperature": temperature, "top_p": asked.get("top_p", 1.0), "top_k": 0}
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         rows = model.eval().generate(
@@ -112,7 +113,7 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
             do_sample=bool(temperature),
             pad_token_id=loaded.pad_token,
             eos_token_id=ends,
-            **sampling,
+            **(sampling if temperature else {}),
         )
     return [
         _describe(tokenizer, ids, row[width:].tolist(), ends)

@@ -17,6 +17,7 @@ from ...training.task import Data, Loaded
 from ...training.text_task import Row, TableTask
 from .chats import (
     CHATS,
+    PAIR,
     Exchange,
     find_columns,
     may_have_template,
@@ -267,6 +268,17 @@ class Lm(TableTask[LmOptions]):
         return {"prompt": require_text(value, place)}
 
     @classmethod
+    def check_columns(
+        cls, table: Table, columns: Mapping[str, str], settings: Mapping[str, Any]
+    ) -> None:
+        """Refuse prompts with completions and chats for ``--perplexity``, which would leave out a part."""
+        column = columns["text"].strip()
+        is_pair = {column, *map(str.strip, table.columns)} >= {*PAIR} and column in PAIR
+        if settings.get("perplexity") and (is_pair or column in CHATS):
+            what = "prompts with completions" if is_pair else "chats"
+            raise DatasetError(f"{table.source}: has {what}, and {_ONLY_TEXTS}", hint=_INSTEAD)
+
+    @classmethod
     def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:
         # GPT-2's is GPT2LMHeadModel.
         is_older = any("LMHead" in name for name in architectures)
@@ -288,7 +300,10 @@ class Lm(TableTask[LmOptions]):
 
 
 def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return each text's perplexity; what is beyond the longest input is cut off."""
+    """Return each text's perplexity; what is beyond the longest input is cut off.
+
+    Raises :class:`DatasetError`, also for chats, of which training learns only some turns.
+    """
     import torch
 
     from ...training.model import longest_input
@@ -296,10 +311,13 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
 
     found, limit = list[dict[str, Any]](), longest_input(loaded) or LONGEST_TEXT
     for row in rows:
-        text = row.text("prompt" if "prompt" in row.values else "text")
+        name = next((each for each in ("messages", "prompt") if each in row.values), "text")
+        if isinstance(row.values.get(name), list):
+            raise DatasetError(f"{row.place}: {name!r} is a chat, and {_ONLY_TEXTS}", hint=_INSTEAD)
+        text = row.text(name)
         ids = loaded.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
         if len(ids) < 2:
-            raise DatasetError(f"{row.place}: 'text' has fewer than two tokens")
+            raise DatasetError(f"{row.place}: {name!r} has fewer than two tokens")
         losses = token_losses(loaded.model, torch.tensor([ids]))
         found.append({"perplexity": perplexity(float(losses.mean())), "tokens": len(ids)})
     return found
@@ -308,6 +326,8 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
 LONGEST_TEXT = 8192
 MEASURED = 16
 """Exchanges with the longest texts, of which one should have the most tokens."""
+_ONLY_TEXTS = "--perplexity is that of plain texts"
+_INSTEAD = "`train lm --epochs 0 --eval FILE` computes that of chats, and of completions"
 _NO_TEMPLATE = "has no chat template, and the data are chats"
 _GIVE_ONE = "give one with --chat-template FILE, such as a chat model's chat_template.jinja"
 

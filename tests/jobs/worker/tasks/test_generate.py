@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,9 @@ def test_random_texts_depend_on_the_seed_only(folder: Path) -> None:
     same = [{"prompt": "the first core"}] * 64
     found = predict(folder, same, {"max_new_tokens": 8, "temperature": 2.0})
     assert found[:32] != found[32:]
+    # So hot, all tokens are alike, and more are drawn than the 50 that transformers would take.
+    hot = predict(folder, same * 16, {"max_new_tokens": 1, "temperature": 1e6})
+    assert len({each["completion"] for each in hot}) > 50
     # Only the likeliest token has so little probability, or so low a temperature.
     assert draw(temperature=2.0, top_p=1e-6) == draw(temperature=1e-4) == draw()
 
@@ -203,13 +207,15 @@ def test_a_chat_is_answered_with_the_saved_template(folder: Path, chat: Path) ->
 
     plain = ask({"prompt": "user the core assistant of each user socket assistant"})
     assert ask({"messages": turns}) == ask({"messages": [*turns, reference]}) == plain
+    assert ask({"prompt": turns}) == plain
     # A text of the command line is a turn; a prompt is continued as it is.
     assert ask({"text": "the core"}) == ask({"prompt": "user the core assistant"})
     assert ask({"text": "the core"}) != ask({"prompt": "the core"})
     for messages, message in (
-        ("x", "row 1: 'messages' has no turn to answer"),
+        ("x", "row 1: 'messages' is not a list of turns"),
         ([reference], "row 1: 'messages' has no turn to answer"),
-        (["x"], "row 1: 'messages' needs turns with 'role' and 'content'"),
+        (["x"], "row 1: 'messages', turn 1 has no role and content"),
+        ([{"role": "user", "content": [{"text": "x"}]}], "turn 1: the content is a list of parts"),
         ([{"role": "tool", "content": "x"}], "row 1: the chat template: no tools"),
     ):
         with pytest.raises(DatasetError, match=message):
@@ -236,6 +242,16 @@ def test_files_have_texts_prompts_or_chats(folder: Path, chat: Path, tmp_path: P
             for each in found
         ] == expected
         assert [{key: each[key] for key in rows[0]} for each in found] == rows
+        # A text's perplexity; of prompts and chats, a part would be left out.
+        options = replace(
+            options, settings={"perplexity": True}, parts=str(tmp_path / f"parts-{name}")
+        )
+        with (
+            nullcontext() if name == "text" else pytest.raises(DatasetError, match="of plain text")
+        ):
+            predict_corpus(options, lambda _: None)
+    with pytest.raises(DatasetError, match="row 1: 'prompt' is a chat, and --perplexity"):
+        predict(chat, [{"prompt": chats[0]}], {"perplexity": True})
 
 
 def test_prompts_begin_as_in_training(folder: Path) -> None:

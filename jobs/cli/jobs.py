@@ -130,7 +130,8 @@ def run_jobs(request: JobsRequest) -> int:
             "folder": folder,
             **receipt,
         }
-        text = f"{render([job], now, launcher.expires)}\nits files are in {folder} on node0{rows}"
+        where = "were on a head that is gone" if job.on_lost_head else f"are in {folder} on node0"
+        text = f"{render([job], now, launcher.expires)}\nits files {where}{rows}"
     else:
         result = {**launcher.where, "jobs": [_as_dict(job, now) for job in found]}
         text = _render_list(launcher, found, now, every=request.all)

@@ -98,7 +98,7 @@ def test_a_full_queue_and_a_lost_model_are_temporary(
 ) -> None:
     client, model = classifier
     for error, code in ((FullError(), 429), (LostError(), 503)):
-        model.error = error  # type: ignore[assignment]
+        model.error = error
         answer = client.post("/predict", json={"rows": [{"text": "one"}]})
         assert answer.status_code == code
         assert int(answer.headers["retry-after"]) > 0

@@ -20,6 +20,8 @@ from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_
 from infra.ec2 import tags
 from infra.ec2.instances import describe_spot_notices
 from infra.ec2.inventory import describe_inventory
+from infra.ec2.termination_schedule import is_guarded, with_guard
+from infra.iam.instance_profile import has_profile, with_profile
 from infra.words import counted, spoken_time
 
 # How long to wait for the head, after EC2's answers.
@@ -63,6 +65,10 @@ def run(request: ClusterRequest) -> int:
     ctx = open_cluster(request)
     cloud, ec2 = ctx.cloud, ctx.clients.ec2
     found = describe_inventory(ec2, ctx.name)
+    if is_guarded(found):
+        found = with_guard(ctx.clients, ctx.name, found, is_certain=False)
+    if has_profile(found):
+        found = with_profile(ctx.clients, ctx.name, found, is_certain=False)
     now = utc_now()  # after EC2's answer, which corrects this machine's clock
     prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
     overview = Overview(ctx.name, cloud.region, found, cloud.billed, prices)

@@ -4,6 +4,7 @@ command from its words to its result. The Python API is another client."""
 from __future__ import annotations
 
 import difflib
+import errno
 import io
 import os
 import re
@@ -91,6 +92,8 @@ _SHOWN = {
 }
 """Short forms that `--help` lists, by group, and their places there."""
 _VALUE = re.compile(r"(--env[= ][^=]+)=.*", re.DOTALL)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""A full disk, which Python reports without the file."""
 _DESCRIPTION = """\
 Train on a cluster of AWS Sapphire Rapids machines, from your laptop:
 
@@ -145,11 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         import_module("jobs.cli.setup.completion").complete()
     try:
-        if not words or words[0].startswith("-"):
-            return _describe(words)
-        _handle_signals()
-        allow_questions()
-        return invoke(words)
+        code = _describe(words) if not words or words[0].startswith("-") else _run(words)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt as interrupt:
         # A second Ctrl-C, during the list of existing resources, also arrives here.
         with suppress(OSError):
@@ -157,10 +158,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         _exit_at_once(getattr(interrupt, "exit_code", 130))
     except BrokenPipeError:
         _exit_at_once(1)
-    except SprError as error:
-        say(f"spr-cluster: {error}")
-        return error.exit_code
+    except (SprError, OSError) as error:
+        known = _translate(error)
+        if known is None:
+            raise
+        say(f"spr-cluster: {known}")
+        try:
+            sys.stdout.flush()
+        except OSError:  # Python would complain at its end
+            _exit_at_once(known.exit_code)
+        return known.exit_code
     return 0
+
+
+def _run(words: Sequence[str]) -> int:
+    _handle_signals()
+    allow_questions()
+    return invoke(words)
 
 
 def _describe(words: Sequence[str]) -> int:
@@ -273,9 +287,9 @@ def _translate(error: Exception) -> SprError | None:
     if isinstance(error, EOFError):
         # Such as botocore's question for an MFA code.
         return UsageError("a question needs an answer, but there is no terminal")
-    if isinstance(error, OSError) and error.filename is not None:
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
         return SprError(
-            f"{error.filename}: {error.strerror}",
+            f"{error.filename or 'a file or the output'}: {error.strerror}",
             hint="does it exist, is there space, and may this user access it? "
             "SPR_CLUSTER_HOME sets where this tool keeps its files",
         )

@@ -23,7 +23,14 @@ from jobs.cli.shared.chosen_job import (
 )
 from jobs.cli.shared.job_display import render_end
 from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end
-from jobs.places.launcher import LOST, JobSummary, choose_active, choose_several
+from jobs.places.launcher import (
+    LOST,
+    JobSummary,
+    LostFilesError,
+    choose_active,
+    choose_several,
+    require_files,
+)
 from jobs.places.queue.history import list_jobs
 from jobs.places.queue.launcher import QueueLauncher
 from jobs.places.queue.session import attach
@@ -91,10 +98,13 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
     now = datetime.now(timezone.utc)
     try:
         context = open_job_context(request, now, show_cost=True, on_cluster=on_cluster)
-    except NoClusterError as error:
+        place = f"on cluster {context.cluster.name}"
+        listed = list_jobs(context.open_host(context.cluster.head))
+        found = choose_active(listed, request.job, place)
+        if found:
+            require_files(found, context.cluster.flags)
+    except (NoClusterError, LostFilesError) as error:
         return fetch_from_bucket(look_in_bucket(request, error, one=True))
-    place = f"on cluster {context.cluster.name}"
-    found = choose_active(list_jobs(context.open_host(context.cluster.head)), request.job, place)
     if found is None:
         raise UsageError(
             f"no job is running or queued {place}",

@@ -43,6 +43,7 @@ from jobs.places.queue.launcher import QueueLauncher
 from jobs.report.history import GROUPS, read_costs, sum_by
 from jobs.report.receipt import read_receipt
 from jobs.train.train import resume_command, task_of
+from jobs.worker.storage.ownership import describe
 from jobs.worker.supervisor.attempt import FAILED
 
 _NEWEST = 10
@@ -129,7 +130,8 @@ def run_jobs(request: JobsRequest) -> int:
             "folder": folder,
             **receipt,
         }
-        text = f"{render([job], now, launcher.expires)}\nits files are in {folder} on node0{rows}"
+        where = "were on a head that is gone" if job.on_lost_head else f"are in {folder} on node0"
+        text = f"{render([job], now, launcher.expires)}\nits files {where}{rows}"
     else:
         result = {**launcher.where, "jobs": [_as_dict(job, now) for job in found]}
         text = _render_list(launcher, found, now, every=request.all)
@@ -145,26 +147,35 @@ def _list_costs(request: JobsRequest) -> int:
         place, progress = parse_s3_url(request.job, "jobs"), make_progress()
         with progress.phase(f"Read {place}"), tempfile.TemporaryDirectory() as folder:
             fetch_records(open_s3(request, progress), place, Path(folder))
-            found = read_costs(Path(folder))
-        empty = f"No ended jobs in {place}."
+            found, uncounted = read_costs(Path(folder))
+        where, empty = str(place), f"No ended jobs in {place}."
     else:
-        found = read_costs(Path("results"))
-        empty = "No ended jobs in ./results: `fetch` brings them there."
+        found, uncounted = read_costs(Path("results"))
+        where, empty = "./results", "No ended jobs in ./results: `fetch` brings them there."
     sums = {group: sum_by(found, group) for group in GROUPS}
     rows = [
         (f"{group} {name}", str(one["jobs"]), f"{one['node_hours']:.1f}", f"${one['usd']:,.2f}")
         for group, by_name in sums.items()
         for name, one in by_name.items()
     ]
-    lines = [
-        format_table([("", "JOBS", "NODE HOURS", "COST"), *rows], ("JOBS", "NODE HOURS", "COST"))
-    ]
+    table = format_table(
+        [("", "JOBS", "NODE HOURS", "COST"), *rows], ("JOBS", "NODE HOURS", "COST")
+    )
+    lines = [table if found else empty]
     if unknown := sum(each.usd is None for each in found):
         lines.append(
             f"{counted(unknown, 'job')} without a known price, such as on the embedded cloud"
         )
-    text = "\n".join(lines) if found else empty
-    emit(request, wrap(text), {"jobs": [asdict(each) for each in found], **sums})
+    if uncounted:
+        whose = (
+            "is not counted, because its"
+            if len(uncounted) == 1
+            else "are not counted, because their"
+        )
+        jobs = f"{counted(len(uncounted), 'job')} in {where}"
+        lines.append(f"{jobs} {whose} end is unknown: {describe(uncounted)}")
+    result = {"jobs": [asdict(each) for each in found], "uncounted": uncounted, **sums}
+    emit(request, wrap("\n".join(lines)), result)
     return 0
 
 

@@ -15,7 +15,7 @@ from infra.errors import UsageError
 from infra.words import parse_duration
 from jobs.cli.shared.chosen_job import JobRequest, job_argument, open_launcher
 from jobs.cli.shared.job_display import render_event
-from jobs.places.launcher import choose_shown
+from jobs.places.launcher import choose_shown, require_files
 from jobs.worker.runtime.events import mark_of, parse_event
 
 _EXAMPLES = """\
@@ -70,6 +70,8 @@ def run_logs(request: LogsRequest) -> int:
         launcher.read_element(found, printer.take, request.element)
         return 0
     launcher.read_log(found, printer.take, request.rank, follow=request.follow)
+    if not printer.has_shown:
+        require_files(found, launcher.flags)
     if request.rank and not printer.has_shown:
         yet = " so far" if found.is_active else ""
         say(

@@ -89,17 +89,16 @@ def _find_folders(s3: S3Client, place: S3Location) -> dict[str, tuple[S3Location
 
 
 def fetch_records(s3: S3Client, place: S3Location, results: Path) -> None:
-    """Download what is known of each ended job in ``place``, without its files, to folders in ``results``."""
+    """Download what is known of each job in ``place``, without its files, to folders in ``results``."""
     wanted = (RECORD, END, "output/results.json")
     for job, (where, sizes) in _find_folders(s3, place).items():
         few = {name: sizes[name] for name in wanted if name in sizes}
-        if END in few:
-            try:
-                fetch_stored(s3, where, few, results / job, lambda _: None)
-                record = own_folder(results / job) / RECORD
-                parse_as(JobRecord, record.read_text(encoding="utf-8"), str(record))
-            except (SprError, ValueError):  # its record is damaged, or it has disappeared
-                shutil.rmtree(results / job, ignore_errors=True)
+        try:
+            fetch_stored(s3, where, few, results / job, lambda _: None)
+            record = own_folder(results / job) / RECORD
+            parse_as(JobRecord, record.read_text(encoding="utf-8"), str(record))
+        except (SprError, ValueError):  # its record is damaged, or it has disappeared
+            shutil.rmtree(results / job, ignore_errors=True)
 
 
 def _read(s3: S3Client, place: S3Location, path: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from infra.cost.spending import Spending
-from infra.errors import UsageError
+from infra.errors import JobError, UsageError
 from jobs.worker.supervisor.attempt import CANCELLED, FAILED, SUCCEEDED, describe
 
 __all__ = ["CANCELLED", "FAILED", "SUCCEEDED", "JobEnd", "Outcome", "parse_end"]
@@ -129,6 +129,10 @@ class JobSummary(JobEnd):
     has_model: bool = False
     checkpoint: str | None = None
     unfinished: bool = False
+    on_lost_head: bool = False
+    """Whether its files were on a head that was lost: here is only how it ended."""
+    bucket: str = ""
+    """Where its folder is stored as well: ``s3://BUCKET/PREFIX``."""
     progress: str = ""
     """How many elements of an array have ended."""
     expected_end: datetime | None = None
@@ -151,6 +155,23 @@ class JobSummary(JobEnd):
     def is_active(self) -> bool:
         """Whether the job runs or will run."""
         return self.state in ACTIVE
+
+
+class LostFilesError(JobError):
+    """A job's files were on a head that was lost. ``bucket`` has them as well, unless it is ""."""
+
+    def __init__(self, job: JobSummary, flags: str) -> None:
+        self.job, self.bucket = job.job, job.bucket
+        hint = "with `up --bucket`, jobs are stored in S3 as well"
+        if job.bucket:
+            hint = f"to get them from {job.bucket}: spr-cluster fetch {job.job} {flags}".rstrip()
+        super().__init__(f"the files of job {job.job} were on a head that is gone", hint=hint)
+
+
+def require_files(job: JobSummary, flags: str) -> None:
+    """Raise :class:`LostFilesError` if a job's files were on a head that was lost."""
+    if job.on_lost_head:
+        raise LostFilesError(job, flags)
 
 
 def choose_job(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs.places.record import read_job_id
 from jobs.report.receipt import read_receipt
 
 GROUPS = ("month", "owner", "cluster", "tags")
@@ -27,9 +28,12 @@ class JobCost:
     usd: float | None
 
 
-def read_costs(root: Path) -> list[JobCost]:
-    """Return the jobs whose results are in folders below ``root``, the oldest first."""
-    found = []
+def read_costs(root: Path) -> tuple[list[JobCost], list[str]]:
+    """Return the jobs whose results are in folders below ``root``, the oldest first.
+
+    Also returns the IDs of those whose record does not say how they ended.
+    """
+    found, unknown = [], []
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if known := read_receipt(folder):
             run, receipt = known
@@ -39,7 +43,9 @@ def read_costs(root: Path) -> list[JobCost]:
             hours, usd = receipt.total_s / 3600, receipt.usd(receipt.total_s)
             cost = JobCost(run.name, when[:7], owner, cluster, tags, receipt.nodes, hours, usd)
             found.append((when, cost))
-    return [cost for _, cost in sorted(found, key=lambda each: each[0])]
+        elif job := read_job_id(folder):
+            unknown.append(job)
+    return [cost for _, cost in sorted(found, key=lambda each: each[0])], unknown
 
 
 def sum_by(costs: Iterable[JobCost], group: str) -> dict[str, dict[str, Any]]:

@@ -91,11 +91,13 @@ class App:
 
     def _post(self, answer: Callable[[Worker, Json], Awaitable[Any]]) -> Any:
         async def handle(request: Request) -> Response:
-            begin, code = time.monotonic(), 200
+            begin, code = time.monotonic(), 500
             try:
                 self._authorize(request)
                 content = await _read_json(request)
-                return JSONResponse(await answer(self._ready(), content))
+                found = JSONResponse(await answer(self._ready(), content))
+                code = 200
+                return found
             except HTTPException as error:
                 code = error.status_code
                 raise

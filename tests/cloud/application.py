@@ -17,6 +17,7 @@ from infra.local.api.application import Application, answer_service_setting
 from infra.local.api.bucket_server import BucketServer
 from infra.local.api.quotas import show_quotas
 from infra.local.api.requests import ApiCall, Reply, error_reply
+from infra.local.api.schedules import show_schedules
 from infra.local.machines.containers import NodeContainers
 from infra.local.state import StateFolder
 from tests.cloud.accounts import Accounts, account_of
@@ -26,7 +27,7 @@ from tests.cloud.capacity import FaultyQuotas
 from tests.cloud.ec2 import FaultyEC2Backend
 from tests.cloud.faults import ActiveFaults
 from tests.cloud.policy import Request
-from tests.cloud.schedules import LocalScheduler
+from tests.cloud.schedules import FaultyScheduler
 
 _USER = "spr-cluster"
 # EC2's codes differ from those of all other services:
@@ -57,15 +58,8 @@ class FaultyApplication(Application):
         regions = super()._regions_of(account)
         if is_new:
             show_quotas(account, functools.partial(FaultyQuotas, faults=self.faults))
-            schedulers = scheduler_backends[account]
-            schedulers.clear()
-            schedulers.backend = functools.partial(LocalScheduler, runtime=self.runtime)
+            show_schedules(account, functools.partial(FaultyScheduler, runtime=self.runtime))
         return regions
-
-    def _restore(self, account: str, schedulers: Any, *more: Any) -> None:
-        for scheduler in schedulers.values():
-            scheduler.runtime.attach(self.runtime)
-        super()._restore(account, schedulers, *more)
 
     def _run_schedules(self) -> bool:
         """Execute due schedules; return whether there were any."""

@@ -1,4 +1,4 @@
-"""EventBridge Scheduler: moto stores the schedules; this module runs them and rejects what AWS rejects."""
+"""EventBridge Scheduler that runs its schedules, and rejects roles that it can't assume."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from moto.core.exceptions import JsonRESTError
 from moto.iam.models import Role, iam_backends
-from moto.scheduler import urls
-from moto.scheduler.models import EventBridgeSchedulerBackend, Schedule, ScheduleGroup
+from moto.scheduler.models import Schedule, ScheduleGroup
 
 from infra.local.api.runtime import Runtime
+from infra.local.api.schedules import LocalScheduler
 from tests.cloud.faults import faults_of
 
 # https://docs.aws.amazon.com/scheduler/latest/UserGuide/setting-up.html#setting-up-execution-role
@@ -28,7 +28,7 @@ class _DeletedGroup(ScheduleGroup):
     https://docs.aws.amazon.com/scheduler/latest/APIReference/API_DeleteScheduleGroup.html
     """
 
-    def __init__(self, scheduler: LocalScheduler, name: str, gone_at: float) -> None:
+    def __init__(self, scheduler: FaultyScheduler, name: str, gone_at: float) -> None:
         super().__init__(scheduler.region_name, scheduler.account_id, name)
         self.gone_at = gone_at
 
@@ -36,11 +36,8 @@ class _DeletedGroup(ScheduleGroup):
         return {**super().to_dict(), "State": "DELETING"}
 
 
-class LocalScheduler(EventBridgeSchedulerBackend):
-    """One region's schedules, saved with EC2's state."""
-
-    # moto looks for the API's URLs next to the backend's module.
-    _url_module = urls
+class FaultyScheduler(LocalScheduler):
+    """One region's schedules, under the active faults."""
 
     def __init__(self, region_name: str, account_id: str, *, runtime: Runtime) -> None:
         super().__init__(region_name, account_id)
@@ -54,11 +51,6 @@ class LocalScheduler(EventBridgeSchedulerBackend):
 
     # moto's methods
 
-    def create_schedule_group(self, name: str, tags: Any) -> ScheduleGroup:
-        if name in self.schedule_groups:
-            raise JsonRESTError("ConflictException", f"Schedule group {name} already exists.")
-        return super().create_schedule_group(name, tags)
-
     def delete_schedule_group(self, name: str | None) -> None:
         group = self.get_schedule_group(name)
         if isinstance(group, _DeletedGroup):
@@ -67,11 +59,6 @@ class LocalScheduler(EventBridgeSchedulerBackend):
         if wait_s := faults_of(self.runtime).now.times.terminate_s:
             gone_at = self.runtime.now() + wait_s
             self.schedule_groups[group.name] = _DeletedGroup(self, group.name, gone_at)
-
-    def list_schedules(self, group_names: Any, *arguments: Any, **more: Any) -> Any:
-        for name in group_names or ():
-            self.get_schedule_group(name)
-        return super().list_schedules(group_names, *arguments, **more)
 
     def create_schedule(self, **values: Any) -> Schedule:
         self._require_role(values)

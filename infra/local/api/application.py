@@ -32,6 +32,7 @@ from infra.local.api.prices import answer_get_products
 from infra.local.api.quotas import show_quotas
 from infra.local.api.requests import READS, ApiCall, Reply, error_reply, read_call
 from infra.local.api.runtime import Conditions, Runtime, ServerClock
+from infra.local.api.schedules import show_schedules
 from infra.local.machines.containers import NodeContainers
 from infra.local.machines.host import gateway_of
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
@@ -87,6 +88,7 @@ class Application:
             self._known_accounts.append(account)
             regions.backend = functools.partial(self.backend_type, runtime=self.runtime)
             show_quotas(account)
+            show_schedules(account)
         return regions
 
     def _backends(self) -> dict[str, Any]:
@@ -111,8 +113,9 @@ class Application:
     def _restore(self, account: str, schedulers: Any, roles: Any, profiles: Any) -> None:
         """Restore what an account has besides EC2."""
         self._regions_of(account)
-        for region, scheduler in schedulers.items():
-            scheduler_backends[account][region] = scheduler
+        for region, saved in schedulers.items():
+            scheduler = scheduler_backends[account][region]
+            scheduler.schedule_groups, scheduler.tagger = saved.schedule_groups, saved.tagger
         iam = iam_backends[account]["aws"]
         iam.roles.update(roles)
         iam.instance_profiles.update(profiles)

@@ -28,7 +28,7 @@ from jobs.cli.shared.chosen_job import (
 )
 from jobs.cli.shared.job_options import ResultsRequest
 from jobs.places.bucket import fetch_stored, find_stored
-from jobs.places.launcher import RUNNING, choose_job
+from jobs.places.launcher import RUNNING, choose_job, require_files
 from jobs.report.receipt import add_receipt
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
@@ -155,6 +155,7 @@ def run(request: FetchRequest) -> int:
     try:
         launcher = open_launcher(request, progress)
         found = choose_job(launcher.list_jobs(), request.job, launcher.place)
+        require_files(found, launcher.flags)
     except SprError as error:
         return _fetch_stored(look_in_bucket(request, error, one=True))
     if found.state == RUNNING:

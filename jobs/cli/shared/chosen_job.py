@@ -32,7 +32,7 @@ from jobs.cli.shared.job_limit import find_limit, keep_limit
 from jobs.cli.shared.job_options import QueueRequest
 from jobs.cli.shared.when_done import OnCluster
 from jobs.places.bucket import list_stored
-from jobs.places.launcher import NAME, choose_job
+from jobs.places.launcher import NAME, LostFilesError, choose_job
 from jobs.places.plan import RECORD
 from jobs.places.queue.launcher import QueueLauncher
 from jobs.places.queue.session import JobContext
@@ -94,18 +94,21 @@ Asks = TypeVar("Asks", bound=JobRequest)
 
 
 def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks:
-    """Return a request for the URL of the stored job, or of all, if a cluster is gone or lacks the job.
+    """Return a request for the URL of the stored job, or of all, if a cluster is gone or lacks its files.
 
     The bucket is that of the cluster's record, of spr-cluster.toml, or of a job's record here. With
     ``one``, the default is the newest job. Raises ``error`` if no bucket is known.
     """
-    job, name = request.job or "", choose_cluster(request, tell=lambda _: None)
+    job = error.job if isinstance(error, LostFilesError) else request.job or ""
+    name = choose_cluster(request, tell=lambda _: None)
     paths = Path("results").glob(f"{job or '*'}/job/{RECORD}")
     known = [read_object(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
     record: dict[str, Any] = next((each for each in reversed(known) if each.get("bucket")), {})
     bucket = str(record.get("bucket", ""))
     if isinstance(error, NoClusterError):
         bucket = error.bucket or read_project_file().table("cluster").get("bucket") or bucket
+    elif isinstance(error, LostFilesError):
+        bucket = error.bucket
     elif not job:  # the newest job may be on the cluster
         bucket = ""
     if not bucket:

@@ -17,6 +17,7 @@ from infra.errors import JobError, UsageError
 from infra.files import parse_object
 from infra.words import spoken_day, spoken_time
 from jobs.places.launcher import (
+    ACTIVE,
     CANCELLED,
     LOST,
     NAME,
@@ -136,7 +137,10 @@ def _merge(row: dict[str, Any]) -> dict[str, Any]:
     state, reason = _state(row, end)
     ends = row.get("expected_end") if state == RUNNING else None
     known = {**row["begin"], **end, **row}
-    return {**known, "state": state, "waits_for": reason, "expected_end": ends}
+    # The files of a job that will run again are still to come.
+    lost = row.get("on_lost_head", False) and state not in ACTIVE
+    changes = {"state": state, "waits_for": reason, "expected_end": ends, "on_lost_head": lost}
+    return {**known, **changes}
 
 
 def _state(row: dict[str, Any], end: dict[str, Any]) -> tuple[str, str]:

@@ -94,6 +94,19 @@ def spending(folder: Path) -> dict[str, object]:
     return found
 
 
+def bucket_of(folder: Path) -> str:
+    """Return where a job is stored as well, as it was submitted; "" for nowhere."""
+    with contextlib.suppress(KeyError, TypeError):
+        return str(read(folder / "launch.json")["spec"]["storage"]["bucket"] or "")  # type: ignore[index]
+    return ""
+
+
+def is_on_lost_head(folder: Path) -> bool:
+    """Whether a job that has ended left its files on an earlier head: this one has no log of it."""
+    has_begun = "began" in read(folder / "end.json") or not (folder / "job.json").exists()
+    return has_begun and not (folder / "log").exists()
+
+
 def is_coming(folder: Path) -> bool:
     """Return whether a job is still being submitted: its files arrive before it is queued."""
     if (folder / "begin.json").exists() or (folder / "end.json").exists():
@@ -119,6 +132,8 @@ def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, obje
         "begin": read(folder / "begin.json"),
         "end": read(folder / "end.json"),
         "coming": is_coming(folder),
+        "on_lost_head": is_on_lost_head(folder),
+        "bucket": bucket_of(folder),
         "cancelled": (folder / "cancelled").exists(),
         "has_model": any((output / "model").glob("*config.json")),  # or that of adapters
         "unfinished": record.get("resumable") is True and not (output / "results.json").exists(),

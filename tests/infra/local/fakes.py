@@ -30,6 +30,7 @@ from infra.aws.clients import Clients, connect, error_code
 from infra.aws.cloud import Cloud
 from infra.errors import CloudError
 from infra.files import write_private
+from infra.local.api.application import Application
 from infra.local.api.runtime import ServerClock
 from infra.local.machines.base_image import REPOSITORY, BaseImage
 from infra.local.machines.containers import NodeContainers
@@ -284,6 +285,7 @@ class Endpoint:
         suspended: bool = False,
         clock: ServerClock | None = None,
         saving: bool = True,
+        kind: type[Application] = FaultyApplication,
     ) -> Iterator[FakeCloud]:
         """Start the server's application as the server does, without its process.
 
@@ -292,7 +294,7 @@ class Endpoint:
         ec2_backends.clear()
         folder.create()
         write_private(folder.credentials_file, " ".join(CREDENTIALS))
-        application = FaultyApplication(
+        application: Any = kind(
             NodeContainers(podman, folder, BASE), folder, clock=clock, saving=saving
         )
         application.load(suspended=suspended)

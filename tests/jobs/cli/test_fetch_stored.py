@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -24,7 +25,8 @@ from infra.s3_url import S3Location
 from infra.spec import ClusterSpec
 from jobs.__main__ import main
 from jobs.places.bucket import fetch_stored
-from tests.jobs.context import SUBMITTED, ended
+from jobs.places.queue.history import parse_jobs
+from tests.jobs.context import SUBMITTED, ended, listed
 
 HOUR = timedelta(hours=1)
 URL = "s3://results/team/squad-1"
@@ -115,16 +117,17 @@ def test_the_costs_of_the_jobs_in_a_bucket(
 ) -> None:
     priced = replace(SUBMITTED, usd_per_hour=6.0, price_source="a list", tags=(("team", "nlp"),))
     nodes = tuple({"name": f"node{n}", "type": "r7iz.metal-16xl"} for n in range(2))
-    record = replace(priced, cloud="aws", nodes=nodes).render()
-    s3.put_object(Bucket="results", Key="team/squad-1/job.json", Body=record.encode())
-    s3.put_object(Bucket="results", Key="team/squad-0/job.json", Body=record.encode())
+    for job in ("squad-1", "squad-0"):
+        record = replace(priced, job=job, cloud="aws", nodes=nodes).render()
+        s3.put_object(Bucket="results", Key=f"team/{job}/job.json", Body=record.encode())
     for name in ("job.json", "end.json"):
         s3.put_object(Bucket="results", Key=f"team/squad-2/{name}", Body=b"damaged")
 
     for place in ("s3://results/team", URL):
         assert main(["jobs", "--cost", place, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert [job["job"] for job in found["jobs"]] == ["squad-1"]  # the other has not ended
+        assert [job["job"] for job in found["jobs"]] == ["squad-1"]
+        assert found["uncounted"] == ["squad-0"] * (place != URL)
         usd = 2 * 6.0 * 7.5 / 3600
         assert found["tags"]["team=nlp"] == {
             "jobs": 1,
@@ -132,7 +135,10 @@ def test_the_costs_of_the_jobs_in_a_bucket(
             "usd": pytest.approx(usd),
         }
     assert main(["jobs", "--cost", "s3://results/team"]) == 0
-    assert re.search(r"team=nlp +1 +0.0 +\$0.03", capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert re.search(r"team=nlp +1 +0.0 +\$0.03", text)
+    why = "is not counted, because its end is unknown: squad-0"
+    assert f"1 job in s3://results/team {why}\n" in text
     assert names(tmp_path) == set()
     assert main(["fetch", URL]) == 0
     assert main(["jobs", URL]) == 0
@@ -241,6 +247,39 @@ def test_without_any_bucket_the_cluster_is_missing(
     assert "its jobs are in s3://results/team: spr-cluster jobs s3://results/team" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("words", ["fetch", "fetch squad-1 --json", "attach squad-1", "logs"])
+def test_a_job_whose_files_a_lost_head_had_is_found_in_the_bucket(
+    s3: Any,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (stub,) = parse_jobs(listed("squad-1", on_lost_head=True, bucket=_BUCKET))
+    cluster: Any = SimpleNamespace(
+        list_jobs=lambda: (stub,), read_log=lambda *_, **__: None, place="here", flags="--name spr"
+    )
+    context: Any = SimpleNamespace(
+        cluster=SimpleNamespace(name="spr", head=None, flags="--name spr"), open_host=lambda _: None
+    )
+    for module in ("results.fetch", "logs"):
+        monkeypatch.setattr(f"jobs.cli.{module}.open_launcher", lambda *_: cluster)
+    monkeypatch.setattr("jobs.cli.attach.open_job_context", lambda *_, **__: context)
+    monkeypatch.setattr("jobs.cli.attach.list_jobs", lambda _: (stub,))
+
+    code, said = main(words.split()), capsys.readouterr()
+
+    assert "the files of job squad-1 were on a head that is gone" in said.err
+    if words == "logs":
+        assert code == 1
+        assert f"to get them from {_BUCKET}: spr-cluster fetch squad-1 --name spr" in said.err
+        return
+    assert code == 0
+    assert f"is gone; looking in {_BUCKET}\n" in said.err
+    assert names(tmp_path / "results/squad-1") == FETCHED
+    assert '"state": "succeeded"' in said.out or "squad-1 (succeeded)" in said.out
 
 
 def test_a_job_that_a_new_cluster_lacks_is_found_in_the_bucket(

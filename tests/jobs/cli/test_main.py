@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -47,6 +48,35 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.cli.chosen_cluster.remembered_cloud", broken)
     with pytest.raises(RuntimeError, match="bug"):
         main(["status"])
+
+
+@pytest.mark.parametrize("command", ["iam-policy", "--version"])
+def test_a_full_disk_is_one_line(command: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs", command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=Path(__file__).parents[3],
+        )
+    assert done.returncode == 1
+    message, hint = done.stderr.splitlines()
+    assert message == "spr-cluster: a file or the output: No space left on device"
+    assert "is there space" in hint
+
+
+def test_a_full_home_folder_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cluster.cli.chosen_cluster.remembered_cloud", write)
+    result = run(capsys, "status")
+    assert result.code == 1
+    assert result.err.startswith("spr-cluster: a file or the output: No space left on device\n")
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,6 +178,26 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
     )
 
 
+@pytest.mark.parametrize("command", ["fetch", "attach squad-3", "logs squad-3", "logs --rank 1"])
+def test_what_was_on_a_lost_head_is_said_to_be_gone(
+    line: CommandLine, fetched: list[str], command: str
+) -> None:
+    line.machines.staged.clear()
+    ended = {**_DONE, "nodes": ["node0"]}
+    stub = listed("squad-3", end=ended, begin=ended, unfinished=False, on_lost_head=True)
+    line.stage("node0", "listing the jobs", Result(0, stub, ""))
+    line.stage("node0", "reading", Result(0, "", ""))
+    result = line.run(*command.split())
+    assert (result.code, result.out) == (1, "")
+    assert result.message == (
+        "the files of job squad-3 were on a head that is gone\n"
+        "  → with `up --bucket`, jobs are stored in S3 as well"
+    )
+    assert fetched == []
+    assert not Path("results").exists()
+    assert "its files were on a head that is gone" in line.must("jobs", "squad-3").out
+
+
 def test_a_running_jobs_output_so_far_is_fetched(line: CommandLine, fetched: list[str]) -> None:
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, listed("squad-3", **_RUNS), ""))

@@ -87,6 +87,26 @@ def test_each_job_is_listed_with_its_state(head: ThisMachine) -> None:
     assert [job.job for job in found.values() if job.has_model] == ["squad-1"]
 
 
+def test_a_job_whose_files_were_on_a_lost_head_says_so(head: ThisMachine) -> None:
+    """A new head has a job's marks; as a worker before, also its record and code."""
+    ended = {**BEGUN, "ended": 1060, "exit_code": 0, "state": "succeeded"}
+    launch = {"spec": {"storage": {"bucket": "s3://results/team"}}}
+    make_job(head.home, "squad-1", end=ended, launch=launch)
+    make_job(head.home, "squad-2", end=ended, job={"command": "x"})
+    os.utime(make_job(head.home, "squad-3"), (1000, 1000))
+    (make_job(head.home, "squad-4", end=ended, job={}, launch=launch) / "log").touch()
+    make_job(head.home, "squad-5", end={"state": "cancelled"}, job={})
+    make_job(head.home, "squad-6")
+    queued(head, {"squad-6": ("PENDING", "None")})
+
+    found = {job.job: (job.on_lost_head, job.bucket) for job in list_jobs(head)}
+
+    there = "s3://results/team"
+    lost = {"squad-1": (True, there), "squad-2": (True, ""), "squad-3": (True, "")}
+    others = {"squad-4": (False, there), "squad-5": (False, ""), "squad-6": (False, "")}
+    assert found == lost | others
+
+
 @pytest.mark.parametrize(
     ("names", "age_s", "state"),
     [

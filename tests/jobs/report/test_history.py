@@ -35,8 +35,9 @@ def test_jobs_are_added_up_by_month_owner_cluster_and_tag(tmp_path: Path) -> Non
     add(tmp_path, "run-4", seconds=None)  # it has not ended
     (tmp_path / "notes.txt").write_text("")
 
-    found = read_costs(tmp_path)
+    found, uncounted = read_costs(tmp_path)
 
+    assert uncounted == ["run-4"]
     assert [each.job for each in found] == ["run-3", "run-1", "run-2"]
     assert [each.usd for each in found] == [None, pytest.approx(6.0), pytest.approx(6.0)]
     by_tag = sum_by(found, "tags")
@@ -47,4 +48,4 @@ def test_jobs_are_added_up_by_month_owner_cluster_and_tag(tmp_path: Path) -> Non
         "ann": 2,
         "bob": 1,
     }
-    assert read_costs(tmp_path / "none") == []
+    assert read_costs(tmp_path / "none") == ([], [])

@@ -22,7 +22,8 @@ class Played:
     waiting, restarts = 3, 2
 
     def __init__(self, task: str, answer: Callable[[Mapping[str, Any]], Answer]) -> None:
-        self.task, self.answer, self.error, self.is_loaded = task, answer, None, True
+        self.task, self.answer, self.is_loaded = task, answer, True
+        self.error: Exception | None = None
         self.asked: list[Sequence[Mapping[str, Any]]] = []
 
     async def describe(self) -> Model:
@@ -97,7 +98,7 @@ def test_a_full_queue_and_a_lost_model_are_temporary(
 ) -> None:
     client, model = classifier
     for error, code in ((FullError(), 429), (LostError(), 503)):
-        model.error = error  # type: ignore[assignment]
+        model.error = error
         answer = client.post("/predict", json={"rows": [{"text": "one"}]})
         assert answer.status_code == code
         assert int(answer.headers["retry-after"]) > 0
@@ -172,15 +173,18 @@ def test_vectors_are_cut_and_their_tokens_counted() -> None:
 
 
 def test_the_metrics_count_requests_rows_and_times(classifier: tuple[TestClient, Played]) -> None:
-    client, _ = classifier
+    client, model = classifier
     client.post("/predict", json={"rows": [{"text": "one"}, {"text": "two"}]})
     client.post("/predict", content=b"{")
+    model.error = RuntimeError("a bug")
+    client.post("/predict", json={"rows": [{"text": "one"}]})
     lines = client.get("/metrics").text.splitlines()
     for line in (
         'spr_requests_total{path="/predict",code="200"} 1',
         'spr_requests_total{path="/predict",code="400"} 1',
-        'spr_request_seconds_bucket{le="+Inf"} 2',
-        "spr_request_seconds_count 2",
+        'spr_requests_total{path="/predict",code="500"} 1',
+        'spr_request_seconds_bucket{le="+Inf"} 3',
+        "spr_request_seconds_count 3",
         "spr_rows_total 2",
         "spr_rows_waiting 3",
         "spr_model_restarts_total 2",

@@ -8,7 +8,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from infra.ec2.termination_schedule import ClusterGuard
+from infra.local.api.application import Application
 from infra.local.state import StateFolder
+from tests.cloud.application import FaultyApplication
 from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, FakeTime, refusal, tags
 
 START = datetime.fromtimestamp(1_800_000_000, timezone.utc)
@@ -29,6 +31,21 @@ def guard(cloud: FakeCloud, *ids: str) -> None:
 def run(cloud: FakeCloud) -> str:
     (machine,) = cloud.run(TagSpecifications=tags("instance", **{"spr-cluster:cluster": "bert"}))
     return machine
+
+
+@pytest.mark.parametrize("kind", [Application, FaultyApplication])
+def test_schedules_survive_a_restart(
+    endpoint: Endpoint, folder: StateFolder, podman: FakePodman, kind: type[Application]
+) -> None:
+    with endpoint.serve(folder, podman, clock=FakeTime(), kind=kind) as cloud:
+        guard(cloud, "i-0123")
+    with endpoint.serve(folder, podman, clock=FakeTime(), kind=kind) as cloud:
+        (found,) = ClusterGuard(cloud.clients, "bert").find()
+        assert found.machines == {"i-0123"}
+        guard(cloud, "i-4567")
+        scheduler = cloud.clients.scheduler
+        group = scheduler.get_schedule_group(Name=GROUP)["Arn"]
+        assert scheduler.list_tags_for_resource(ResourceArn=group)["Tags"]
 
 
 def test_it_refuses_what_aws_refuses(cloud: FakeCloud) -> None:

@@ -17,6 +17,7 @@ from cluster.nodes import Cluster, HostOpener, Node, find_cluster
 from infra.aws.clients import Clients
 from infra.aws.cloud import Cloud, find_profile
 from infra.ec2 import key_pair, tags
+from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.instances import why_gone
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import SecurityGroup
@@ -141,10 +142,18 @@ class Context:
 
     def find_expiry(self) -> datetime | None:
         """Return when the cluster's nodes will shut down; ``None`` if EC2 doesn't say."""
+        record = self._find_record()
+        return record.expires if record else None
+
+    def find_job_end(self) -> datetime | None:
+        """Return until when they stay for a job with a limit that runs."""
+        record = self._find_record()
+        return record.job_ends if record else None
+
+    def _find_record(self) -> ClusterRecord | None:
         with suppress(BotoCoreError, ClientError, SprError):
             name = self.files.folder.name
-            record = describe_inventory(self.clients.ec2, name, ("security_groups",)).record
-            return record.expires if record else None
+            return describe_inventory(self.clients.ec2, name, ("security_groups",)).record
         return None
 
     @property

@@ -87,6 +87,8 @@ class Cluster:
     options: Mapping[str, Any] = field(default_factory=lambda: ClusterOptions().model_dump())
     """The recorded options of `up`."""
     created: datetime | None = None
+    job_ends: datetime | None = None
+    """Until when they stay for a job with a limit that runs."""
 
     @property
     def flags(self) -> str:
@@ -213,5 +215,5 @@ def find_cluster(
     proxy = record.options.get("proxy") or ""
     near = [word for node in nodes for word in (node.name, node.private_ip)]
     environment = proxy_environment(proxy, ec2.meta.region_name, near)
-    known = (record.expires, bucket, environment, record.options, record.created)
+    known = (record.expires, bucket, environment, record.options, record.created, record.job_ends)
     return Cluster(name, nodes, wanted, place, *known)

@@ -94,8 +94,7 @@ class Proposal:
         """The most that the nodes can cost until they shut down in any case, if all prices are known."""
         if self.price is None or self._loads_disks:
             return None
-        record = self.plan_input.record
-        return self._usd_until(max(record.latest, record.bound or record.latest))
+        return self._usd_until(self.plan_input.record.ends_at_most)
 
     @property
     def spoken_price(self) -> str:
@@ -332,15 +331,15 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
         find_ubuntu_image(ctx.clients.ssm, ctx.clients.ec2, stack.ubuntu)
     plan_input = replace(plan_input, prices=_find_prices(ctx, plan, offers))
     plan = plan_up(plan_input)
+    if plan_input.record.options["max_time"] or plan_input.record.options["budget"]:
+        plan_input = replace(plan_input, record=_limit(plan_input, plan))
+        plan = plan_up(plan_input)
     if plan.price and plan.buys and not ctx.cloud.billed:
-        usd, left = plan.price.usd, plan_input.record.latest - ctx.now()
+        usd, left = plan.price.usd, plan_input.record.ends_at_most - ctx.now()
         most = f"at most ${usd * left.total_seconds() / 3600:.2f}"
         notes.append(f"Free here. On AWS: about ${usd:.2f} an hour, {most} ({plan.price.source}).")
     if plan_input.record.options["budget"] and not ctx.cloud.billed:
         notes.append("--budget counts the price on AWS.")
-    if plan_input.record.options["max_time"] or plan_input.record.options["budget"]:
-        plan_input = replace(plan_input, record=_limit(plan_input, plan))
-        plan = plan_up(plan_input)
     asks = plan.buys and ctx.cloud.billed and is_standard(plan_input.spec.instance_types)
     why, spot = list[str](), plan_input.spec.spot
     held = describe_quota(ctx.clients.quotas, spot=spot, why_not=why.append) if asks else None

@@ -18,6 +18,7 @@ from cluster.nodes import Node, is_unconnected, rank_nodes
 from cluster.overview import Overview, look_up_prices, show_cost
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from infra.ec2 import tags
+from infra.ec2.cluster_record import spoken_end
 from infra.ec2.instances import describe_spot_notices
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.termination_schedule import is_guarded, with_guard
@@ -198,14 +199,15 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
         f"{show_cost(row)} so far{_source(row)}"
     ]
     if overview.expires is not None:
+        record = overview.record
         text = f"Its time to live is over. To remove what is left: spr-cluster down {flags}"
         if row["left_s"] > 0:
+            end = spoken_end(overview.expires, record.job_ends if record else None, now)
             text = (
-                f"Nodes are set to shut down at {spoken_time(overview.expires, now)}; "
+                f"Nodes are set to shut down at {end}; "
                 "`spr-cluster verify` checks each node's timer"
             )
         elif overview.latest and now < overview.latest:
-            record = overview.record
             latest = f"until {spoken_time(overview.latest, now)}"
             until = record.spoken_grace(now) if record else latest
             text = (

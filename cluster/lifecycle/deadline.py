@@ -73,7 +73,9 @@ def extend(
     nodes, found, old = _find(ctx, cluster, approve)
     # In the grace period, the time is counted from now: the cluster takes jobs again.
     more += max(ctx.now() - old.expires, timedelta())
-    record = replace(old, expires=old.expires + more, latest=old.latest + more)
+    expires, grace = old.expires + more, old.options["grace"]
+    # A job that had a limit may have moved the latest end, which must not count twice.
+    record = replace(old, expires=expires, latest=max(old.latest, expires + grace))
     if record.expires - ctx.now() > LONGEST_TTL:
         raise UsageError(
             f"cluster {cluster!r} would live until {spoken_time(record.expires, ctx.now())}; "

@@ -70,6 +70,17 @@ class ClusterRecord:
         grace: timedelta = self.options["grace"]
         return min(self.expires + grace, self.latest)
 
+    @property
+    def ends_at_most(self) -> datetime:
+        """When the nodes shut down if jobs keep them as long as they may."""
+        return max(self.latest, self.bound or self.latest)
+
+    @property
+    def job_ends(self) -> datetime:
+        """Until when nodes stay for a job with a limit that runs."""
+        grace: timedelta = self.options["grace"]
+        return max(self.expires, self.latest - grace)
+
     def spoken_grace(self, now: datetime) -> str:
         """Return until when nodes wait for `fetch`, as text such as ``until 10:26 UTC (in 1 min)``."""
         latest = f"until {spoken_time(self.latest, now)}"
@@ -82,6 +93,14 @@ class ClusterRecord:
     def lifetime(self) -> Lifetime:
         """What each node has to know."""
         return Lifetime(self.expires, self.latest, self.options["grace"])
+
+
+def spoken_end(expires: datetime, job_ends: datetime | None, now: datetime) -> str:
+    """Return when nodes shut down, and until when they stay for a job with a limit, as text."""
+    text = spoken_time(expires, now)
+    if job_ends is None or job_ends <= expires:
+        return text
+    return f"{text}, or up to {spoken_time(job_ends, now)} while a job with --max-time or --budget runs"
 
 
 def lifetime_tags(record: ClusterRecord) -> dict[str, str]:

@@ -112,7 +112,7 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
         )
     results = choose_results(request.results, found.job)
     claim_results(results, found.job)
-    end = attach(context, found.job, results)
+    end = attach(context, found.job, results, is_limited=found.max_time_s > 0)
     add_receipt(results)
 
     def render() -> str:

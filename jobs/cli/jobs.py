@@ -124,6 +124,7 @@ def run_jobs(request: JobsRequest) -> int:
     if request.job:
         job = choose_job(found, request.job, launcher.place)
         folder, (rows, receipt) = JobPaths(job.job).root, _find_receipt(job)
+        ends = launcher.expires, launcher.job_ends
         result: Mapping[str, object] = {
             **launcher.where,
             **_as_dict(job, now),
@@ -131,7 +132,7 @@ def run_jobs(request: JobsRequest) -> int:
             **receipt,
         }
         where = "were on a head that is gone" if job.on_lost_head else f"are in {folder} on node0"
-        text = f"{render([job], now, launcher.expires)}\nits files {where}{rows}"
+        text = f"{render([job], now, *ends)}\nits files {where}{rows}"
     else:
         result = {**launcher.where, "jobs": [_as_dict(job, now) for job in found]}
         text = _render_list(launcher, found, now, every=request.all)
@@ -223,7 +224,7 @@ def _render_list(
     if not found:
         return f"No jobs {launcher.place}. `spr-cluster train squad {launcher.flags}` starts one."
     shown = found if every else newest(found)
-    lines = [render(shown, now, launcher.expires)]
+    lines = [render(shown, now, launcher.expires, launcher.job_ends)]
     if hidden := len(found) - len(shown):
         lines.append(f"{counted(hidden, 'earlier job')}: --all")
     if launcher.outlook and any(job.is_active for job in found):
@@ -236,12 +237,21 @@ def newest(found: Sequence[JobSummary]) -> Sequence[JobSummary]:
     return [job for job in found if job.is_active or job in found[-_NEWEST:]]
 
 
-def render(found: Sequence[JobSummary], now: datetime, expires: datetime | None = None) -> str:
-    """Render the jobs as a table, followed by the causes of failures and the expected ends."""
+def render(
+    found: Sequence[JobSummary],
+    now: datetime,
+    expires: datetime | None = None,
+    job_ends: datetime | None = None,
+) -> str:
+    """Render the jobs as a table, followed by the causes of failures and the expected ends.
+
+    ``job_ends`` is when the nodes of a job with a limit shut down.
+    """
     lines = [_table(found, now)]
     for job in found:
         cost = job.spending(now).describe() if job.state == RUNNING or len(found) == 1 else ""
-        if text := "; ".join(filter(None, (_describe(job, now, expires), cost))):
+        end = (job_ends if job.max_time_s else None) or expires
+        if text := "; ".join(filter(None, (_describe(job, now, end), cost))):
             lines.append(f"{job.job}: {text}")
     return "\n".join(lines)
 

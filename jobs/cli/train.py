@@ -166,6 +166,10 @@ class TrainCommand(
     )
 
     @property
+    def is_new(self) -> bool:
+        return self.resume is None
+
+    @property
     def on_hub(self) -> str | None:
         """The place of ``--push-to`` on the hub. Raises :class:`UsageError` for an impossible one."""
         if self.push_to is None or not self.push_to.startswith(HUB):
@@ -450,7 +454,8 @@ def build_resume(request: TrainCommand) -> ResumeRequest:
     if bucket and spec.storage.bucket is None:
         spec = replace(spec, storage=Storage(bucket=str(bucket)))
     words = request.read_variables()
-    return ResumeRequest(request.task, job, results, request.given, spec, words, bucket)
+    own = request.task, job, results, request.given, spec, words, bucket
+    return ResumeRequest(*own, request.retries)
 
 
 def build_request(request: TrainCommand, now: datetime) -> TrainRequest:

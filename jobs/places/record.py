@@ -72,7 +72,9 @@ class JobRecord:
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
     ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
     price that a job with ``cores`` pays.
-    ``more`` holds further fields of this kind of job.
+    ``more`` holds further fields of this kind of job. Of one with limits, ``limit`` has them and a node's
+    price for them; ``spent`` is what the runs that a job resumes took of its limits, and ``recovery`` what
+    it keeps of its restarts.
     """
 
     job: str
@@ -145,7 +147,8 @@ class JobRecord:
         where = ("cluster", "cloud", "region", "billed", "usd_per_hour", "price_source", "market")
         changed = (*where, "when", "boot_s", "idle_s", "former_s")
         known = {name: getattr(now, name) for name in changed}
-        return replace(self, **known, resumed_s=lasted * share)
+        more = {name: now.more[name] for name in ("limit", "spent", "recovery") if name in now.more}
+        return replace(self, **known, resumed_s=lasted * share, more={**self.more, **more})
 
     def render(self) -> str:
         """Return the content of ``job.json``."""

@@ -116,10 +116,11 @@ class LiveJob:
     """When it first started, in seconds since 1970."""
     budget: Figure = 0.0
     max_time_s: Figure = 0.0
+    spent_s: Figure = 0.0
 
     def spending(self, now: float) -> Spending:
         """Return what it costs, at the price on demand."""
-        took = max(0.0, now - self.first) if self.first else 0.0
+        took = self.spent_s + (max(0.0, now - self.first) if self.first else 0.0)
         return Spending(took, self.left_s, self.usd_per_hour, self.budget, self.max_time_s)
 
     @property

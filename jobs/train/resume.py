@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from infra.errors import JobError, UsageError
 from infra.s3_url import S3Location, parse_s3_url
 from infra.words import counted, format_size
 from jobs.places.files import restore_files
-from jobs.places.launcher import NAME, JobSummary, choose_job
+from jobs.places.launcher import NAME, JobEnd, JobSummary, choose_job, parse_end
 from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.history import list_jobs
 from jobs.places.queue.session import JobContext, JobSession, run_job
@@ -22,7 +23,7 @@ from jobs.train.study import job_packages
 from jobs.train.trackers import find_hub_token, tracker_variables
 from jobs.train.train import name_variables, plan_options, read_results
 from jobs.worker.runtime.checkpoint_names import step_of
-from jobs.worker.spec import JobSpec, Resources
+from jobs.worker.spec import JobSpec, Recovery, Resources
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import MAY_CHANGE, TrainOptions, flag
 
@@ -50,6 +51,8 @@ class ResumeRequest:
     """``NAME=VALUE`` words for the ranks; those of the interrupted job are gone."""
     bucket: S3Location | None = None
     """Where the job's folder is stored, if it comes from there."""
+    retries: int | None = None
+    """How often it may restart, if not as often as before."""
 
 
 def parse_stored_job(url: str, flag: str) -> tuple[S3Location, str]:
@@ -79,8 +82,7 @@ def resume(context: JobContext, request: ResumeRequest) -> tuple[dict[str, Any],
 
 def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     cluster, log = session.context.cluster, session.context.on_log
-    if request.bucket:
-        _restore(session, request.bucket, request.job or "")
+    ended = request.bucket and _restore(session, request.bucket, request.job or "")
     found = choose_unfinished(list_jobs(session.head), request.task, request.job, cluster.name)
     paths = JobPaths(found.job)
     results = request.results or Path("results", found.job)
@@ -102,8 +104,44 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         require_steps_left(step, said, record, options_again(record, request))
     _warn_missing(record, request, log)
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
-    recovery = replace(plan.spec.recovery, resumed_job=found.job)
-    return replace(plan, results=results, spec=replace(plan.spec, recovery=recovery))
+    spec = keep_choices(plan.spec, request, record, found)
+    details = {**plan.details, "spent": add_spent(record, ended or found)}
+    return replace(plan, results=results, spec=spec, details=details)
+
+
+def keep_choices(
+    spec: JobSpec, request: ResumeRequest, record: JobRecord, found: JobSummary
+) -> JobSpec:
+    """Return the job's choices with its own limits and restarts, unless the request has others. Pure."""
+    # The launch of an earlier release has only the time that its budget paid.
+    time = 0.0 if found.budget else found.max_time_s
+    limit = record.more.get("limit") or {"max_time_s": time, "budget": found.budget}
+    asked, before = spec.ending, record.more.get("recovery", {})
+    retries = before.get("retries", spec.recovery.retries)
+    return replace(
+        spec,
+        recovery=Recovery(
+            retries if request.retries is None else request.retries,
+            min(before.get("least_nodes", 0), spec.resources.nodes or 0),
+            found.job,
+        ),
+        ending=replace(
+            asked,
+            max_time_s=asked.max_time_s or limit["max_time_s"],
+            budget=asked.budget or limit["budget"],
+        ),
+    )
+
+
+def add_spent(record: JobRecord, end: JobEnd) -> dict[str, float]:
+    """Return what all runs of a job took of its limits, with the one that ended so. Pure."""
+    spent = record.more.get("spent", {"seconds": 0.0, "usd": 0.0})
+    usd_per_hour = record.more.get("limit", {}).get("usd_per_hour") or record.usd_per_hour or 0.0
+    seconds = (end.seconds or 0.0) + end.earlier_s
+    if end.ended and end.ended < datetime.fromisoformat(record.when):
+        seconds = 0.0  # the end of the run before, which the bucket still has
+    usd = usd_per_hour * (len(end.nodes) or record.nnodes) * seconds / 3600
+    return {"seconds": spent["seconds"] + seconds, "usd": spent["usd"] + usd}
 
 
 def with_login(
@@ -127,23 +165,27 @@ def _warn_missing(record: JobRecord, request: ResumeRequest, log: Callable[[str]
         log(f"warning: the job had {names}: give it again with --env if needed")
 
 
-def _restore(session: JobSession, bucket: S3Location, job: str) -> None:
-    """Bring the job to the head, unless the head has it with a checkpoint that is as new."""
+def _restore(session: JobSession, bucket: S3Location, job: str) -> JobEnd | None:
+    """Bring the job to the head, unless the head has it with a checkpoint that is as new.
+
+    Returns how it ended where it comes from, if that is known.
+    """
     context, place = session.context, bucket.below(job)
     known = [each for each in list_jobs(session.head) if each.job == job]
     if known and known[0].is_active:
-        return  # and so it is refused
+        return None  # and so it is refused
     note, paths = context.progress.note, JobPaths(job)
     done = restore_files(session.head, paths, str(place), note, is_new=not known)
     if not done["size"]:
         context.on_log(f"node0 has job {job} with {done['checkpoint']}, as new as that in S3")
-        return
+        return None
     context.on_log(f"{format_size(done['size'])} of job {job} came from {place}")
     if not done["has_ended"]:
         context.on_log(
             f"warning: {place} does not say that the job has ended; "
             "if it still runs on another cluster, cancel it there"
         )
+    return parse_end(done.get("end", {}))
 
 
 def describe_fewer(record: JobRecord, plan: JobPlan) -> str:

@@ -127,7 +127,7 @@ def open_launcher(request: ClusterRequest, progress: Progress | None = None) -> 
     """Return the queue of a cluster."""
     ctx = open_cluster(request, progress)
     cluster = ctx.find_cluster()
-    return QueueLauncher(ctx, ctx.host_opener()(cluster.head), cluster.expires)
+    return QueueLauncher(ctx, ctx.host_opener()(cluster.head), cluster.expires, cluster.job_ends)
 
 
 def open_job_context(
@@ -152,8 +152,9 @@ def open_job_context(
     cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
     queued = request if isinstance(request, QueueRequest) else None
-    limit = find_limit(ctx, queued, cluster, prices) if queued else None
-    if limit:
+    # What is left of a resumed job's limits is in its record.
+    asked = (queued.max_time, queued.budget) if queued and queued.is_new else (None, None)
+    if limit := find_limit(ctx, cluster, prices, *asked):
         cluster = replace(cluster, expires=limit.ends(None))
     context = JobContext(
         cluster=cluster,
@@ -165,11 +166,14 @@ def open_job_context(
         on_event=display.event,
         on_log=display.log,
         ssh_config=ctx.files.ssh_config,
-        find_expiry=(lambda: limit.ends(None)) if limit else ctx.find_expiry,
+        find_expiry=ctx.find_expiry,
+        find_job_end=ctx.find_job_end,
         count_former_s=lambda after: (
             ctx.events.former_s(cluster.created, after) if cluster.created else 0.0
         ),
-        keep_limit=lambda spec, least_s: keep_limit(ctx, limit, spec, least_s, display.log),
+        keep_limit=lambda plan, least_s: keep_limit(
+            ctx, cluster, prices, plan, least_s, display.log
+        ),
         detach=bool(queued and queued.detach),
     )
     on_cluster(ctx, context)

@@ -16,9 +16,8 @@ from infra.ec2.inventory import describe_inventory
 from infra.errors import UsageError
 from infra.instance_types import TABLE_REGION
 from infra.spec import LONGEST_TTL
-from infra.words import counted, spoken_duration, spoken_time
-from jobs.cli.shared.job_options import QueueRequest
-from jobs.worker.spec import JobSpec
+from infra.words import counted, render_duration, spoken_duration, spoken_time
+from jobs.places.plan import JobPlan
 from jobs.worker.supervisor.deadline import SAVE_S, paid_s
 
 _SAVE = timedelta(seconds=SAVE_S)
@@ -37,6 +36,9 @@ class JobLimit:
     price: Price | None = None
     max_time: timedelta | None = None
     budget: float | None = None
+    spent: timedelta = timedelta()
+    spent_usd: float = 0.0
+    """What the runs that it resumes took of its limits."""
 
     @property
     def _grace(self) -> timedelta:
@@ -45,37 +47,60 @@ class JobLimit:
 
     @property
     def paid_node_s(self) -> float:
-        """How many seconds of one node the budget pays; 0 without one."""
-        return 3600 * self.budget / self.price.usd if self.budget and self.price else 0.0
+        """How many seconds of one node the budget still pays; 0 without one."""
+        if not (self.budget and self.price):
+            return 0.0
+        return 3600 * max(0.0, self.budget - self.spent_usd) / self.price.usd
 
     def paid(self, used: int | None) -> timedelta:
         """Return how long the budget pays for a job on ``used`` nodes, with the time for its checkpoint.
 
         After the cluster's own time to live, the job pays for all nodes.
         """
-        if not self.paid_node_s:
+        if not (self.budget and self.price):
             return LONGEST_TTL
         own_s = max(0.0, (self.record.expires - self.now).total_seconds())
         seconds = paid_s(self.paid_node_s, own_s, used or self.nodes, self.nodes)
         return min(seconds, LONGEST_TTL.total_seconds()) * timedelta(seconds=1)
 
+    @property
+    def _own_time(self) -> timedelta:
+        return self.max_time - self.spent if self.max_time else LONGEST_TTL
+
     def time(self, used: int | None) -> timedelta:
-        """Return how long the job may take from its first start."""
-        return min(self.max_time or LONGEST_TTL, self.paid(used) - _SAVE)
+        """Return how long the job may still take from its start."""
+        return min(self._own_time, self.paid(used) - _SAVE)
+
+    def _flag(self, used: int | None) -> str:
+        """Return the option that limits it."""
+        return "--budget" if self.budget and self.time(used) < self._own_time else "--max-time"
+
+    @property
+    def _bound(self) -> datetime:
+        return self.record.bound or self.record.created + LONGEST_TTL
 
     def latest(self, used: int | None) -> datetime:
         """Return until when it may keep the nodes, with the grace period: at most the cluster's bound."""
-        record, grace = self.record, self._grace
-        bound = record.bound or record.created + LONGEST_TTL
-        wanted = self.now + min(self.time(used) + _SAVE + grace, self.paid(used))
-        return max(record.latest, min(wanted, bound)).replace(microsecond=0)
+        wanted = self.now + min(self.time(used) + _SAVE + self._grace, self.paid(used))
+        return max(self.record.latest, min(wanted, self._bound)).replace(microsecond=0)
 
     def ends(self, used: int | None) -> datetime:
-        """Return when the job is stopped, if it still runs, because its nodes end."""
-        return max(self.record.expires, self.latest(used) - self._grace)
+        """Return when its nodes end, if it takes as long as it may.
+
+        An earlier job may have moved their latest end further than that.
+        """
+        longest = (self.now + self.time(used) + _SAVE).replace(microsecond=0)
+        return max(self.record.expires, min(longest, self.latest(used) - self._grace))
 
     def check(self, used: int | None, least_s: float = 0.0) -> None:
-        """Raise :class:`UsageError` if the budget pays for no work; reading the data takes ``least_s``."""
+        """Raise :class:`UsageError` if a limit pays for no work; reading the data takes ``least_s``."""
+        if self.spent and self.time(used) < _MINUTE:
+            flag, took = self._flag(used), spoken_duration(self.spent.total_seconds())
+            text = f"--max-time {render_duration(self.max_time or _MINUTE)} is used up: the job took {took}"
+            if self.budget and flag == "--budget":
+                cost = f"{took}, for ${self.spent_usd:.2f}"
+                text = f"--budget {self.budget:g} is used up: the job took {cost}"
+            raise UsageError(text, hint=f"give a higher {flag}, which counts that as well")
         least = max(_MINUTE, timedelta(seconds=least_s)) + _SAVE
         if self.budget and self.price and self.paid(used) < least:
             count, reads = used or self.nodes, least > _MINUTE + _SAVE
@@ -91,29 +116,37 @@ class JobLimit:
     def describe(self, used: int | None, *, billed: bool) -> str:
         """Return what the job may cost, and how long it may keep the nodes, in one line."""
         record, latest, time = self.record, self.latest(used), self.time(used)
-        flag = "--budget" if self.budget and time < (self.max_time or LONGEST_TTL) else "--max-time"
-        text = f"this job may take {spoken_duration(time.total_seconds())} ({flag})"
+        more = " more" if self.spent else ""
+        text = (
+            f"this job may take {spoken_duration(time.total_seconds())}{more} ({self._flag(used)})"
+        )
         if latest > record.latest:
             text += f" and keep the nodes until {spoken_time(latest, self.now)}"
             if self.price:
                 usd = self.price.usd * self.nodes * ((latest - record.latest) / _HOUR)
                 text += f", for at most ${usd:.2f} more" + ("" if billed else " on AWS")
-        if self.ends(used) < self.now + time:
+        if self.ends(used) < (self.now + time).replace(microsecond=0):
             end = spoken_time(self.ends(used), self.now)
-            why = (
-                "`up --max-time` or `--budget` allows no more"
-                if record.bound
-                else f"no cluster lives longer than {LONGEST_TTL.days} days"
-            )
+            why = "--budget also pays for the grace period"
+            if latest >= self._bound:
+                why = (
+                    "`up --max-time` or `--budget` allows no more"
+                    if record.bound
+                    else f"no cluster lives longer than {LONGEST_TTL.days} days"
+                )
             text += f"; the nodes shut down before that, at {end}: {why}"
         return text
 
 
 def find_limit(
-    ctx: Context, request: QueueRequest, cluster: Cluster, prices: Prices
+    ctx: Context,
+    cluster: Cluster,
+    prices: Prices,
+    max_time: timedelta | None,
+    budget: float | None,
 ) -> JobLimit | None:
-    """Return the job's limit, if it has one. Raises :class:`UsageError` if it can't be kept."""
-    if not (request.max_time or request.budget):
+    """Return a job's limit, if it has one. Raises :class:`UsageError` if it can't be kept."""
+    if not (max_time or budget):
         return None
     record = describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",)).record
     if record is None or record.is_over(ctx.now()):
@@ -130,29 +163,37 @@ def find_limit(
     known = prices if ctx.cloud.billed else table_prices(TABLE_REGION, types)
     price = known.most(types, record.options, on_demand=on_demand)
     price = price if price and price.is_here else None
-    if request.budget and price is None:
+    if budget and price is None:
         raise UsageError(
             "--budget: the price of these nodes is unknown, so it can't be kept",
             hint="use --max-time",
         )
-    return JobLimit(record, ctx.now(), len(machines), price, request.max_time, request.budget)
+    return JobLimit(record, ctx.now(), len(machines), price, max_time, budget)
 
 
 def keep_limit(
     ctx: Context,
-    limit: JobLimit | None,
-    spec: JobSpec,
+    cluster: Cluster,
+    prices: Prices,
+    plan: JobPlan,
     least_s: float,
     log: Callable[[str], None],
-) -> JobSpec:
-    """Move the end of the nodes as far as the job may; return the job with its limit in time."""
+) -> JobPlan:
+    """Move the end of the nodes as far as the job may; return its plan with the limit in time."""
+    ending, used = plan.spec.ending, plan.spec.resources.nodes
+    max_time = timedelta(seconds=ending.max_time_s)
+    limit = find_limit(ctx, cluster, prices, max_time, ending.budget)
     if limit is None:
-        return spec
-    limit = replace(limit, now=ctx.now())
-    used = spec.resources.nodes
+        return plan
+    if spent := plan.details.get("spent"):
+        took = timedelta(seconds=round(spent["seconds"]))
+        limit = replace(limit, spent=took, spent_usd=spent["usd"])
     limit.check(used, least_s)
     raise_latest(ctx, ctx.name, limit.latest(used))
     log(limit.describe(used, billed=ctx.cloud.billed))
     seconds = limit.time(used).total_seconds()
-    ending = replace(spec.ending, max_time_s=seconds, paid_node_s=limit.paid_node_s)
-    return replace(spec, ending=ending)
+    asked = {"max_time_s": ending.max_time_s, "budget": ending.budget}
+    kept = {**asked, "usd_per_hour": limit.price.usd if limit.price else 0.0}
+    ending = replace(ending, max_time_s=seconds, paid_node_s=limit.paid_node_s)
+    details = {**plan.details, "limit": kept}
+    return replace(plan, spec=replace(plan.spec, ending=ending), details=details)

@@ -206,6 +206,11 @@ class QueueRequest(EndRequest):
         section="queue",
     )
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the job has not run before."""
+        return True
+
     def spec(
         self,
         work: Work,

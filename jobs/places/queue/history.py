@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cluster.local_files import utc_now
+from infra.ec2.cluster_record import spoken_end
 from infra.errors import JobError, UsageError
 from infra.files import parse_object
 from infra.words import spoken_day, spoken_time
@@ -41,9 +42,11 @@ _SOON = timedelta(minutes=10)
 _MARGIN_H = 0.5
 
 
-def describe_expiry(expires: datetime, now: datetime, flags: str) -> str:
+def describe_expiry(
+    expires: datetime, now: datetime, flags: str, job_ends: datetime | None = None
+) -> str:
     """Return when the nodes shut down and the command that changes it."""
-    when = spoken_time(expires, now)
+    when = spoken_end(expires, job_ends, now)
     return f"Nodes shut down automatically at {when}. To extend: spr-cluster extend 2h {flags}"
 
 

@@ -27,6 +27,8 @@ class QueueLauncher:
     context: Context
     head: Host
     expires: datetime | None = None
+    job_ends: datetime | None = None
+    """Until when the nodes stay for a job with a limit that runs."""
 
     @property
     def place(self) -> str:
@@ -52,7 +54,7 @@ class QueueLauncher:
         """Return when the cluster and its jobs end; "" if never."""
         if self.expires is None:
             return ""
-        return describe_expiry(self.expires, self.context.now(), self.flags)
+        return describe_expiry(self.expires, self.context.now(), self.flags, self.job_ends)
 
     def read_log(
         self, job: JobSummary, on_text: TextSink, rank: int | None = None, *, follow: bool

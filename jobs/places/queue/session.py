@@ -51,7 +51,7 @@ from jobs.places.record import (
     read_record,
     release_results,
 )
-from jobs.worker.spec import JobSpec, Resources
+from jobs.worker.spec import Recovery, Resources
 from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
@@ -81,13 +81,15 @@ class JobContext:
     outcome: Outcome = field(default_factory=Outcome)
     ssh_config: Path = Path()
     """OpenSSH's configuration for the nodes."""
-    keep_limit: Callable[[JobSpec, float], JobSpec] = lambda spec, _: spec
+    keep_limit: Callable[[JobPlan, float], JobPlan] = lambda plan, _: plan
     """Sets the job's time limit, and moves the nodes' end for it; called just before its submission.
 
     The second argument is how many seconds it needs at least.
     """
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Reads from EC2 when the nodes will shut down."""
+    find_job_end: Callable[[], datetime | None] = lambda: None
+    """The same for a job with a limit, for which they stay."""
     count_former_s: Callable[[datetime | None], float] = lambda _: 0.0
     """Returns the seconds that machines which the cluster no longer has ran after a time, or ever."""
 
@@ -263,17 +265,22 @@ class JobSession:
         warnings = (f"warning: {text}" for text in record.placement.warnings)
         for line in () if quiet else warnings:
             output.show(line)
-        end = self.watch(output, plan.results)
+        is_limited = plan.spec.ending.max_time_s > 0
+        end = self.watch(output, plan.results, is_limited=is_limited)
         return JobResult(record.ended_as(end), end, output, plan)
 
-    def watch(self, output: JobOutput, results: Path | None) -> JobEnd:
+    def watch(self, output: JobOutput, results: Path | None, *, is_limited: bool = False) -> JobEnd:
         """Show a job's output until it ends; then fetch its results into ``results``.
 
         Ctrl-C stops only the following. Without ``results``, nobody else needs the job, so it ends as well.
         """
         job, on_log, context = self.paths.job_id, self.context.on_log, self.context
         flags = context.cluster.flags
-        expiry = ExpiryWatch(context.cluster.expires, flags, output.show, context.find_expiry)
+        expires, find = context.cluster.expires, context.find_expiry
+        if is_limited:
+            find = context.find_job_end
+            expires = find() or expires
+        expiry = ExpiryWatch(expires, flags, output.show, find)
         output.on_eta = expiry.see_eta
         try:
             with note_silence(output, tick=expiry.tick):
@@ -320,8 +327,9 @@ class JobSession:
         if expected.seconds:
             context.on_log(expected.describe(usd))
         if expected.seconds and cluster.expires:
-            find, show = context.find_expiry, context.on_log
-            watch = ExpiryWatch(cluster.expires, cluster.flags, show, find, lambda: context.now)
+            watch = ExpiryWatch(
+                cluster.expires, cluster.flags, context.on_log, now=lambda: context.now
+            )
             watch.see_eta(expected.median_s)
         return expected
 
@@ -370,6 +378,7 @@ class JobSession:
                 **plan.details,
                 **({"results": str(plan.results)} if plan.results else {}),
                 **({"stage": plan.spec.storage.stage} if plan.spec.storage.stage else {}),
+                **({"recovery": _keep(plan.spec.recovery)} if plan.resume_command else {}),
             },
         )
 
@@ -396,6 +405,11 @@ class JobSession:
 
 def _argv(plan: JobPlan) -> tuple[str, ...]:
     return plan.command or ("python", "-m", plan.module, *plan.argv)
+
+
+def _keep(recovery: Recovery) -> dict[str, int]:
+    """Return what a resumed job keeps."""
+    return {"retries": recovery.retries, "least_nodes": recovery.least_nodes}
 
 
 def open_session(context: JobContext, job_id: str = "", *, starts: bool = True) -> JobSession:
@@ -435,7 +449,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         )
         context.progress.note(session.paths.job_id)
         expected = session.show_estimate(plan)
-        plan = replace(plan, spec=context.keep_limit(plan.spec, expected.preparation_s))
+        plan = context.keep_limit(plan, expected.preparation_s)
         record = session.start(plan)
         if plan.spec.ending.down_when_done:
             context.on_log(
@@ -467,7 +481,7 @@ def with_bucket(plan: JobPlan, cluster: Cluster) -> JobPlan:
     return replace(plan, spec=replace(spec, storage=storage))
 
 
-def attach(context: JobContext, job: str, results: Path) -> JobEnd:
+def attach(context: JobContext, job: str, results: Path, *, is_limited: bool = False) -> JobEnd:
     """Follow a job that another command submitted, from the start of its output; fetch its results.
 
     Raises :class:`JobError` if it fails. Ctrl-C stops only the following.
@@ -475,7 +489,7 @@ def attach(context: JobContext, job: str, results: Path) -> JobEnd:
     session = open_session(context, job, starts=False)
     output = JobOutput(context.on_event, context.on_log, job)
     with _job_phase(context, f"Follow {job}"):
-        end = session.watch(output, results)
+        end = session.watch(output, results, is_limited=is_limited)
         _show_failure(end)
     session.bring_home(results)
     _require_success(session, end, output, results)

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 _RECORD, _RESULTS, _CHECKPOINTS = "job.json", "output/results.json", f"{STATE}/{CHECKPOINTS}"
+_END = "end.json"
 # The versions of its data too: another version would not continue the same run.
-_FILES = re.compile(r"job\.json|data\.json|log(\..+)?|(data|model|output|output\.state)/.+")
+_FILES = re.compile(
+    r"job\.json|end\.json|data\.json|log(\..+)?|(data|model|output|output\.state)/.+"
+)
 _PARTIAL = ".restore-"
 _SPARE_BYTES = 256 << 20
 
@@ -60,7 +63,7 @@ def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
     objects = resolve(s3, f"{url}/").objects
     chosen, checkpoint = choose(url, objects)
     here = newest(folder.glob(f"{_CHECKPOINTS}/*"))
-    known = {"checkpoint": checkpoint, "has_ended": "end.json" in objects}
+    known = {"checkpoint": checkpoint, "has_ended": _END in objects}
     is_newer = (folder / _RESULTS).exists() or step_of(here) >= step_of(checkpoint)
     if (folder / _RECORD).exists() and is_newer:
         return {**known, "checkpoint": here, "size": 0}
@@ -70,8 +73,10 @@ def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
         if old != partial:
             shutil.rmtree(old, ignore_errors=True)
     _download(s3, source, partial)
+    # Told, but not restored: on this cluster, it has not ended.
+    end = json.loads((partial / _END).read_text()) if _END in chosen else {}
     _install(partial, folder)
-    return {**known, "size": source.size}
+    return {**known, "size": source.size, "end": end}
 
 
 def _download(s3: S3Client, source: Source, partial: Path) -> None:
@@ -97,10 +102,11 @@ def _install(partial: Path, folder: Path) -> None:
     """Replace the folder's parts. The record is the last: without it, nothing counts as restored."""
     for path in partial.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # the job writes them again
+    _remove(partial / _END)
     # Until it is submitted, the job has ended.
     (folder / "cancelled").touch()
     parts = sorted(partial.iterdir(), key=lambda path: path.name == _RECORD)
-    for name in (_RECORD, "begin.json", "end.json", "pushed.json", "fetched", "log.earlier"):
+    for name in (_RECORD, "begin.json", _END, "pushed.json", "fetched", "log.earlier"):
         _remove(folder / name)
     for part in parts:
         _remove(folder / part.name)

@@ -81,12 +81,19 @@ def describe_progress(own: list[dict[str, Any]]) -> str:
 
 
 def spending(folder: Path) -> dict[str, object]:
-    """Return the price per hour of a job's nodes, if it is known, its limits, and its first start."""
+    """Return the price per hour of a job's nodes, if it is known, its limits, and its first start.
+
+    Its limits count ``spent_s`` as well, what the runs that it resumes took.
+    """
     record, launch = read(folder / "job.json"), read(folder / "launch.json")
     found: dict[str, object] = {"first": read(folder / "begin.json").get("first")}
     with contextlib.suppress(KeyError, TypeError):
+        found["spent_s"] = record["more"]["spent"]["seconds"]  # type: ignore[index]
+    with contextlib.suppress(KeyError, TypeError):
         ending = launch["spec"]["ending"]  # type: ignore[index]
         found.update({name: ending[name] for name in ("budget", "max_time_s")})
+        if ending["max_time_s"]:
+            found["max_time_s"] = ending["max_time_s"] + found.get("spent_s", 0.0)
     usd, nodes = record.get("usd_per_hour"), record.get("nnodes")
     if isinstance(usd, float) and isinstance(nodes, int):
         share = record.get("node_share")

@@ -60,6 +60,9 @@ def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
     assert planned["usd_per_hour"] == 0
     assert re.search(note, line.must("up", *local).err)
     assert "On AWS" not in line.must("up", *local).err
+    # Jobs may extend it to 20 hours.
+    (longer, *_) = plan(line, *local, "--max-time", "20h", "--name", "other")["notes"]
+    assert re.search(r"at most \$262.[56]\d ", longer)
     assert not [call for call in line.call_log.calls if call.action == "pricing:GetProducts"]
 
 

@@ -157,6 +157,23 @@ def test_jobs_move_only_the_latest_end_and_never_back(cloud: SimulatedCloud) -> 
     assert at == f"at({begin + 6 * HOUR + AFTER:%Y-%m-%dT%H:%M:%S})"
 
 
+def test_an_ended_jobs_latest_end_does_not_limit_extend(cloud: SimulatedCloud) -> None:
+    begin = cloud.prepared(nodes=1, ttl=2 * HOUR).expires
+    group = cloud.found("security_groups").group
+    assert begin
+    assert group
+    raise_latest(cloud.ctx, NAME, begin + 3 * HOUR)
+    bound = {"spr-cluster:bound": tags.render_time(begin + 4 * HOUR)}
+    label_instances(cloud.ec2, [group.id], bound)
+
+    assert run(cloud, 2 * HOUR).latest == begin + 3 * HOUR
+    assert cloud.ctx.find_job_end() == begin + 2.5 * HOUR
+    record = run(cloud, HOUR)
+    assert record.expires == begin + 3 * HOUR
+    assert record.latest == begin + 3 * HOUR + record.options["grace"]
+    assert latest(cloud) == {tags.render_time(record.latest)}
+
+
 def test_nothing_moves_the_end_beyond_its_limit(cloud: SimulatedCloud) -> None:
     begin = cloud.prepared(nodes=1, ttl=2 * HOUR).expires
     group = cloud.found("security_groups").group

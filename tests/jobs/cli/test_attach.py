@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster.context import Context
 from infra.errors import ConnectionLostError
 from provision.host import Result
 from tests.harness.command_line import CommandLine, StagedHost
@@ -29,6 +30,7 @@ class Head:
         self.breaks = 0
         """How often the connection breaks after the first question."""
         self.over = False
+        self.limits: dict[str, Any] = {}
         self.answers = {
             "# listing the jobs": self.list_jobs,
             "# following a job": self.follow,
@@ -52,7 +54,7 @@ class Head:
         over = self.over or self.asked_until_end < 0
         runs = {"queue": ["RUNNING", "None", "node0"], "end": {}}
         now = {"end": json.loads(self.render_end())} if over else runs
-        return Result(0, listed("squad-1", begin=_BEGUN, **now), "")
+        return Result(0, listed("squad-1", begin=_BEGUN, **self.limits, **now), "")
 
     def show_earlier(self, on_text: Any) -> Result:
         for line in self.earlier:
@@ -94,6 +96,17 @@ def test_the_only_job_is_followed_from_its_beginning_and_fetched(
         "job squad-1 succeeded after 7.5 s\noutput, log, and job.json: results/squad-1/\n"
     )
     assert Path("results/squad-1/results.json").exists()
+
+
+@pytest.mark.parametrize("max_time_s", [0.0, 480.0])
+def test_the_warning_is_about_the_nodes_end_for_this_job(
+    line: CommandLine, head: Head, monkeypatch: pytest.MonkeyPatch, max_time_s: float
+) -> None:
+    head.limits["max_time_s"] = max_time_s
+    asked: list[str] = []
+    monkeypatch.setattr(Context, "find_job_end", lambda _: asked.append("asked"))
+    line.must("attach")
+    assert bool(asked) == bool(max_time_s)
 
 
 def test_a_job_that_is_over_can_be_attached_to_as_well(line: CommandLine, head: Head) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -71,6 +72,8 @@ def test_nodes_that_stay_for_a_job_end_with_its_budget() -> None:
 
     assert paid.latest(None) == NOW + 4 * HOUR
     assert paid.ends(None) == NOW + 3.5 * HOUR
+    assert "at 15:30 UTC" in (text := paid.describe(None, billed=True))
+    assert text.endswith(": --budget also pays for the grace period")
     both = limit(budget=16.0, max_time=3 * HOUR)
     assert both.time(None) == 3 * HOUR
     assert both.latest(None) == NOW + 3 * HOUR + SAVE + GRACE
@@ -88,6 +91,36 @@ def test_a_budget_pays_for_the_least_that_is_billed() -> None:
     limit(budget=4.0).check(None, 58 * 60 - 1)
     with pytest.raises(UsageError, match=r"costs \$4.07: what it took to read the data, and two"):
         limit(budget=4.0).check(None, 59 * 60)
+
+
+def test_an_earlier_jobs_end_of_the_nodes_is_not_that_of_a_shorter_one() -> None:
+    old = limit(max_time=HOUR)
+    stale = replace(old, record=replace(old.record, latest=NOW + 9 * HOUR))
+    assert stale.latest(None) == NOW + 9 * HOUR
+    assert stale.ends(None) == stale.record.expires
+    assert replace(stale, max_time=3 * HOUR).ends(None) == NOW + 3 * HOUR + SAVE
+    assert stale.record.job_ends == NOW + 9 * HOUR - GRACE
+
+
+def test_what_a_resumed_job_took_counts() -> None:
+    took: dict[str, Any] = {"spent": HOUR / 2, "spent_usd": 2.0}
+    again = limit(max_time=3 * HOUR, **took)
+    assert again.time(None) == 2.5 * HOUR
+    assert again.describe(None, billed=True).startswith("this job may take 2 h 30 min more (--max")
+    paid = limit(budget=4.0, **took)
+    assert (paid.time(None), paid.paid_node_s) == (HOUR / 2 - SAVE, 7200.0)
+    again.check(None)
+    paid.check(None)
+    for refused, words in (
+        (limit(max_time=HOUR / 2, **took), "--max-time 30m is used up: the job took 30 min"),
+        (limit(budget=2.1, **took), "--budget 2.1 is used up: the job took 30 min, for $2.00"),
+        (limit(budget=1.0, **took), "--budget 1 is used up: the job took 30 min, for $2.00"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            refused.check(None)
+        assert caught.value.message == words
+        flag = words.partition(" ")[0]
+        assert caught.value.hint == f"give a higher {flag}, which counts that as well"
 
 
 def options(**changes: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 from cluster.cli.chosen_cluster import ClusterRequest
+from infra.ec2 import tags
+from infra.ec2.instances import label_instances
+from infra.ec2.inventory import describe_inventory
 from infra.errors import CloudError
 from infra.s3_url import S3Location
 from jobs.cli.shared.chosen_job import open_job_context
@@ -104,6 +107,14 @@ def test_the_list_says_what_a_job_waits_for(line: CommandLine) -> None:
     ]
     (expiry,) = rows[5:]
     assert expiry.startswith("Nodes shut down automatically at ")
+    assert "or up to" not in expiry
+    found = describe_inventory(line.cloud.ec2, "spr", ("security_groups",))
+    assert found.group
+    assert found.record
+    later = {tags.LATEST: tags.render_time(found.record.latest + timedelta(hours=9))}
+    label_instances(line.cloud.ec2, [found.group.id], later)
+    said = " ".join(line.must("jobs").out.split())
+    assert re.search(r"automatically at .*, or up to .* while a job with --max-time or --bud", said)
 
 
 def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(

@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 
+from cluster.cli.chosen_cluster import ClusterRequest
 from cluster.cli.down import remove_cluster
 from cluster.context import Context
 from cluster.local_files import ClusterFiles
 from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.inventory import describe_inventory
 from infra.errors import HostError, SprError
-from jobs.places.plan import JobPaths
+from jobs.cli.shared.chosen_job import open_job_context
+from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.slurm import SlurmLauncher
+from jobs.worker.spec import Ending, JobSpec
 from jobs.worker.supervisor.launch import Launch
 from provision.host import Result
 from tests.harness.command_line import Act, CommandLine, StagedHost, open_command_line
@@ -461,6 +464,27 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     left = after.latest - line.cloud.ctx.now()
     assert timedelta(hours=9, minutes=22) < left < timedelta(hours=9, minutes=32)
     assert launches[-1].spec.ending.max_time_s == 9 * 3600
+
+    # Until then, nodes stay only for a job that takes so long.
+    short = line.must("run", "--max-time", "12m", "--results", "short", "--", "hostname").err
+    end = f"{before.expires:%H:%M} UTC"
+    assert re.search(rf"Nodes shut down automatically at [^.]*{end}", short)
+    assert "this job may take 12 min (--max-time)" in short
+    assert find_record(line) == after
+    stay = (
+        rf"{end} .*, or up to {after.job_ends:.*%H:%M} UTC .* while a job with --max-time or --bud"
+    )
+    assert re.search(stay, line.must("status").out.replace("\n", " "))
+
+    spent, ending = {"seconds": 600.0, "usd": 1.0}, Ending(budget=3.0)
+    context = open_job_context(ClusterRequest(name="spr"), line.cloud.ctx.now())
+    plan = JobPlan("squad", "m", (), "gloo", JobSpec(ending=ending), details={"spent": spent})
+    again = context.keep_limit(plan, 0.0)
+    price = again.details["limit"].pop("usd_per_hour")
+    assert price == pytest.approx(13.1266 / 2, abs=0.01)
+    assert again.details == {"spent": spent, "limit": {"max_time_s": 0.0, "budget": 3.0}}
+    assert again.spec.ending.max_time_s == pytest.approx(2 / price * 1800 - 120)
+    assert find_record(line) == after
 
     line.must("up", "--max-time", "10h", "--yes")
     said = line.must("run", "--budget", "150", "--results", "more", "--", "hostname").err

@@ -74,6 +74,22 @@ def test_a_job_that_ended_with_its_cluster_says_so(
     assert any("warning: the nodes shut down" in line for line in log) is not bool(extended)
 
 
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_nodes_that_stay_for_a_job_with_a_limit_do_not_warn_of_their_time_to_live(
+    tmp_path: Path, *, is_limited: bool
+) -> None:
+    said = event(event="step", step=1, total=2, eta_seconds=3600.0, shares={}, **FIGURES)
+    hosts, log = make_hosts([said]), list[str]()
+    hosts["node0"].answers.insert(0, ("cat .*/end.json", ended(nodes=["node0"])))
+    soon, later = (datetime.now(timezone.utc) + timedelta(minutes=n) for n in (5, 120))
+    context = job_context(hosts, log=log, find_job_end=lambda: later)
+    context = replace(context, cluster=replace(context.cluster, expires=soon))
+
+    attach(context, PATHS.job_id, tmp_path, is_limited=is_limited)
+
+    assert any("warning: the nodes shut down" in line for line in log) is not is_limited
+
+
 @pytest.mark.parametrize(("hours", "is_late"), [(1.0, False), (0.1, True)])
 def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_takes(
     hours: float, is_late: bool

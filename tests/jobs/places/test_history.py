@@ -250,8 +250,12 @@ def test_training_progress_is_read_from_the_job_folder(head: ThisMachine) -> Non
 
 
 def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> None:
-    launch = {"spec": {"ending": {"budget": 5.0, "max_time_s": 7200.0}}}
-    job_file = {"usd_per_hour": 36.0, "nnodes": 2}
+    launch = {"spec": {"ending": {"budget": 5.0, "max_time_s": 7100.0}}}
+    job_file = {
+        "usd_per_hour": 36.0,
+        "nnodes": 2,
+        "more": {"spent": {"seconds": 100.0, "usd": 2.0}},
+    }
     begin = {**BEGUN, "first": 900.0}
     folder = make_job(head.home, "squad-1", begin=begin, launch=launch, job=job_file)
     queued(head, {"squad-1": ("RUNNING", "None")})
@@ -274,13 +278,16 @@ def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> No
     assert job.expected_end == datetime.fromtimestamp(2060.5, timezone.utc)
     now, expires = (datetime.fromtimestamp(at, timezone.utc) for at in (2000, 2060))
     assert "after its nodes shut down" in render([job], now, expires)
+    # For this job, which has a limit, they stay.
+    assert "after its nodes" not in render([job], now, expires, now.replace(minute=59))
+    assert job.max_time_s == 7200.0
     assert "after its nodes" not in render([job], now)
-    # For two cents a second, since the first start.
-    assert render([job], now).endswith(" UTC (in 1 min); $22.00 spent, $23.21 expected, $0.00 left")
+    # For two cents a second, since the first start, with the run that it resumes.
+    assert render([job], now).endswith(" UTC (in 1 min); $24.00 spent, $25.21 expected, $0.00 left")
     assert job.spending(datetime.fromtimestamp(1000, timezone.utc)).as_dict() == {
-        "usd_spent": 2.0,
-        "usd_expected": 23.21,
-        "usd_left": 3.0,
+        "usd_spent": 4.0,
+        "usd_expected": 25.21,
+        "usd_left": 1.0,
     }
 
     with (folder / "log").open("a") as log:

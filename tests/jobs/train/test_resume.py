@@ -13,18 +13,19 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from infra.s3_url import S3Location
-from jobs.places.launcher import JobSummary
-from jobs.places.plan import JobPaths
+from jobs.places.launcher import JobSummary, parse_end
+from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.record import JobRecord
 from jobs.train.resume import (
     ResumeRequest,
+    add_spent,
     choose_unfinished,
     parse_stored_job,
     plan_again,
     resume,
 )
 from jobs.worker.runtime.process import PLANNED
-from jobs.worker.spec import PlacementOptions
+from jobs.worker.spec import Ending, PlacementOptions
 from jobs.worker.tasks.squad.task import DEMO
 from jobs.worker.training.options import BASE_MODEL
 from tests.fakes import FakeHost
@@ -85,7 +86,78 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert not any("distributing the job's files" in each for each in hosts["node0"].commands)
     kept = json.loads(hosts["node0"].files[PATHS.new_record])
     changed = {**json.loads(RECORD.render()), "when": kept["when"], "boot_s": kept["boot_s"]}
-    assert kept == {**changed, "cloud": "", "region": "", "billed": None}
+    more = {
+        "spent": {"seconds": 0.0, "usd": 0.0},
+        "recovery": {"retries": 0, "least_nodes": 0},
+    }
+    assert kept == {**changed, "cloud": "", "region": "", "billed": None, "more": more}
+
+
+LIMIT = {"max_time_s": 720.0, "budget": 3.0, "usd_per_hour": 6.0}
+RAN = {"state": "cancelled", "began": 1_800_000_200.0, "ended": 1_800_000_400.0}
+RAN |= {"first": 1_800_000_000.0, "nodes": ["node0", "node1"]}
+
+
+@pytest.mark.parametrize(
+    ("more", "asked", "kept", "spent"),
+    [
+        ({"limit": LIMIT}, {}, (720.0, 3.0), (400.0, 4 / 3)),
+        ({"limit": LIMIT}, {"max_time_s": 9000.0}, (9000.0, 3.0), (400.0, 4 / 3)),
+        ({"limit": LIMIT}, {"budget": 5.0}, (720.0, 5.0), (400.0, 4 / 3)),
+        (
+            {"limit": LIMIT, "spent": {"seconds": 50.0, "usd": 1.0}},
+            {},
+            (720.0, 3.0),
+            (450.0, 7 / 3),
+        ),
+        # Of an earlier release, by the job's launch: the time is what the budget paid.
+        ({}, {}, (0.0, 4.0), (400.0, 2 * 6.5 / 9)),
+    ],
+)
+def test_a_resumed_job_keeps_its_limits_and_what_it_took_of_them(
+    tmp_path: Path,
+    more: dict[str, Any],
+    asked: dict[str, Any],
+    kept: tuple[float, float],
+    spent: tuple[float, float],
+) -> None:
+    record = replace(RECORD, more=more, usd_per_hour=6.5)
+    row = {"end": RAN, "first": RAN["first"], "budget": 4.0, "max_time_s": 600.0}
+    hosts = hosts_with(record, listed(PATHS.job_id, "step-000040", **row))
+    plans: list[JobPlan] = []
+
+    def keep_limit(plan: JobPlan, _: float) -> JobPlan:
+        plans.append(plan)
+        return replace(plan, details={**plan.details, "limit": "new"})
+
+    spec = replace(job_spec(), ending=Ending(**asked))
+    context = replace(job_context(hosts), keep_limit=keep_limit)
+    resume(context, ResumeRequest("squad", None, tmp_path / "out", spec=spec))
+
+    (plan,) = plans
+    assert (plan.spec.ending.max_time_s, plan.spec.ending.budget) == kept
+    assert (*plan.details["spent"].values(),) == pytest.approx(spent)
+    written = json.loads(hosts["node0"].files[PATHS.new_record])["more"]
+    assert (written["limit"], written["spent"]) == ("new", plan.details["spent"])
+
+
+def test_the_end_of_an_earlier_run_in_s3_does_not_count_twice() -> None:
+    end = parse_end(RAN)
+    assert end
+    later = replace(RECORD, when="2027-02-01T00:00:00+00:00", more={"limit": LIMIT})
+    assert add_spent(later, end) == {"seconds": 0.0, "usd": 0.0}
+
+
+@pytest.mark.parametrize(("asked", "retries"), [(None, 2), (0, 0)])
+def test_a_resumed_job_keeps_its_restarts(tmp_path: Path, asked: int | None, retries: int) -> None:
+    record = replace(RECORD, more={"recovery": {"retries": 2, "least_nodes": 5}})
+    hosts = hosts_with(record, listed(PATHS.job_id, ""))
+
+    run(hosts, ResumeRequest("squad", None, tmp_path / "out", retries=asked))
+
+    launch = json.loads(hosts["node0"].files[PATHS.new_launch])
+    recovery = {"retries": retries, "least_nodes": 3, "resumed_job": PATHS.job_id}
+    assert launch["spec"]["recovery"] == recovery
 
 
 def test_a_resumed_job_needs_its_variables_again(tmp_path: Path) -> None:
@@ -260,7 +332,8 @@ def restoring(answer: dict[str, Any], *lists: str) -> dict[str, FakeHost]:
 
 
 def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: Path) -> None:
-    hosts = restoring(RESTORED, "", listed(PATHS.job_id, "step-000040", end={}, cancelled=True))
+    answer = {**RESTORED, "end": RAN}
+    hosts = restoring(answer, "", listed(PATHS.job_id, "step-000040", end={}, cancelled=True))
     log: list[str] = []
     request = ResumeRequest(
         "squad",
@@ -273,6 +346,7 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
     resume(job_context(hosts, log=log), request)
 
     head = hosts["node0"]
+    assert json.loads(head.files[PATHS.new_record])["more"]["spent"]["seconds"] == 400.0
     order = ("# placing the worker code", "# restoring the job", "# submitting a job")
     found = [next(n for n, each in enumerate(head.commands) if word in each) for word in order]
     assert found == sorted(found)

@@ -116,7 +116,8 @@ def test_a_resumed_job_gets_new_clients(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_resumed_job_may_report_elsewhere() -> None:
-    changed = build_resume(parse("--resume", "--report-to=tensorboard"))
+    changed = build_resume(again := parse("--resume", "--report-to=tensorboard", "--retries=3"))
+    assert (again.is_new, parse().is_new, changed.retries) == (False, True, 3)
     plan = plan_again(RECORD, changed, 3, PATHS.job_id)
     assert plan.packages == tracker_packages("tensorboard")
     assert '"report_to": "tensorboard"' in plan.argv[1]

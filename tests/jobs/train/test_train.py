@@ -103,7 +103,9 @@ def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
     assert kept["mpirun"].startswith("/opt/spr-cluster/venv/bin/mpirun -bootstrap slurm -ppn 1 ")
     assert (kept["state"], kept["seconds"], kept["stack"]) == ("succeeded", 7.5, "upstream")
     assert kept["ended"] == "2027-01-15T08:00:07+00:00"
-    assert kept["more"] == {"recipe": "fast", "results": str(tmp_path / "out")}
+    recovery = {"retries": 0, "least_nodes": 0}
+    more = {"recipe": "fast", "results": str(tmp_path / "out"), "recovery": recovery}
+    assert kept["more"] == more
     assert kept["placement"]["shares"][2] == [{"cpus": [0, 1], "workers": [], "numa": 0}]
 
 

@@ -14,7 +14,7 @@ from tests.jobs.worker.storage.conftest import Proxy
 URL = "s3://data/team/squad-1"
 STORED = {
     "job.json": b"{}",
-    "end.json": b"{}",
+    "end.json": b'{"state": "failed"}',
     "begin.json": b"{}",
     "log": b"second",
     "log.earlier": b"first",
@@ -66,8 +66,9 @@ def test_a_job_comes_back_with_its_newest_complete_checkpoint(
     for name in wanted:
         assert (folder / name).read_bytes() == STORED[name]
         (folder / name).open("ab").close()  # the job may change it
-    size = sum(len(STORED[name]) for name in wanted)
-    assert found == {"checkpoint": "step-1000000", "has_ended": True, "size": size}
+    size = sum(len(STORED[name]) for name in (*wanted, "end.json"))
+    told = {"has_ended": True, "end": {"state": "failed"}}
+    assert found == {"checkpoint": "step-1000000", "size": size, **told}
 
 
 def test_only_a_newer_checkpoint_replaces_what_is_there(

@@ -203,6 +203,8 @@ def test_a_job_that_was_resumed_without_its_bucket_is_not_pushed(jobs: Path) -> 
 
 def test_a_job_with_a_bucket_is_safe_only_when_its_log_is_there(jobs: Path) -> None:
     job = make(jobs, "run-1", "end.json", bucket="s3://team")
+    assert gather()["run-1"].loss == ""  # a lost head had its files
+    (job / "log").touch()
     assert gather()["run-1"].loss == "log"
 
     (job / "pushed.json").touch()

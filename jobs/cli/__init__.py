@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         import_module("jobs.cli.setup.completion").complete()
     try:
         code = _describe(words) if not words or words[0].startswith("-") else _run(words)
-        sys.stdout.flush()
+        _flush()
         return code
     except KeyboardInterrupt as interrupt:
         # A second Ctrl-C, during the list of existing resources, also arrives here.
@@ -164,11 +164,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         say(f"spr-cluster: {known}")
         try:
-            sys.stdout.flush()
+            _flush()
         except OSError:  # Python would complain at its end
             _exit_at_once(known.exit_code)
         return known.exit_code
     return 0
+
+
+def _flush() -> None:
+    if sys.stdout:  # a closed one is None
+        sys.stdout.flush()
 
 
 def _run(words: Sequence[str]) -> int:

@@ -107,7 +107,7 @@ def check_inputs(options: TrainOptions) -> str:
             _check_model(what, model)
             config = read_object(model / "config.json")
             _check_architecture(what, config, TASKS[options.task], is_teacher=name == "teacher")
-            _check_length(options, config)
+            _check_length(what, options, config)
     return unusual
 
 
@@ -131,13 +131,14 @@ def _check_model(what: str, model: Path) -> None:
     check_folder(model)
 
 
-def _check_length(options: TrainOptions, config: Mapping[str, Any]) -> None:
+def _check_length(what: str, options: TrainOptions, config: Mapping[str, Any]) -> None:
+    """Refuse longer texts than a model takes, as far as its configuration says: RoBERTa's says two more."""
     limits = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
     limit = next((each for each in limits if isinstance(each, int) and each > 0), None)
     if limit and isinstance(options, TextOptions) and options.max_length > limit:
         raise UsageError(
-            f"--max-length {options.max_length} is more than the {limit} tokens of {options.model}",
-            hint=f"use --max-length {limit} or less",
+            f"--max-length {options.max_length} is more than the {limit} tokens of {what}",
+            hint="use a smaller --max-length",
         )
 
 

@@ -105,7 +105,7 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     _warn_missing(record, request, log)
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
     spec = keep_choices(plan.spec, request, record, found)
-    details = {**plan.details, "spent": add_spent(record, ended or found)}
+    details = {**plan.details, "spent": add_spent(record, ended or found, log)}
     return replace(plan, results=results, spec=spec, details=details)
 
 
@@ -133,14 +133,27 @@ def keep_choices(
     )
 
 
-def add_spent(record: JobRecord, end: JobEnd) -> dict[str, float]:
-    """Return what all runs of a job took of its limits, with the one that ended so. Pure."""
-    spent = record.more.get("spent", {"seconds": 0.0, "usd": 0.0})
-    usd_per_hour = record.more.get("limit", {}).get("usd_per_hour") or record.usd_per_hour or 0.0
+def add_spent(record: JobRecord, end: JobEnd, log: Callable[[str], None]) -> dict[str, float]:
+    """Return what all runs of a job took of its limits, with the one that ended so.
+
+    After the cluster's time to live, a job with a limit keeps all nodes, and pays for them.
+    """
+    spent, limit = record.more.get("spent", {"seconds": 0.0, "usd": 0.0}), record.more.get("limit")
     seconds = (end.seconds or 0.0) + end.earlier_s
-    if end.ended and end.ended < datetime.fromisoformat(record.when):
-        seconds = 0.0  # the end of the run before, which the bucket still has
-    usd = usd_per_hour * (len(end.nodes) or record.nnodes) * seconds / 3600
+    # The bucket may still have the end of the run before.
+    is_known = bool(end.ended and end.ended >= datetime.fromisoformat(record.when))
+    if not is_known:
+        seconds = 0.0
+        if limit:
+            log("warning: when the last run ended is unknown, so it counts for no limit")
+    nodes = len(end.nodes) or record.nnodes
+    usd_per_hour, node_s = record.usd_per_hour or 0.0, nodes * seconds
+    if limit:
+        usd_per_hour, alone = limit["usd_per_hour"] or usd_per_hour, limit["alone"]
+        if end.ended:
+            late = min(max(0.0, end.ended.timestamp() - alone["from"]), seconds)
+            node_s += late * max(0, alone["nodes"] - nodes)
+    usd = usd_per_hour * node_s / 3600
     return {"seconds": spent["seconds"] + seconds, "usd": spent["usd"] + usd}
 
 

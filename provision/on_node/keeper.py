@@ -230,9 +230,9 @@ def _describe(job: Path, queued: str) -> Job:
     if not (queued or ended or (job / "cancelled").exists()):
         # A command on the laptop is submitting it, unless that was interrupted.
         queued = "new" if time.time() - modified(job) < _SUBMITTED_S else ""
-    is_safe = loss or pushed or (job / "fetched").exists()
-    # Without one, a lost head had the job's files.
-    if bucket and ended and not is_safe and (job / "log").exists():
+    if not (loss or (job / "log").exists()):
+        bucket = ""  # a lost head had the job's files: its bucket has more than this one
+    elif bucket and ended and not (loss or pushed or (job / "fetched").exists()):
         loss = "log"
     return Job(
         job.name,

@@ -193,7 +193,9 @@ def keep_limit(
     log(limit.describe(used, billed=ctx.cloud.billed))
     seconds = limit.time(used).total_seconds()
     asked = {"max_time_s": ending.max_time_s, "budget": ending.budget}
-    kept = {**asked, "usd_per_hour": limit.price.usd if limit.price else 0.0}
+    usd = limit.price.usd if limit.price else 0.0
+    alone = {"from": limit.record.expires.timestamp(), "nodes": limit.nodes}
+    kept = {**asked, "usd_per_hour": usd, "alone": alone}
     ending = replace(ending, max_time_s=seconds, paid_node_s=limit.paid_node_s)
     details = {**plan.details, "limit": kept}
     return replace(plan, spec=replace(plan.spec, ending=ending), details=details)

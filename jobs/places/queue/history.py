@@ -143,6 +143,8 @@ def _merge(row: dict[str, Any]) -> dict[str, Any]:
     # The files of a job that will run again are still to come.
     lost = row.get("on_lost_head", False) and state not in ACTIVE
     changes = {"state": state, "waits_for": reason, "expected_end": ends, "on_lost_head": lost}
+    if lost and not row.get("checkpoint"):
+        changes["unfinished"] = False  # to be resumed from its bucket, if it has one
     return {**known, **changes}
 
 

@@ -36,7 +36,7 @@ from .environment import (
 )
 from .terminal import wait_for_session
 
-_NO_PROGRAM, _KILLED = 127, 128 + signal.SIGKILL
+_NO_PROGRAM = 127
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 GRACE_S = 30.0
@@ -96,9 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = "" if args.terminal else last_words(output, identity.rank)
         why = _ABORTED if code == 128 + signal.SIGABRT else _explain_import(said)
         text = f"{describe_end(name, code, killed)}{': ' if said else ''}{said}"
-        # A program does not kill itself: the kernel, or whoever did, may not do so again.
-        lost_peer = code == _KILLED or bool(_PEER.search(said))
-        events.error(text, why, exit_code=code, lost_peer=lost_peer)
+        lost_peer = _PEER.search(said)
+        events.error(text, why, exit_code=code, lost_peer=bool(lost_peer))
     return code
 
 

@@ -46,7 +46,7 @@ def main() -> int:
     ending = launch.spec.ending
     counts = len(job.nodes), len(launch.pinning)
     limits = ending.max_time_s, ending.budget, ending.paid_node_s
-    deadline = Deadline(*limits, *counts)
+    deadline = Deadline(*limits, *counts, resumes=bool(launch.spec.recovery.resumed_job))
     watcher = Watcher(launch, job, LogWatch(_LOG, _LOG.stat().st_size), deadline)
     supervisor = Supervisor(watcher, head)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.on_term())

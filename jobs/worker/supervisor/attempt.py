@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from .watch import blame
 from .watcher import Watcher
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
+_KILLED = 128 + signal.SIGKILL
 _COPY_S, _HURRIED_COPY_S = 60.0, 5.0
 
 
@@ -23,6 +25,7 @@ def conclude(
     """Return the job's state, exit code, and cause; ``None`` if it should run again, unless ``last``.
 
     A job runs again after losing a rank or node, not after an error of its program, which would recur.
+    A rank whose program was killed is lost.
     """
     if code == 0 and not watcher.leaving.get("limit"):
         return _end(SUCCEEDED, code, {})
@@ -30,7 +33,9 @@ def conclude(
         return _end(CANCELLED, code, {})
     cause = find_cause(watcher)
     is_lost = code != STOPPED or watcher.stopping
-    own_fault = bool(cause) and not cause.get("lost_peer")
+    # Somebody else killed the program, such as the kernel, and may not do so again.
+    is_killed = cause.get("exit_code") == _KILLED
+    own_fault = bool(cause) and not (cause.get("lost_peer") or is_killed)
     if (
         is_lost
         and not last

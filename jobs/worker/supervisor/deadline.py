@@ -54,6 +54,8 @@ class Deadline:
     """When the cluster's time to live ends."""
     began: float = field(default_factory=time.time)
     first: float = field(default_factory=time.time)
+    resumes: bool = False
+    """Whether the limits are what earlier runs of the job left of them."""
 
     def take(self, text: str) -> None:
         """Process what the guard prints; a guard that fails once has not changed its mind."""
@@ -77,12 +79,11 @@ class Deadline:
         longest = self.longest_s
         limit = self.first + longest
         if self.max_time_s and time.time() > limit:
-            message = f"it took longer than --max-time, {longest / 60:g} min"
+            left = ", which was left" if self.resumes else ""
+            message = f"it took longer than --max-time, {longest / 60:g} min{left}"
             if self.budget:
                 minutes = f"{longest / 60:.1f} min"
-                message = (
-                    f"--budget ${self.budget:g} pays for no more than {minutes} and a checkpoint"
-                )
+                message = f"--budget ${self.budget:g} pays for no more than {minutes}{left} and a checkpoint"
             return {"message": message, "limit": True, "until": limit + SAVE_S}
         at = self.expires
         if at is None or time.time() < at - lead_before(at, self.began, checkpoint_s):

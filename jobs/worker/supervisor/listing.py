@@ -109,9 +109,13 @@ def bucket_of(folder: Path) -> str:
 
 
 def is_on_lost_head(folder: Path) -> bool:
-    """Whether a job that has ended left its files on an earlier head: this one has no log of it."""
-    has_begun = "began" in read(folder / "end.json") or not (folder / "job.json").exists()
-    return has_begun and not (folder / "log").exists()
+    """Whether a job that has ended left its files on an earlier head: this one has no log of it.
+
+    Its first start, whose time all nodes have, is over; or only its end is here.
+    """
+    has_begun = (folder / "first.json").exists() or "began" in read(folder / "end.json")
+    is_stub = not (folder / "job.json").exists()
+    return (has_begun or is_stub) and not (folder / "log").exists()
 
 
 def is_coming(folder: Path) -> bool:

@@ -67,6 +67,13 @@ def test_a_full_disk_is_one_line(command: str) -> None:
     assert "is there space" in hint
 
 
+def test_a_closed_output_is_no_error() -> None:
+    shell = ["sh", "-c", 'exec "$0" -m jobs --version >&-', sys.executable]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=root)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_full_home_folder_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,12 +97,18 @@ def test_a_job_whose_files_were_on_a_lost_head_says_so(head: ThisMachine) -> Non
     (make_job(head.home, "squad-4", end=ended, job={}, launch=launch) / "log").touch()
     make_job(head.home, "squad-5", end={"state": "cancelled"}, job={})
     make_job(head.home, "squad-6")
+    # It ran on the lost head, and was not to run again.
+    own = make_job(head.home, "squad-7", first={}, job={"resumable": True}, launch=launch)
+    os.utime(own, (1000, 1000))
     queued(head, {"squad-6": ("PENDING", "None")})
 
-    found = {job.job: (job.on_lost_head, job.bucket) for job in list_jobs(head)}
+    jobs = list_jobs(head)
+    found = {job.job: (job.on_lost_head, job.bucket) for job in jobs}
+    assert not any(job.unfinished for job in jobs)  # there is nothing to resume here
 
     there = "s3://results/team"
     lost = {"squad-1": (True, there), "squad-2": (True, ""), "squad-3": (True, "")}
+    lost["squad-7"] = (True, there)
     others = {"squad-4": (False, there), "squad-5": (False, ""), "squad-6": (False, "")}
     assert found == lost | others
 

@@ -93,7 +93,8 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert kept == {**changed, "cloud": "", "region": "", "billed": None, "more": more}
 
 
-LIMIT = {"max_time_s": 720.0, "budget": 3.0, "usd_per_hour": 6.0}
+ALONE = {"from": 1_800_000_500.0, "nodes": 8}
+LIMIT = {"max_time_s": 720.0, "budget": 3.0, "usd_per_hour": 6.0, "alone": ALONE}
 RAN = {"state": "cancelled", "began": 1_800_000_200.0, "ended": 1_800_000_400.0}
 RAN |= {"first": 1_800_000_000.0, "nodes": ["node0", "node1"]}
 
@@ -109,6 +110,13 @@ RAN |= {"first": 1_800_000_000.0, "nodes": ["node0", "node1"]}
             {},
             (720.0, 3.0),
             (450.0, 7 / 3),
+        ),
+        # For its last 100 s, it kept all eight nodes.
+        (
+            {"limit": {**LIMIT, "alone": {**ALONE, "from": 1_800_000_300.0}}},
+            {},
+            (720.0, 3.0),
+            (400.0, 4 / 3 + 1.0),
         ),
         # Of an earlier release, by the job's launch: the time is what the budget paid.
         ({}, {}, (0.0, 4.0), (400.0, 2 * 6.5 / 9)),
@@ -145,7 +153,9 @@ def test_the_end_of_an_earlier_run_in_s3_does_not_count_twice() -> None:
     end = parse_end(RAN)
     assert end
     later = replace(RECORD, when="2027-02-01T00:00:00+00:00", more={"limit": LIMIT})
-    assert add_spent(later, end) == {"seconds": 0.0, "usd": 0.0}
+    log: list[str] = []
+    assert add_spent(later, end, log.append) == {"seconds": 0.0, "usd": 0.0}
+    assert log == ["warning: when the last run ended is unknown, so it counts for no limit"]
 
 
 @pytest.mark.parametrize(("asked", "retries"), [(None, 2), (0, 0)])

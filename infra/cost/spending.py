@@ -7,13 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spending:
-    """What a job costs: it took some seconds, and needs others, ``None`` if that is unknown."""
+    """What a job costs: it took some seconds, and needs others, ``None`` if that is unknown.
+
+    Its limits count earlier runs as well, which a resumed job had perhaps on other nodes.
+    """
 
     took_s: float
     left_s: float | None
     usd_per_hour: float | None
     budget: float = 0.0
     max_time_s: float = 0.0
+    earlier_s: float = 0.0
+    earlier_usd: float = 0.0
 
     @property
     def spent(self) -> float | None:
@@ -27,11 +32,15 @@ class Spending:
     @property
     def left(self) -> float | None:
         """US dollars of its limit, by --budget or --max-time."""
-        limit = self.budget or (self._usd(self.max_time_s) if self.max_time_s else None)
+        longest = self.max_time_s - self.earlier_s
+        limit = self.budget or (self._usd(longest) if self.max_time_s else None)
         return None if not limit or self.spent is None else max(0.0, limit - self.spent)
 
     def _usd(self, seconds: float) -> float | None:
-        return None if self.usd_per_hour is None else self.usd_per_hour * seconds / 3600
+        """Return what so many seconds of this run cost, with the earlier runs."""
+        if self.usd_per_hour is None:
+            return None
+        return self.earlier_usd + self.usd_per_hour * seconds / 3600
 
     def as_dict(self) -> dict[str, float | None]:
         """Return it for ``--json``."""

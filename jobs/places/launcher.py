@@ -143,15 +143,17 @@ class JobSummary(JobEnd):
     max_time_s: float = 0.0
     """Its limits; 0 for none."""
     spent_s: float = 0.0
+    spent_usd: float = 0.0
     """What the runs that it resumes took of them."""
 
     def spending(self, now: datetime) -> Spending:
         """Return what it costs, at the price on demand, with its restarts."""
         end = (now if self.is_active else self.ended) or now
         began = self.first or self.began
-        took = self.spent_s + (max(0.0, (end - began).total_seconds()) if began else 0.0)
+        took = max(0.0, (end - began).total_seconds()) if began else 0.0
         left = max(0.0, (self.expected_end - now).total_seconds()) if self.expected_end else None
-        return Spending(took, left, self.usd_per_hour, self.budget, self.max_time_s)
+        limits = self.budget, self.max_time_s, self.spent_s, self.spent_usd
+        return Spending(took, left, self.usd_per_hour, *limits)
 
     @property
     def is_active(self) -> bool:

@@ -117,11 +117,13 @@ class LiveJob:
     budget: Figure = 0.0
     max_time_s: Figure = 0.0
     spent_s: Figure = 0.0
+    spent_usd: Figure = 0.0
 
     def spending(self, now: float) -> Spending:
         """Return what it costs, at the price on demand."""
-        took = self.spent_s + (max(0.0, now - self.first) if self.first else 0.0)
-        return Spending(took, self.left_s, self.usd_per_hour, self.budget, self.max_time_s)
+        took = max(0.0, now - self.first) if self.first else 0.0
+        limits = self.budget, self.max_time_s, self.spent_s, self.spent_usd
+        return Spending(took, self.left_s, self.usd_per_hour, *limits)
 
     @property
     def left_s(self) -> float | None:

@@ -83,12 +83,13 @@ def describe_progress(own: list[dict[str, Any]]) -> str:
 def spending(folder: Path) -> dict[str, object]:
     """Return the price per hour of a job's nodes, if it is known, its limits, and its first start.
 
-    Its limits count ``spent_s`` as well, what the runs that it resumes took.
+    Its limits count ``spent_s`` and ``spent_usd`` as well, what the runs that it resumes took.
     """
     record, launch = read(folder / "job.json"), read(folder / "launch.json")
     found: dict[str, object] = {"first": read(folder / "begin.json").get("first")}
     with contextlib.suppress(KeyError, TypeError):
-        found["spent_s"] = record["more"]["spent"]["seconds"]  # type: ignore[index]
+        spent = record["more"]["spent"]  # type: ignore[index]
+        found.update(spent_s=spent["seconds"], spent_usd=spent["usd"])
     with contextlib.suppress(KeyError, TypeError):
         ending = launch["spec"]["ending"]  # type: ignore[index]
         found.update({name: ending[name] for name in ("budget", "max_time_s")})

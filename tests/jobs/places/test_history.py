@@ -260,7 +260,7 @@ def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> No
     job_file = {
         "usd_per_hour": 36.0,
         "nnodes": 2,
-        "more": {"spent": {"seconds": 100.0, "usd": 2.0}},
+        "more": {"spent": {"seconds": 100.0, "usd": 2.5}},
     }
     begin = {**BEGUN, "first": 900.0}
     folder = make_job(head.home, "squad-1", begin=begin, launch=launch, job=job_file)
@@ -288,12 +288,12 @@ def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> No
     assert "after its nodes" not in render([job], now, expires, now.replace(minute=59))
     assert job.max_time_s == 7200.0
     assert "after its nodes" not in render([job], now)
-    # For two cents a second, since the first start, with the run that it resumes.
-    assert render([job], now).endswith(" UTC (in 1 min); $24.00 spent, $25.21 expected, $0.00 left")
+    # For two cents a second, since the first start, with the run that it resumes, at its own price.
+    assert render([job], now).endswith(" UTC (in 1 min); $24.50 spent, $25.71 expected, $0.00 left")
     assert job.spending(datetime.fromtimestamp(1000, timezone.utc)).as_dict() == {
-        "usd_spent": 4.0,
-        "usd_expected": 25.21,
-        "usd_left": 1.0,
+        "usd_spent": 4.5,
+        "usd_expected": 25.71,
+        "usd_left": 0.5,
     }
 
     with (folder / "log").open("a") as log:

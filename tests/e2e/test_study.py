@@ -31,7 +31,7 @@ def test_a_canceled_study_continues_without_repeating_a_trial_and_ends_in_time(
 
     folder = tmp_path / "second"
     shown = two.cli.run(
-        *("train", "digits", "--resume", job, *TWO, "--max-time=1m", "--results", str(folder))
+        *("train", "digits", "--resume", job, *TWO, "--max-time=2m", "--results", str(folder))
     )
 
     log = (folder / "job" / "log").read_text()

@@ -482,7 +482,12 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     again = context.keep_limit(plan, 0.0)
     price = again.details["limit"].pop("usd_per_hour")
     assert price == pytest.approx(13.1266 / 2, abs=0.01)
-    assert again.details == {"spent": spent, "limit": {"max_time_s": 0.0, "budget": 3.0}}
+    kept = {
+        "max_time_s": 0.0,
+        "budget": 3.0,
+        "alone": {"from": after.expires.timestamp(), "nodes": 2},
+    }
+    assert again.details == {"spent": spent, "limit": kept}
     assert again.spec.ending.max_time_s == pytest.approx(2 / price * 1800 - 120)
     assert find_record(line) == after
 

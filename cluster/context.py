@@ -146,7 +146,7 @@ class Context:
         return record.expires if record else None
 
     def find_job_end(self) -> datetime | None:
-        """Return until when they stay for a job with a limit that runs."""
+        """Return when they shut down at the latest while a job with a limit runs."""
         record = self._find_record()
         return record.job_ends if record else None
 

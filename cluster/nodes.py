@@ -88,7 +88,7 @@ class Cluster:
     """The recorded options of `up`."""
     created: datetime | None = None
     job_ends: datetime | None = None
-    """Until when they stay for a job with a limit that runs."""
+    """When they shut down at the latest while a job with a limit runs."""
 
     @property
     def flags(self) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Spending:
     """What a job costs: it took some seconds, and needs others, ``None`` if that is unknown.
 
-    Its limits count earlier runs as well, which a resumed job had perhaps on other nodes.
+    The limits of a resumed job include its earlier runs, perhaps on other nodes.
     """
 
     took_s: float

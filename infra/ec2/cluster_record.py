@@ -77,7 +77,7 @@ class ClusterRecord:
 
     @property
     def job_ends(self) -> datetime:
-        """Until when nodes stay for a job with a limit that runs."""
+        """When the nodes shut down at the latest while a job with a limit runs."""
         grace: timedelta = self.options["grace"]
         return max(self.expires, self.latest - grace)
 
@@ -96,7 +96,7 @@ class ClusterRecord:
 
 
 def spoken_end(expires: datetime, job_ends: datetime | None, now: datetime) -> str:
-    """Return when nodes shut down, and until when they stay for a job with a limit, as text."""
+    """Return when nodes shut down, also while a job with a limit runs, as text."""
     text = spoken_time(expires, now)
     if job_ends is None or job_ends <= expires:
         return text

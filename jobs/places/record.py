@@ -72,9 +72,9 @@ class JobRecord:
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
     ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
     price that a job with ``cores`` pays.
-    ``more`` holds further fields of this kind of job. Of one with limits, ``limit`` has them and a node's
-    price for them; ``spent`` is what the runs that a job resumes took of its limits, and ``recovery`` what
-    it keeps of its restarts.
+    ``more`` holds further fields of this kind of job. Of one with limits, ``limit`` has them, a node's price,
+    and when it begins to keep all nodes; ``spent`` is what the runs that a job resumes took of its limits,
+    and ``recovery`` what it keeps of its restarts.
     """
 
     job: str

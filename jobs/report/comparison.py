@@ -38,8 +38,8 @@ _FACTS += ("eval_data", "eval_records", "learning_rate", "batch_size_per_rank", 
 _HARDWARE = ("world_size", "backend", "dtype", "amx", "samples_per_second")
 _OMITTED = {"output", "resume", "trial_seconds"}
 
-Pairs = Sequence[tuple[float, float, float]]
-"""Each sample's scores in both runs, and its weight in their mean."""
+Samples = Sequence[tuple[float, float, float]]
+"""Each sample's scores in both runs, and its weight in the mean."""
 
 
 class Difference(NamedTuple):
@@ -152,7 +152,7 @@ def _differences(first: Run, second: Run) -> tuple[list[Difference], str]:
     if isinstance(measured, str):
         return [], measured
     scale = _perplexity if task == "lm" else _percent
-    return [bootstrap(name, pairs, scale) for name, pairs in measured.items()], ""
+    return [bootstrap(name, samples, scale) for name, samples in measured.items()], ""
 
 
 def _predictions(run: Run) -> Any:
@@ -162,7 +162,7 @@ def _predictions(run: Run) -> Any:
         return None
 
 
-Measured = Mapping[str, Pairs] | str
+Measured = Mapping[str, Samples] | str
 """The samples by the score's name, or why they can't be compared."""
 _OTHER = "the runs were evaluated on different data"
 
@@ -218,13 +218,13 @@ def _perplexity(loss: float) -> float:
 _MEASURES: dict[str, Callable[..., Measured]] = {"classify": _classify, "squad": _squad, "lm": _lm}
 
 
-def bootstrap(score: str, pairs: Pairs, scale: Callable[[float], float]) -> Difference:
+def bootstrap(score: str, samples: Samples, scale: Callable[[float], float]) -> Difference:
     """Return the difference of a score, ``scale`` of the samples' mean, and its interval.
 
     Each draw takes samples with replacement, the same ones of both runs.
     """
-    count = min(len(pairs), MOST_GROUPS)
-    totals = [(one * weight, two * weight, weight) for one, two, weight in pairs]
+    count = min(len(samples), MOST_GROUPS)
+    totals = [(one * weight, two * weight, weight) for one, two, weight in samples]
     groups = [tuple(map(sum, zip(*totals[n::count], strict=True))) for n in range(count)]
 
     def difference(chosen: Sequence[Any]) -> float:
@@ -234,4 +234,4 @@ def bootstrap(score: str, pairs: Pairs, scale: Callable[[float], float]) -> Diff
     draw = random.Random(SEED)
     found = sorted(difference(draw.choices(groups, k=count)) for _ in range(DRAWS))
     low, high = found[round(0.025 * DRAWS)], found[round(0.975 * DRAWS) - 1]
-    return Difference(SCORES.get(score, score), difference(totals), low, high, len(pairs))
+    return Difference(SCORES.get(score, score), difference(totals), low, high, len(samples))

@@ -115,7 +115,7 @@ def _check_model(what: str, model: Path) -> None:
     if (model / ADAPTERS).is_file():
         raise UsageError(
             f"{what}: has only adapters, which belong to another model",
-            hint=f"merge both, and start from that: spr-cluster predict --model {model} --merge FOLDER",
+            hint=f"merge them into it first: spr-cluster predict --model {model} --merge FOLDER",
         )
     if not (model / "config.json").is_file():
         raise UsageError(

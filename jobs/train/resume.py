@@ -145,7 +145,7 @@ def add_spent(record: JobRecord, end: JobEnd, log: Callable[[str], None]) -> dic
     if not is_known:
         seconds = 0.0
         if limit:
-            log("warning: when the last run ended is unknown, so it counts for no limit")
+            log("warning: the end of the last run is unknown, so the limits do not count it")
     nodes = len(end.nodes) or record.nnodes
     usd_per_hour, node_s = record.usd_per_hour or 0.0, nodes * seconds
     if limit:

@@ -179,7 +179,7 @@ def render_finish(name: str, number: str, state: str, begin: dict[str, Any]) -> 
 def _is_pending(job: Path) -> bool:
     """Whether a job has ended with something left to do."""
     ended = modified(job / "end.json")
-    is_pushed = modified(job / "pushed.json") >= ended
+    is_pushed = modified(job / "pushed.json") >= ended or not (job / "log").exists()
     return ended > 0 and (_asks(job, "down_when_done") or bool(_bucket(job) and not is_pushed))
 
 

@@ -28,7 +28,7 @@ class QueueLauncher:
     head: Host
     expires: datetime | None = None
     job_ends: datetime | None = None
-    """Until when the nodes stay for a job with a limit that runs."""
+    """When the nodes shut down at the latest while a job with a limit runs."""
 
     @property
     def place(self) -> str:

@@ -79,11 +79,11 @@ class Deadline:
         longest = self.longest_s
         limit = self.first + longest
         if self.max_time_s and time.time() > limit:
-            left = ", which was left" if self.resumes else ""
-            message = f"it took longer than --max-time, {longest / 60:g} min{left}"
+            of = "what was left of " if self.resumes else ""
+            message = f"it took longer than {of}--max-time, {longest / 60:g} min"
             if self.budget:
-                minutes = f"{longest / 60:.1f} min"
-                message = f"--budget ${self.budget:g} pays for no more than {minutes}{left} and a checkpoint"
+                paid = f"pays for no more than {longest / 60:.1f} min and a checkpoint"
+                message = f"{of}--budget ${self.budget:g} {paid}"
             return {"message": message, "limit": True, "until": limit + SAVE_S}
         at = self.expires
         if at is None or time.time() < at - lead_before(at, self.began, checkpoint_s):

@@ -277,6 +277,17 @@ def test_an_error_of_the_program_is_not_tried_again(head: ThisMachine) -> None:
     assert (end.rank, end.host, end.message) == (1, "b", "NaN")
 
 
+def test_a_killed_program_is_tried_again_whatever_others_say_of_it(head: ThisMachine) -> None:
+    killed = event(
+        event="error", message="killed", rank=1, host="b", lost_peer=False, exit_code=137
+    )
+    other = event(event="error", message="EOF", rank=0, host="a", lost_peer=False, exit_code=1)
+    script = f"echo begun; echo '{killed}'; echo '{other}'; exit 137"
+    end, lines, _ = follow(head, submit(head, script, retries=1, again=("echo", "resumed")))
+    assert (end.state, end.attempt) == ("succeeded", 2)
+    assert any("killed; the job will run again" in line for line in lines)
+
+
 def test_the_last_attempt_is_the_end(head: ThisMachine) -> None:
     lost = event(event="error", message="peer gone", rank=0, host="a", lost_peer=True)
     paths = submit(head, f"echo '{lost}'; exit 9", retries=1)

@@ -155,7 +155,7 @@ def test_the_end_of_an_earlier_run_in_s3_does_not_count_twice() -> None:
     later = replace(RECORD, when="2027-02-01T00:00:00+00:00", more={"limit": LIMIT})
     log: list[str] = []
     assert add_spent(later, end, log.append) == {"seconds": 0.0, "usd": 0.0}
-    assert log == ["warning: when the last run ended is unknown, so it counts for no limit"]
+    assert log == ["warning: the end of the last run is unknown, so the limits do not count it"]
 
 
 @pytest.mark.parametrize(("asked", "retries"), [(None, 2), (0, 0)])

@@ -326,8 +326,8 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
 LONGEST_TEXT = 8192
 MEASURED = 16
 """Exchanges with the longest texts, of which one should have the most tokens."""
-_ONLY_TEXTS = "--perplexity is that of plain texts"
-_INSTEAD = "`train lm --epochs 0 --eval FILE` computes that of chats, and of completions"
+_ONLY_TEXTS = "--perplexity is for plain texts only"
+_INSTEAD = "`train lm --epochs 0 --eval FILE` computes it for chats and completions"
 _NO_TEMPLATE = "has no chat template, and the data are chats"
 _GIVE_ONE = "give one with --chat-template FILE, such as a chat model's chat_template.jinja"
 

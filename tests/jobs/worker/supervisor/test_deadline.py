@@ -103,7 +103,7 @@ def test_a_job_whose_budget_is_spent_says_so() -> None:
     assert ended["limit"]
     assert not Deadline(max_time_s=90.0, budget=0.4, first=time.time() - 60).find_end()
     rest = Deadline(max_time_s=90.0, first=time.time() - 91, resumes=True).find_end()
-    assert rest["message"] == "it took longer than --max-time, 1.5 min, which was left"
+    assert rest["message"] == "it took longer than what was left of --max-time, 1.5 min"
 
 
 @pytest.mark.parametrize(("waited", "hours"), [(0, 4), (1, 3.25), (2, 2.5), (4, 1), (9, 1)])

@@ -247,7 +247,9 @@ def test_files_have_texts_prompts_or_chats(folder: Path, chat: Path, tmp_path: P
             options, settings={"perplexity": True}, parts=str(tmp_path / f"parts-{name}")
         )
         with (
-            nullcontext() if name == "text" else pytest.raises(DatasetError, match="of plain text")
+            nullcontext()
+            if name == "text"
+            else pytest.raises(DatasetError, match="is for plain texts only")
         ):
             predict_corpus(options, lambda _: None)
     with pytest.raises(DatasetError, match="row 1: 'prompt' is a chat, and --perplexity"):

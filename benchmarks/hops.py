@@ -1,4 +1,4 @@
-"""One-way delays on the critical path of a training step, by collective, for 2, 4, and 8 nodes.
+"""One-way delays on the critical path of a training step, by collective, for 2 to 16 nodes.
 
 Each rank has its own network namespace. A process carries the packets between them, and from some step
 on it holds back each for a fixed time. It needs root and /dev/net/tun. The model is tiny, so that a step is
@@ -87,6 +87,8 @@ def train(rank: int, size: int, folder: str, delays: mmap.mmap) -> None:
     def timed(function: Any, name: str = "") -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
             caller, begin = sys._getframe(1).f_code.co_name, time.perf_counter()
+            if caller == "send_to_all":
+                caller = sys._getframe(2).f_code.co_name
             label = name or NAMES.get(caller, caller)
             found = function(*arguments, **named)
             waits[-1][label] += time.perf_counter() - begin
@@ -97,7 +99,7 @@ def train(rank: int, size: int, folder: str, delays: mmap.mmap) -> None:
 
         return call
 
-    for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast"):
+    for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "all_to_all_single"):
         setattr(dist, name, timed(getattr(dist, name)))
     replica: Any = DistributedDataParallel
     replica._sync_buffers = timed(replica._sync_buffers, "buffers")
@@ -145,7 +147,9 @@ def measure(size: int) -> dict[str, float]:
                 subprocess.run(["ip", "netns", "del", f"spr-hops{number + 1}"], check=True)
         waits = json.loads(Path(folder, "hops.json").read_text())[WARM_UPS + 1 :]
     found = {}
-    for name in sorted({name for one in waits for name in one} - {"sum_in_ring"}):
+    for name in sorted(
+        {name for one in waits for name in one} - {"sum_in_ring", "_sum_part", "_join"}
+    ):
         seconds = [one.get(name, 0.0) for one in waits]
         without, with_delays = median(seconds[:EACH]), median(seconds[EACH + 1 : 2 * EACH])
         found[name] = (with_delays - without) / DELAY
@@ -154,7 +158,7 @@ def measure(size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    finish([], one_way_delays={str(size): measure(size) for size in (2, 4, 8)})
+    finish([], one_way_delays={str(size): measure(size) for size in (2, 4, 8, 16)})
 
 
 if __name__ == "__main__":

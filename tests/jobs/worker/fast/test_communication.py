@@ -87,8 +87,8 @@ def run_script(size: int, local: int, *argv: str, script: str = RANK) -> None:
     [
         (2, 2, "float32", 1e-6, "function"),
         (2, 1, "bfloat16", 2**-7, "function"),
-        (4, 2, "float32", 1e-6, "SumByNode"),
-        (4, 2, "bfloat16", 2**-6, "SumByNode"),
+        (4, 2, "float32", 1e-6, "SumOfParts"),
+        (4, 1, "bfloat16", 2**-7, "SumOfParts"),
     ],
 )
 def test_ranks_get_the_sum_of_their_gradients(

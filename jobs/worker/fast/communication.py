@@ -2,139 +2,29 @@
 
 The word embeddings are a third of DistilBERT, and their gradients come last. Only the rows that some rank
 has gradients for are sent.
-
-The backend's ring sums over the ranks of one node, or of up to three nodes with one rank each. Otherwise,
-ranks exchange parts of the numbers: see :class:`SumOfParts`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
-from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 
-from ..runtime.ranks import TIMEOUT, Ranks, send_to_all
+from ..runtime.ranks import Ranks, send_to_all
 from .compilation import FAST
 from .embedding import UsedEmbedding, word_table
+from .sums import SumOfParts, choose_all_reduce, compute_alone
 
 BUCKET_MB = 5
 """Size in fp32 of the groups in which DistributedDataParallel sends gradients, and in bf16 half of it. The
 default of 25 holds back most of the first layer's, whose transfer nothing hides, until the last is known."""
-
-
-class SumOverRanks(Protocol):
-    """Starts to sum a vector over all ranks, and returns the sum to come. It may change the vector."""
-
-    def __call__(self, values: Tensor) -> Future[Tensor]: ...
-
-
-def choose_all_reduce(ranks: Ranks) -> SumOverRanks:
-    """Choose the algorithm by where the ranks run; all ranks must call this."""
-    places = ranks.gather(ranks.local)
-    local = places[0].size
-    regular = all(place == (rank % local, local) for rank, place in enumerate(places))
-    # A ring takes a third less CPU time, as long as it has few members.
-    if ranks.backend != "gloo" or ranks.size < 4 or ranks.size == local or not regular:
-        return sum_in_ring
-    return SumOfParts(ranks.rank, ranks.size, local)
-
-
-def sum_in_ring(values: Tensor) -> Future[Tensor]:
-    """Sum over all ranks with the backend's own algorithm."""
-    future: Future[Any] = dist.all_reduce(values, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])
-
-
-class SumOfParts:
-    """Sums over all ranks, ``local`` consecutive ones of which run on each node.
-
-    Each rank first sums its part of the numbers over the ranks of its node, then its part of this part over
-    the nodes. The sums go back the same way. So each rank has a flow to other nodes, and with two ranks on
-    each of four nodes, 14 % less crosses the network than in a ring. Parts go straight from rank to rank: a
-    sum takes as many network delays on sixteen nodes as on two, where a ring's grow with the ranks.
-
-    Stages work on different vectors at the same time. Each has its own thread and group, because all ranks
-    must use a group in the same order. Sums are formed in fp32, whatever is sent.
-    """
-
-    def __init__(self, rank: int, size: int, local: int) -> None:
-        nodes = [range(first, first + local) for first in range(0, size, local)]
-        rails = [range(first, size, local) for first in range(local)]
-        levels = [each for each in (nodes, rails) if len(each[0]) > 1]
-        stages = [(_sum_part, each) for each in levels] + [(_join, each) for each in levels[::-1]]
-        self._size = size
-        self._stages = [
-            (work, _own_group(rank, lists), ThreadPoolExecutor(1, initializer=compute_alone))
-            for work, lists in stages
-        ]
-
-    def __call__(self, values: Tensor) -> Future[Tensor]:
-        future: Future[Tensor] = Future()
-        missing = -len(values) % self._size
-        self._start(0, pad(values, (0, missing)) if missing else values, len(values), future)
-        return future
-
-    def _start(self, stage: int, values: Tensor, length: int, future: Future[Tensor]) -> None:
-        if stage == len(self._stages):
-            future.set_result(values[:length])
-            return
-        work, group, thread = self._stages[stage]
-
-        def run() -> None:
-            try:
-                self._start(stage + 1, work(values, group), length, future)
-            except Exception as error:
-                future.set_exception(error)
-
-        thread.submit(run)
-
-
-def _sum_part(values: Tensor, group: Any) -> Tensor:
-    """Return this rank's part of ``values``, summed over the ranks of its group."""
-    received = torch.empty_like(values)
-    dist.all_to_all_single(received, values, group=group)
-    first, *others = received.chunk(dist.get_world_size(group))
-    total = first.float()
-    for other in others:
-        total += other
-    return total.to(values.dtype)
-
-
-def _join(part: Tensor, group: Any) -> Tensor:
-    """Return the parts of all ranks of the group, one behind the other."""
-    parts, work = send_to_all(part, group)
-    work.wait()
-    return parts.view(-1)
-
-
-def compute_alone() -> None:
-    """Let torch's operations in this thread use no other threads.
-
-    Otherwise each thread that runs large operations starts an OpenMP team, which competes with the computing
-    threads.
-    """
-    torch.get_num_threads()  # the first operation would set it again
-    # torch.set_num_threads would also hold for threads that start later.
-    with suppress(AttributeError):  # in a torch without OpenMP
-        ctypes.CDLL(None).omp_set_num_threads(1)
-
-
-def _own_group(rank: int, lists: Sequence[range]) -> Any:
-    """Create a group for each list of ranks, as all ranks must, and return this rank's group."""
-    groups = [dist.new_group(list(ranks), backend="gloo", timeout=TIMEOUT) for ranks in lists]
-    return next(group for group, ranks in zip(groups, lists) if rank in ranks)  # noqa: B905 - 3.8
 
 
 class Replica(DistributedDataParallel):
@@ -228,9 +118,13 @@ class Replica(DistributedDataParallel):
 
     def _sum(self, gradients: Tensor) -> Future[Tensor]:
         """Start to sum a vector over all ranks. It may change the vector."""
+        return self.all_reduce(self._prepare(gradients))
+
+    def _prepare(self, gradients: Tensor) -> Tensor:
+        """Return gradients as they are sent. It may change them."""
         if self._share != 1:
             gradients.mul_(self._share)
-        return self.all_reduce(gradients.to(self._wire))
+        return gradients.to(self._wire)
 
     def _find_rows(self, words: Tensor) -> None:
         """Start to learn for which embeddings any rank has gradients, as soon as this rank has its own."""
@@ -241,20 +135,25 @@ class Replica(DistributedDataParallel):
         # (This takes half the time of `any`, and the sum of squares could underflow.)
         seen = np.packbits(torch.linalg.vector_norm(gradient, ord=1, dim=1).ne(0).numpy())
         all_seen, work = send_to_all(torch.from_numpy(seen), self.control)
-        # At the end of the backward pass, after DistributedDataParallel's own sums: all ranks must send
-        # in the same order.
         engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: self._sum_rows(gradient, all_seen, work))
+        if isinstance(self.all_reduce, SumOfParts):
+            rows = self.all_reduce.rows.start(gradient, self._prepare, all_seen.numpy(), work)
+            engine.queue_callback(lambda: _set_rows(gradient, *rows.result()))
+        else:
+            # At the end of the backward pass, after DistributedDataParallel's own sums: all ranks must send
+            # in the same order.
+            engine.queue_callback(lambda: self._sum_rows(gradient, all_seen, work))
 
     def _sum_rows(self, gradient: Tensor, seen: Tensor, work: Any) -> None:
         """Sum the gradients of the embeddings that ``seen`` has a bit for, shape (ranks, rows / 8)."""
         work.wait()
         bits = np.unpackbits(np.bitwise_or.reduce(seen.numpy()), count=len(gradient))
         rows = torch.from_numpy(bits).nonzero().squeeze(1)
-        if not len(rows):  # the whole loss may have no gradient, such as a margin's
-            return
-        # In groups of the usual size, so that the stages of a sum overlap.
-        size = BUCKET_MB * 2**20 // gradient.element_size()
-        groups = torch.split(gradient[rows].flatten(), size)
-        total = torch.cat([each.wait() for each in [self._sum(group) for group in groups]])
-        gradient[rows] = total.view(len(rows), -1).to(gradient.dtype)
+        if len(rows):  # the whole loss may have no gradient, such as a margin's
+            _set_rows(
+                gradient, rows, self._sum(gradient[rows].flatten()).wait().view(len(rows), -1)
+            )
+
+
+def _set_rows(gradient: Tensor, rows: Tensor, values: Tensor) -> None:
+    gradient[rows] = values.to(gradient.dtype)

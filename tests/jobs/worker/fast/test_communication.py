@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.worker.fast.communication import Replica, choose_all_reduce, sum_in_ring
+from jobs.worker.fast.communication import Replica
+from jobs.worker.fast.sums import choose_all_reduce, sum_in_ring
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks, join
 from tests.jobs.worker.training.test_run import run_ranks
@@ -52,7 +53,7 @@ with join("gloo") as ranks:
     torch.save(gradients, f"{folder}/{ranks.rank}.pt")
 """
 USED = [1, 2, 3, 4, 5, 6, 8]
-IDS = [[1, 2, 2], [3, 4, 4], [1, 4, 5], [5, 6, 2]]
+IDS = [[1, 2, 2], [3, 4, 4], [1, 4, 5], [5, 6, 2], [1, 3, 3], [6, 6, 4]]
 
 
 class Small(nn.Module):
@@ -87,7 +88,7 @@ def run_script(size: int, local: int, *argv: str, script: str = RANK) -> None:
     [
         (2, 2, "float32", 1e-6, "function"),
         (2, 1, "bfloat16", 2**-7, "function"),
-        (4, 2, "float32", 1e-6, "SumOfParts"),
+        (6, 2, "float32", 1e-6, "SumOfParts"),
         (4, 1, "bfloat16", 2**-7, "SumOfParts"),
     ],
 )
@@ -238,7 +239,7 @@ with open(f"{sys.argv[1]}/{ranks.rank}", "w") as file:
 """
 
 
-@pytest.mark.parametrize(("size", "local", "most"), [(2, 1, 1), (4, 2, 16)])
+@pytest.mark.parametrize(("size", "local", "most"), [(2, 1, 1), (4, 2, 24)])
 def test_the_exchange_starts_no_teams_of_threads(
     tmp_path: Path, size: int, local: int, most: int
 ) -> None:

@@ -67,9 +67,15 @@ def run(request: ConfigRequest) -> int:
     else:
         project = read_project_file()
         settings = list(describe_settings(request.command or ["up"], project))
-        if not request.command:
-            settings += _describe_jobs(project)
+        wrong: list[UsageError] = []
+        for name in () if request.command else project.table("jobs"):
+            try:
+                settings += _describe_job(name, project)
+            except UsageError as error:  # such as a variable that is not set in this shell
+                wrong.append(error)
         emit(request, _render(settings), [asdict(each) for each in settings])
+        for error in wrong[:1]:
+            raise error
     return 0
 
 
@@ -107,12 +113,13 @@ def describe_settings(words: Sequence[str], project: ProjectFile) -> Iterator[Se
         yield Setting(flag[2:], _plain(value), origin)
 
 
-def _describe_jobs(project: ProjectFile) -> Iterator[Setting]:
-    """Yield what the file sets for its jobs. Raises :class:`UsageError` for the first invalid option."""
-    for name in project.table("jobs"):
-        for each in describe_settings(["run", name], project):
-            if each.key in project.table("jobs", name):
-                yield replace(each, key=f"jobs.{name}.{each.key}")
+def _describe_job(name: str, project: ProjectFile) -> Iterator[Setting]:
+    """Yield what the file sets for a job. Raises :class:`UsageError` for an invalid option."""
+    settings = {each.key: each for each in describe_settings(["run", name], project)}
+    for key, value in project.table("jobs", name).items():
+        # The task and the command are no options.
+        given = Setting(key, value, project.where("jobs", name, key))
+        yield replace(settings.get(key, given), key=f"jobs.{name}.{key}")
 
 
 def _check(request: Request) -> None:

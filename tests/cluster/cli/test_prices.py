@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,18 @@ def test_four_regions_have_four_prices_with_their_source(line: CommandLine) -> N
         assert each["prices_as_of"].startswith("Price List API, 20")
         assert each["usd_at_most"] == pytest.approx(_HOURS * each["usd_per_hour"], rel=0.001)
         assert each["price_problem"] is None
+
+
+def test_the_guide_names_what_four_nodes_cost(line: CommandLine) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "getting-started.md").read_text()
+    line.cloud.faults(DENIED)  # so that the table serves
+
+    rows = re.findall(r"\| 4 \| `([\w.-]+)` .*\$([\d.]+) \| \$(\d+) \|", page)
+    assert len(rows) == 2
+    for kind, hour, most in rows:
+        planned = plan(line, "--nodes", "4", "--instance-type", kind)
+        assert planned["usd_per_hour"] == pytest.approx(float(hour), abs=0.006)
+        assert planned["usd_at_most"] == pytest.approx(float(most), abs=0.6)
 
 
 def test_another_regions_price_is_never_the_most_that_it_can_cost(line: CommandLine) -> None:

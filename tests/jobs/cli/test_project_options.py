@@ -209,6 +209,24 @@ def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_config_shows_every_job_also_beside_one_whose_variable_is_not_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parse(
+        '[jobs.a]\ncommand = "x"\nenv = ["UNSET_1"]\n[jobs.b]\ntask = "squad"\nepochs = 3\n'
+        '[jobs.c]\ncommand = "y"\n'
+    )
+    assert main(["config"]) == 2
+    shown = capsys.readouterr()
+    rows = [line.split() for line in shown.out.splitlines() if line.startswith("jobs.")]
+    assert rows == [
+        ["jobs.b.task", '"squad"', "spr-cluster.toml:5"],
+        ["jobs.b.epochs", "3", "spr-cluster.toml:6"],
+        ["jobs.c.command", '"y"', "spr-cluster.toml:8"],
+    ]
+    assert "UNSET_1" in shown.err
+
+
 def test_a_project_is_found_from_a_folder_below(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.ranks import join
+from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.lm.head import IGNORED
 from jobs.worker.tasks.lm.memory import Plan, simulate
 from jobs.worker.tasks.lm.model import LmOptions
@@ -38,7 +38,7 @@ from tests.jobs.worker.tasks.chat_models import (
     save_chat_model,
     share_answered,
 )
-from tests.jobs.worker.threaded_ranks import load_run
+from tests.jobs.worker.threaded_ranks import load_run, run_threaded, session
 
 PAIRS = [
     {"prompt": f"{n} plus {n} is", "completion": f" {2 * n}, {'I think' * (n % 3)}"}
@@ -134,10 +134,8 @@ def test_the_end_is_learned_though_it_pads(folder: Path, tmp_path: Path, pad: st
         assert labels[len(sample) - 1] == run.loaded.tokenizer.eos_token_id
         assert {*labels[len(sample) :].tolist()} <= {IGNORED}
     step = run.batch(np.arange(2))
-    assert (step.tokens, step.padded) == (
-        len(samples[0]) + len(samples[1]),
-        batch["labels"].numel(),
-    )
+    assert step.tokens == len(samples[0]) + len(samples[1])
+    assert step.padded == batch["labels"].numel()
     # Padding changes no loss.
     model, weights = run.loaded.model.eval(), weights_of(run)
     with torch.no_grad():
@@ -280,24 +278,31 @@ def test_ranks_share_the_rendering(folder: Path) -> None:
     assert "skipped 1 bad record, the first:" in notes
 
 
-@pytest.mark.parametrize("rows", [PAIRS, CHATS])
+@pytest.mark.parametrize("rows", [PAIRS, CHATS, [{"text": str(row)} for row in PAIRS]])
 def test_perplexity_is_that_of_the_learned_tokens(
     folder: Path, tmp_path: Path, rows: list[dict[str, Any]]
 ) -> None:
-    run, _ = load(options_for(folder, rows), output=tmp_path)
-    found = run.task.evaluate(run.context, run.loaded, rows, run.samples)
-    model, total, count = AutoModelForCausalLM.from_pretrained(folder).eval(), 0.0, 0
+    run, _ = load(options_for(folder, rows))
+
+    def work(ranks: Ranks) -> dict[str, Any]:
+        context = session(run.context.options, ranks, output=tmp_path)
+        return run.task.evaluate(context, run.loaded, rows, run.samples)
+
+    found, other = run_threaded(2, work)
+    assert found == other
+    model, losses = AutoModelForCausalLM.from_pretrained(folder).eval(), []
     for number in range(len(run.samples)):
-        ids, labels = (
-            torch.tensor(run.samples[number].inputs[name])[None].long()
-            for name in ("input_ids", "labels")
-        )
+        inputs = {"labels": run.samples[number].inputs["input_ids"], **run.samples[number].inputs}
+        tensors = {name: torch.tensor(each)[None].long() for name, each in inputs.items()}
+        count = int((tensors["labels"][:, 1:] != IGNORED).sum())
         with torch.no_grad():
-            mean = float(model(input_ids=ids, labels=labels).loss)
-        total += mean * int((labels[:, 1:] != IGNORED).sum())
-        count += int((labels[:, 1:] != IGNORED).sum())
-    assert found["eval_tokens"] == count
-    assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
+            losses.append({"loss": float(model(**tensors).loss), "tokens": count})
+    written = json.loads((tmp_path / "predictions.json").read_text())
+    assert written == [{**each, "loss": pytest.approx(each["loss"], rel=1e-4)} for each in losses]
+    tokens = sum(each["tokens"] for each in losses)
+    total = sum(each["loss"] * each["tokens"] for each in losses)
+    assert found["eval_tokens"] == tokens
+    assert found["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
 
 
 def test_a_tokenizers_own_beginning_is_before_a_prompt_and_not_before_a_chat(

@@ -33,7 +33,7 @@ from jobs.worker.training.scores import rank_candidates
 from jobs.worker.training.teacher import ask_teacher
 from tests.harness.hub import serve_hub
 from tests.jobs.worker.fast.test_communication import run_script
-from tests.jobs.worker.forked_ranks import run_forked
+from tests.jobs.worker.tasks.test_score import train
 from tests.jobs.worker.threaded_ranks import load_run, run_threaded, session
 
 RANK = """
@@ -81,9 +81,8 @@ def write_rows(path: Path, rows_of: str) -> None:
     rows = []
     for number in range(32):
         subject = SUBJECTS[number % 5]
-        row: dict[str, Any] = {
-            "anchor": f"what about {subject} {'now ' * (number % 4)}{number // 2}"
-        }
+        row: dict[str, Any] = {}
+        row["anchor"] = f"what about {subject} {'now ' * (number % 4)}{number // 2}"
         row["positive"] = f"{subject} falls {'again and ' * (number % 3)}on day {number // 4}"
         never = [f"{SUBJECTS[(number + n) % 5]} never falls on day {number}" for n in (1, 2, 3)]
         if rows_of == "triplets":
@@ -148,9 +147,8 @@ def test_ranks_of_candidates_with_ties_and_several_right_ones(
 def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", "pairs")
     passages = [f"{SUBJECTS[n % 5]} falls again on day {n}" for n in range(90)]
-    (tmp_path / "more.txt").write_text(
-        "\n\n".join([*passages, *passages[:9], "frost falls on day 2"])
-    )
+    more_texts = [*passages, *passages[:9], "frost falls on day 2"]
+    (tmp_path / "more.txt").write_text("\n\n".join(more_texts))
     data, more = str(tmp_path / "rows.jsonl"), str(tmp_path / "more.txt")
     task = Embed(EmbedOptions(data=data, corpus=more, token_cache="none", **SMALL))
     read = task.read(lambda _: None)
@@ -187,14 +185,6 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
     assert any(each["best"] in passages for each in found)
 
 
-def train(folder: Path, **options: Any) -> dict[str, Any]:
-    chosen = replace(Embed.demo, dtype="fp32", output=str(folder / "out"), **options)
-    (ran,) = run_forked([(chosen, {"ranks": 2})])
-    assert ran.codes == [0, 0], ran.texts
-    result: dict[str, Any] = json.loads((folder / "out" / "results.json").read_text())
-    return {**result, "log": ran.texts[0]}
-
-
 @pytest.mark.filterwarnings("ignore")  # those of other packages that it imports
 def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[str, str]) -> None:
     """Also the scores, with prompts, shorter vectors, and other texts than those of the data."""
@@ -205,16 +195,9 @@ def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[
     anchors, subjects = [row["text"] for row in rows], {row["label"] for row in rows}
     texts = sorted({*subjects, "another text", "and one more"})
     (node / "more.txt").write_text("\n\n".join([*texts, "and one more"]))
-    result = train(
-        node,
-        epochs=10,
-        max_length=16,
-        matryoshka="16",
-        mine_negatives=2,
-        query_prompt="query: ",
-        passage_prompt="passage: ",
-        corpus=str(node / "more.txt"),
-    )
+    asked = {"query_prompt": "query: ", "passage_prompt": "passage: ", "matryoshka": "16"}
+    options = {**asked, "epochs": 10, "max_length": 16, "mine_negatives": 2}
+    result = train(Embed, node, corpus=str(node / "more.txt"), **options)
     assert result["candidates"] == len(texts)
     assert re.search(r"negatives that the model found: \d\.\d per anchor", result["log"])
     folder = node / "out" / "model"
@@ -223,18 +206,18 @@ def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[
     whole, short = (
         SentenceTransformer(str(folder), device="cpu", truncate_dim=size) for size in (None, 16)
     )
-    asked = whole.encode_query(anchors, convert_to_tensor=True)
+    found = whole.encode_query(anchors, convert_to_tensor=True)
     known = whole.encode_document(texts, convert_to_tensor=True)
     prompted = [*(f"query: {text}" for text in anchors), *(f"passage: {text}" for text in texts)]
     vectors = predict(folder, [{"text": text} for text in prompted])
     own = torch.tensor([each["embedding"] for each in vectors])
     # `predict` computes in bf16 where that is faster.
-    assert torch.nn.functional.cosine_similarity(torch.cat([asked, known]), own).min() > 0.999
-    assert whole.encode(anchors[0], prompt_name="query") == pytest.approx(asked[0], abs=1e-5)
-    assert short.encode_query(anchors[0]) == pytest.approx(asked[0][:16], abs=1e-5)
+    assert torch.nn.functional.cosine_similarity(torch.cat([found, known]), own).min() > 0.999
+    assert whole.encode(anchors[0], prompt_name="query") == pytest.approx(found[0], abs=1e-5)
+    assert short.encode_query(anchors[0]) == pytest.approx(found[0][:16], abs=1e-5)
 
     truth = torch.tensor([texts.index(row["label"]) for row in rows])
-    scores = cos_sim(asked, known)
+    scores = cos_sim(found, known)
     places = 1 + (scores > scores.gather(1, truth[:, None])).sum(dim=1)
     best = dict(zip(anchors, (1 / places).tolist(), strict=True))  # equal anchors count once
     assert result["scores"]["mrr"] == pytest.approx(100 * np.mean([*best.values()]), abs=0.01)
@@ -249,19 +232,16 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
 
     def save(name: str, model: str) -> Path:
         (tmp_path / name).mkdir(exist_ok=True)
-        save_model(
-            tmp_path / name,
-            load_run(Embed(replace(Embed.demo, model=model, max_length=16))).loaded,
-        )
+        run = load_run(Embed(replace(Embed.demo, model=model, max_length=16)))
+        save_model(tmp_path / name, run.loaded)
         return tmp_path / name / "model"
 
     base, prompts = save("base", "scratch"), {"query": "Represent this: "}
     (base / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
 
     def pool(**how: Any) -> None:
-        (base / "1_Pooling/config.json").write_text(
-            json.dumps({"word_embedding_dimension": 128, **how})
-        )
+        config = {"word_embedding_dimension": 128, **how}
+        (base / "1_Pooling/config.json").write_text(json.dumps(config))
 
     pool(pooling_mode="max")
     with pytest.raises(ModelError, match="the model's pooling is 'max'; `embed` has mean and cls"):

@@ -45,10 +45,10 @@ folder, = sys.argv[1:]
 with join("gloo") as ranks:
     torch.save([gradients(ranks, folder, *case) for case in CASES], f"{folder}/{ranks.rank}.pt")
 """
-# With 30 samples, as on the ranks of a run that continues on fewer, two ranks have one less.
+# As on the ranks of a run that continues on fewer, some ranks have one sample less.
 CASES: tuple[tuple[int, str, dict[str, Any]], ...] = (
     (32, "pairs", {}),
-    (30, "triplets", {"matryoshka": "64,16"}),
+    (31, "triplets", {"matryoshka": "64,16"}),
     # Groups with different numbers of negatives, and vectors of the same size and another to follow.
     (30, "lists", {"teacher": "same", "distill_alpha": 0.3}),
     (30, "lists", {"teacher": "small", "distill_alpha": 0.3}),
@@ -61,7 +61,7 @@ def gradients(
 ) -> dict[str, Any]:
     """Return the gradients, and this rank's part of the loss, of a batch of all ranks."""
     torch.manual_seed(1)
-    data, given = f"{folder}/{rows}.jsonl", {**SMALL, "batch_size": 32 // ranks.size, **more}
+    data, given = f"{folder}/{rows}.jsonl", {**SMALL, "batch_size": -(-32 // ranks.size), **more}
     if "teacher" in given:
         given["teacher"] = f"{folder}/{given['teacher']}/model"
     task = Embed(EmbedOptions(data=data, token_cache="none", wire="fp32", **given))
@@ -102,21 +102,21 @@ def save_encoder(folder: Path, data: str, dim: int = 128) -> str:
     return str(folder / "model")
 
 
-def test_four_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
+def test_three_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
     for _, rows, _ in CASES:
         write_rows(tmp_path / f"{rows}.jsonl", rows)
     for name, dim in (("same", 128), ("small", 32)):
         save_encoder(tmp_path / name, str(tmp_path / "lists.jsonl"), dim)
-    run_script(4, 1, str(tmp_path), script=RANK)
+    run_script(3, 1, str(tmp_path), script=RANK)
     with join("gloo", {}) as ranks:
         ones = [gradients(ranks, str(tmp_path), *case) for case in CASES]
-    found = zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(4)), strict=True)
-    for one, four in zip(ones, found, strict=True):
-        assert sum(each.pop("loss") for each in four) == pytest.approx(one.pop("loss"), abs=1e-6)
+    found = zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(3)), strict=True)
+    for one, three in zip(ones, found, strict=True):
+        assert sum(each.pop("loss") for each in three) == pytest.approx(one.pop("loss"), abs=1e-6)
         largest = max(float(each.abs().max()) for each in one.values())
         assert largest > 0.01
         for name, gradient in one.items():
-            for each in four:
+            for each in three:
                 atol = 1e-6 * max(1.0, largest)
                 assert torch.allclose(each[name], gradient, rtol=0, atol=atol), name
 
@@ -196,7 +196,7 @@ def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[
     texts = sorted({*subjects, "another text", "and one more"})
     (node / "more.txt").write_text("\n\n".join([*texts, "and one more"]))
     asked = {"query_prompt": "query: ", "passage_prompt": "passage: ", "matryoshka": "16"}
-    options = {**asked, "epochs": 10, "max_length": 16, "mine_negatives": 2}
+    options = {**asked, "epochs": 6, "max_length": 16, "mine_negatives": 2}
     result = train(Embed, node, corpus=str(node / "more.txt"), **options)
     assert result["candidates"] == len(texts)
     assert re.search(r"negatives that the model found: \d\.\d per anchor", result["log"])

@@ -59,7 +59,7 @@ def ranking(data: str, **more: Any) -> Score:
 def test_a_trained_model_is_a_cross_encoder(
     node: Path, node_environ: dict[str, str], objective: str
 ) -> None:
-    options: dict[str, Any] = {"objective": objective, "epochs": 40, "learning_rate": 0.006}
+    options: dict[str, Any] = {"objective": objective, "epochs": 20, "learning_rate": 0.01}
     if objective == "ranking":
         options["data"] = write(node, RANKED)
         pairs = [(row["query"], text) for row in RANKED for text in (*row["pos"], *row["neg"])]

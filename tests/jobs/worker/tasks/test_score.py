@@ -59,8 +59,9 @@ def ranking(data: str, **more: Any) -> Score:
 def test_a_trained_model_is_a_cross_encoder(
     node: Path, node_environ: dict[str, str], objective: str
 ) -> None:
-    options: dict[str, Any] = {"objective": objective, "epochs": 20, "learning_rate": 0.01}
+    options: dict[str, Any] = {"objective": objective, "epochs": 30, "learning_rate": 0.006}
     if objective == "ranking":
+        options["epochs"] = 12
         options["data"] = write(node, RANKED)
         pairs = [(row["query"], text) for row in RANKED for text in (*row["pos"], *row["neg"])]
     else:

@@ -188,7 +188,7 @@ def ask(loaded: Loaded, questions: Sequence[Question]) -> list[PredictedAnswer]:
         for total, inside in zip((starts, ends), logits, strict=True):
             sums = np.logaddexp.reduce(inside.astype(np.float64), axis=1)
             np.logaddexp.at(total, owner[chosen], sums)
-    spans = in_order(found)
+    spans: Spans = in_order(found)
     best = best_per_question(spans, owner, len(questions))
     threshold = getattr(loaded.model.config, THRESHOLD, None)
     odds = [None] * len(best) if threshold is None else null_odds(spans, owner, best).tolist()

@@ -92,8 +92,8 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, count: int, longest: int)
         sides = start[row : row + 1], end[row : row + 1]
         alone = best_tokens(*sides, MAX_ANSWER_TOKENS)
         assert [side[0] for side in alone] == [side[row] for side in together]
-        wide = [np.hstack([side, padding]) for side in sides]
-        padded = best_tokens(*wide, MAX_ANSWER_TOKENS)
+        wide_start, wide_end = (np.hstack([side, padding]) for side in sides)
+        padded = best_tokens(wide_start, wide_end, MAX_ANSWER_TOKENS)
         assert [side[0] for side in padded] == [side[row] for side in together]
 
 

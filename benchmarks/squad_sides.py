@@ -217,7 +217,7 @@ def main() -> None:
 def without_kinds(feature: Feature) -> Feature:
     """Return the feature for a model without ``token_type_ids``."""
     inputs = {"input_ids": feature.inputs["input_ids"]}
-    return Feature(feature.question, inputs, feature.offsets, feature.start, feature.end)
+    return Feature(feature.question, inputs, feature.start, feature.end)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ _OFFER, _SESSION, _EXIT = Path("terminal.json"), Path("terminal.pid"), Path("ter
 CONNECT_S = 60.0
 """Time for the client to connect."""
 _POLL_S, _STOP_S = 0.1, 5
+_HANG_UP = (signal.SIGHUP, signal.SIGTERM)
 # A program with MPI would wait for this rank's mpirun.
 _LAUNCHERS = ("PMI", "HYDRA", "MPI_", "I_MPI_")
 
@@ -86,7 +87,7 @@ def main() -> int:
             return 1
         program, folder, environ, cpus = json.loads(_OFFER.read_text(encoding="utf-8"))
         _OFFER.unlink()
-        hang_up = _HangUp()  # before the rank can know this process
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANG_UP)  # before the rank can know this process
         session.write(str(os.getpid()))
         session.flush()
         if environ.get("SPR_CORES"):  # the limits of its job, which this session is not part of
@@ -94,46 +95,35 @@ def main() -> int:
             subprocess.run(hold, env=environ, check=False)
         os.sched_setaffinity(0, cpus)
         environ["TERM"] = os.environ.get("TERM", "dumb")
-        code = _run(program, folder, environ, hang_up)
+        code = _run(program, folder, environ)
         _EXIT.write_text(str(code), encoding="utf-8")
     return code
 
 
-class _HangUp:
-    """Passes SIGHUP and SIGTERM on to the program, also one that comes before its start."""
+def _run(program: Sequence[str], folder: str, environ: Mapping[str, str]) -> int:
+    """Run the program; pass SIGHUP and SIGTERM on, also those that came before its start."""
 
-    def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
-        self._asked = False
-        for number in (signal.SIGHUP, signal.SIGTERM):
-            signal.signal(number, self._hang_up)
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANG_UP)
 
-    def begin(self, child: subprocess.Popen[bytes]) -> None:
-        """Take the program, which has just started."""
-        self._child = child
-        signal.signal(signal.SIGALRM, lambda *_: child.kill())
-        if self._asked:
-            self._hang_up()
+    def hang_up(*_: object) -> None:
+        # Interactive shells ignore SIGTERM.
+        child.send_signal(signal.SIGHUP)
+        signal.alarm(_STOP_S)
 
-    def _hang_up(self, *_: object) -> None:
-        self._asked = True
-        if self._child is not None:
-            # Interactive shells ignore SIGTERM.
-            self._child.send_signal(signal.SIGHUP)
-            signal.alarm(_STOP_S)
-
-
-def _run(program: Sequence[str], folder: str, environ: Mapping[str, str], hang_up: _HangUp) -> int:
     # Ctrl-C is the program's; there is no shell to continue it after Ctrl-Z.
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
-        child = subprocess.Popen(program, cwd=folder, env=environ)
+        child = subprocess.Popen(program, cwd=folder, env=environ, preexec_fn=unblock)
     except OSError as error:
         print(f"{program[0]} can't be run: {error.strerror}", file=sys.stderr)
         return 127
-    hang_up.begin(child)
+    signal.signal(signal.SIGALRM, lambda *_: child.kill())
+    for number in _HANG_UP:
+        signal.signal(number, hang_up)
+    unblock()
     code = child.wait()
     return 128 - code if code < 0 else code
 

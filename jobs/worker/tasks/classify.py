@@ -14,16 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from ..data.records import require_text, show
 from ..data.table import Table
 from ..runtime.errors import DatasetError, ModelError
+from ..runtime.output import save_json
 from ..training.options import SMALL, Range, option
 from ..training.task import Data, Loaded
 from ..training.teacher import TaughtTask, TeacherOptions, load_student
-from ..training.text_task import (
-    Row,
-    TableOptions,
-    class_weights,
-    require_known,
-    text_columns,
-)
+from ..training.text_task import Row, TableOptions, class_weights, require_known, text_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,13 +83,8 @@ class Classify(TaughtTask[ClassifyOptions]):
     pipeline_tag = "text-classification"
     head = HEAD
     text_columns = (
-        "text",
-        "sentence",
-        "sentence1",
-        "premise",
-        "question",
-        "content",
-        "description",
+        *("text", "sentence", "sentence1", "premise"),
+        *("question", "content", "description"),
     )
     label_columns = ("label", "labels", "class", "category", "target", "section")
 
@@ -153,15 +143,15 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def read(self, note: Callable[[str], None]) -> Data:
         data = super().read(note)
-        found = {label for record in data.train for label in record.labels}
-        numbers = sorted(filter(str.isdecimal, found), key=lambda label: (int(label), label))
-        self.classes = numbers + sorted(found.difference(numbers))
+        counts = Counter(label for record in data.train for label in record.labels)
+        numbers = sorted(filter(str.isdecimal, counts), key=lambda label: (int(label), label))
+        self.classes = numbers + sorted(counts.keys() - {*numbers})
         if len(self.classes) < 2:
             only = f"only the label {show(self.classes[0])}" if self.classes else "no labels"
             raise DatasetError(f"{data.train_source}: has {only}, and classification needs two")
-        require_known(data, "label", found)
-        counts = Counter(label for record in data.train for label in record.labels).most_common()
-        shown = [f"{show(label)} {count}" for label, count in counts[:MOST_COUNTS_SHOWN]]
+        require_known(data, "label", counts)
+        most = counts.most_common(MOST_COUNTS_SHOWN)
+        shown = [f"{show(label)} {count}" for label, count in most]
         more = ["…"] * (len(counts) > len(shown))
         several = ", several per text" if self._several else ""
         if self._several and (self.options.class_weights or self.options.label_smoothing):
@@ -265,7 +255,6 @@ class Classify(TaughtTask[ClassifyOptions]):
     ) -> dict[str, Any]:
         import numpy as np
 
-        from ..runtime.output import save_json
         from ..training.evaluation import compute_logits
 
         logits = compute_logits(context.ranks, loaded, samples, context.autocast())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..runtime.output import save_json
 from ..training.options import SCRATCH, Range, TrainOptions, option
 from ..training.task import Data, Loaded, Samples, Task
 
@@ -85,8 +86,6 @@ class Digits(Task[DigitsOptions]):
         self, context: TrainContext, loaded: Loaded, records: Sequence[int], samples: Any
     ) -> dict[str, Any]:
         import torch
-
-        from ..runtime.output import save_json
 
         if not context.ranks.first:
             return {}

@@ -19,6 +19,7 @@ from ..data.groups import (
 from ..data.records import require_text, show
 from ..data.table import Table, choose_column
 from ..runtime.errors import DatasetError, ModelError
+from ..runtime.output import save_json
 from ..training.options import SMALL, option
 from ..training.task import Data, Loaded
 from ..training.teacher import TaughtTask, TeacherOptions, load_student
@@ -230,7 +231,6 @@ class Score(TaughtTask[ScoreOptions]):
     def evaluate(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Any], samples: Any
     ) -> dict[str, Any]:
-        from ..runtime.output import save_json
         from ..training.scores import score_numbers, score_rankings
 
         found = self.compute_outputs(context, loaded, samples)[:, 0]

@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
+from ..runtime.output import save_json
 from ..training.options import SMALL, EncoderOptions
-from ..training.task import Data, Loaded, Samples
-from ..training.text_task import (
-    Row,
-    TableOptions,
-    TableTask,
-    class_weights,
-    require_known,
-)
+from ..training.task import Data, Loaded
+from ..training.text_task import Row, TableOptions, TableTask, class_weights, require_known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
     from ..data.tokens import Longs, TextSample, TextSamples
     from ..training.state import TrainContext
 
-HEAD = "TokenClassification"
 UNLABELED = -100
 """The label that has no part in the loss: of special tokens and of a word's tokens after its first."""
 OUTSIDE = "O"
@@ -68,7 +62,7 @@ class Tag(TableTask[TagOptions]):
     help = "tag words: names, parts of speech"
     scores: ClassVar[Mapping[str, str]] = {"f1": "F1"}
     pipeline_tag = "token-classification"
-    head = HEAD
+    head = "TokenClassification"
     adds = ("words", "tags")
     text_columns = ("words", "tokens")
     label_columns = ("tags", "ner_tags", "labels", "pos_tags")
@@ -94,12 +88,8 @@ class Tag(TableTask[TagOptions]):
             )
         if not found:
             raise DatasetError(f"{what} is empty")
-        return [
-            require_text(
-                str(each) if isinstance(each, int) else each, f"{what}, word {number}"
-            ).strip()
-            for number, each in enumerate(found, start=1)
-        ]
+        texts = (str(each) if isinstance(each, int) else each for each in found)
+        return [require_text(x, f"{what}, word {n}").strip() for n, x in enumerate(texts, start=1)]
 
     def read(self, note: Callable[[str], None]) -> Data:
         data = super().read(note)
@@ -118,7 +108,8 @@ class Tag(TableTask[TagOptions]):
         from ..training.model import class_settings, classes_of, load_model
 
         texts = (record.text for record in data.train)
-        loaded = load_model(self.options, HEAD, texts, context.ranks, class_settings(self.tags))
+        settings = class_settings(self.tags)
+        loaded = load_model(self.options, self.head, texts, context.ranks, settings)
         self.tags = classes_of(loaded)
         self._weigh(data)
         return loaded
@@ -145,11 +136,9 @@ class Tag(TableTask[TagOptions]):
             raise DatasetError(f"{records[0].place}: has no words that the tokenizer knows")
         return found
 
-    def weights(self, samples: Samples) -> np.ndarray[Any, Any]:
+    def weights(self, samples: Any) -> np.ndarray[Any, Any]:
         import numpy as np
 
-        assert hasattr(samples, "targets")
-        assert hasattr(samples, "room")
         every = (each[: samples.room] for each in samples.targets)
         known = [each[each != UNLABELED] for each in every]
         if self._weights is None:
@@ -183,7 +172,6 @@ class Tag(TableTask[TagOptions]):
         records: Sequence[Sentence],
         samples: TextSamples,
     ) -> dict[str, Any]:
-        from ..runtime.output import save_json
         from ..training.evaluation import compute_together, run_batches
 
         def tag(batches: Sequence[Longs]) -> Iterator[tuple[Longs, np.ndarray[Any, Any]]]:

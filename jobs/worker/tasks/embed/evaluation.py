@@ -87,11 +87,7 @@ def _search(
 
 
 def evaluate(
-    context: TrainContext,
-    loaded: Loaded,
-    texts: FlatTexts,
-    samples: Grouped,
-    corpus: Corpus | None,
+    context: TrainContext, loaded: Loaded, texts: FlatTexts, samples: Grouped, corpus: Corpus | None
 ) -> dict[str, Any]:
     """Return the figures of the groups of these texts; rank 0 also saves predictions."""
     firsts = samples.bounds[:-1]

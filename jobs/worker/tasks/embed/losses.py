@@ -46,23 +46,19 @@ def compare(vectors: Tensor, numbers: Tensor, ranks: Ranks) -> tuple[Tensor, Ten
     return scores.masked_fill(is_same, _NEVER), right
 
 
-def contrast(vectors: Tensor, numbers: Tensor, temperature: float, ranks: Ranks) -> Tensor:
+def contrast(
+    vectors: Tensor, numbers: Tensor, temperature: float, sizes: list[int], ranks: Ranks
+) -> Tensor:
     """Return the mean loss of this rank's samples: each anchor has to find its positive.
 
     The candidates are the positives and negatives of all samples on all ranks (:func:`compare`). This is
-    InfoNCE, https://arxiv.org/abs/1807.03748.
+    InfoNCE, https://arxiv.org/abs/1807.03748. The losses of the vectors' beginnings with these ``sizes`` are
+    added, as in Matryoshka embeddings.
     """
-    scores, right = compare(vectors, numbers, ranks)
-    return cross_entropy(scores / temperature, right)
-
-
-def contrast_prefixes(
-    vectors: Tensor, numbers: Tensor, temperature: float, sizes: list[int], ranks: Ranks
-) -> Tensor:
-    """Return the sum of the losses of whole vectors and of their beginnings, as in Matryoshka embeddings."""
-    loss = contrast(vectors, numbers, temperature, ranks)
-    for size in sizes:
-        loss = loss + contrast(normalize(vectors[:, :size], dim=-1), numbers, temperature, ranks)
+    loss = torch.zeros(())
+    for part in (vectors, *(normalize(vectors[:, :size], dim=-1) for size in sizes)):
+        scores, right = compare(part, numbers, ranks)
+        loss = loss + cross_entropy(scores / temperature, right)
     return loss
 
 

@@ -196,8 +196,7 @@ class Embed(TaughtTask[EmbedOptions]):
         width = max(len(sample.parts) for sample in samples)
         columns = [
             pad_inputs(
-                [each.parts[place] for each in samples if place < len(each.parts)],
-                loaded.pad_token,
+                [each.parts[place] for each in samples if place < len(each.parts)], loaded.pad_token
             )
             for place in range(width)
         ]
@@ -208,13 +207,13 @@ class Embed(TaughtTask[EmbedOptions]):
         return {**flat, "shapes": shapes, "numbers": padded}
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        from .losses import contrast_prefixes, follow
+        from .losses import contrast, follow
 
         options, numbers, teacher = self.options, batch["numbers"], batch.get("teacher")
         inputs = {name: each for name, each in batch.items() if name not in ("numbers", "teacher")}
         vectors = model(**inputs)
         heat, ranks = options.temperature, self._ranks
-        loss = contrast_prefixes(vectors, numbers, heat, options.sizes, ranks)
+        loss = contrast(vectors, numbers, heat, options.sizes, ranks)
         if teacher is None:
             return loss
         learned = follow(vectors, teacher, numbers, heat, ranks)
@@ -251,10 +250,8 @@ class Embed(TaughtTask[EmbedOptions]):
         from ...training.evaluation import run_texts
         from .encoder import find_pooling, pool, read_declared
 
-        texts, limit = (
-            [[row.text("text").strip()] for row in rows],
-            loaded.tokenizer.model_max_length,
-        )
+        texts = [[row.text("text").strip()] for row in rows]
+        limit = loaded.tokenizer.model_max_length
         pooling = find_pooling(read_declared(loaded.model.name_or_path))
         return [
             {"embedding": vector}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 from zlib import crc32
@@ -16,6 +16,7 @@ from ...training.model import longest_input
 from ...training.task import Loaded
 from ...training.text_task import Row
 from .chats import Turn, read_turns
+from .head import parts
 
 NEW_TOKENS, SEED = 256, 42
 TOGETHER = 32
@@ -40,7 +41,9 @@ def complete(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     order = sorted(range(len(rows)), key=lambda n: (-rooms[n], len(prompts[n])))
     for room, numbers in groupby(order, key=lambda n: rooms[n]):
-        for some in _chunks([*numbers]):
+        same = [*numbers]
+        for part in parts(len(same), TOGETHER):
+            some = same[part]
             # Each batch has its own random numbers, whichever rank computes it, and wherever the file is.
             lines = " ".join(rows[n].place.rpartition(" ")[2] for n in some)
             seed = asked.get("seed", SEED) + crc32(lines.encode())
@@ -88,11 +91,6 @@ def _read_chat(what: str, value: Any) -> list[Turn]:
     if not chat:
         raise DatasetError(f"{what} has no turn to answer")
     return chat
-
-
-def _chunks(numbers: list[int]) -> Iterator[list[int]]:
-    for first in range(0, len(numbers), TOGETHER):
-        yield numbers[first : first + TOGETHER]
 
 
 def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ class ChunkedLoss(torch.autograd.Function):
             # Transposed: with AMX, products with a transposed first operand take 1.5 times as long.
             of_weight = torch.zeros(weight.shape[::-1], dtype=torch.float32)
         total = torch.zeros((), dtype=torch.float32)
-        for part in _parts(len(values), _rows(weight)):
+        for part in parts(len(values), _rows(weight)):
             mask = kept[part].unsqueeze(1)
             logits = values[part] @ table.t()
             logs = _replace_by_gradients(logits, wanted[part])
@@ -77,7 +77,7 @@ def _replace_by_gradients(logits: Tensor, wanted: Tensor) -> Tensor:
     Only a few tokens at a time are in fp32, so that they stay in the processor's caches.
     """
     rows, found = BLOCK_ROWS * torch.get_num_threads(), []
-    for part in _parts(len(logits), rows):
+    for part in parts(len(logits), rows):
         shares = torch.softmax(logits[part], -1, dtype=torch.float32)
         found.append(shares.gather(1, wanted[part]).clamp(min=SMALLEST).log())
         logits[part] = shares.scatter_add_(1, wanted[part], -torch.ones_like(found[-1]))
@@ -92,7 +92,8 @@ def _same_type(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return hidden.detach().to(dtype), weight.detach().to(dtype)
 
 
-def _parts(count: int, rows: int) -> list[slice]:
+def parts(count: int, rows: int) -> list[slice]:
+    """Return the places of so many things, at most ``rows`` in each part."""
     return [slice(first, first + rows) for first in range(0, count, rows)]
 
 
@@ -166,7 +167,7 @@ def token_losses(model: Any, ids: Tensor) -> Tensor:
     table = None
     if "forward" in vars(head):  # in chunks
         outputs, table = _same_type(outputs, head.weight)
-    for part in _parts(len(outputs), _rows(head.weight)):
+    for part in parts(len(outputs), _rows(head.weight)):
         logits = outputs[part] if table is None else outputs[part] @ table.t()
         losses.append(cross_entropy(logits.float(), wanted[part], reduction="none"))
     return torch.cat(losses).view(len(ids), -1)

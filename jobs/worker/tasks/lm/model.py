@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
+from warnings import catch_warnings, simplefilter
 
 from ...runtime.errors import ModelError
 from ...training.options import BASE_MODEL, SCRATCH, Range, option
@@ -93,9 +95,6 @@ def _dropouts(model: Any) -> list[Any]:
 
 def add_adapters(model: Any, options: LmOptions) -> Any:
     """Return peft's model with adapters of all linear layers but the head."""
-    from functools import partial
-    from warnings import catch_warnings, simplefilter
-
     peft = import_peft()
     config = peft.LoraConfig(
         r=options.lora_rank,
@@ -115,10 +114,10 @@ def add_adapters(model: Any, options: LmOptions) -> Any:
 
 def import_peft(needs: str = "--lora needs peft") -> Any:
     """Return peft. Raises :class:`ModelError` if the stack has none."""
-    from importlib import import_module
-
     try:
-        return import_module("peft")
+        import peft
+
+        return peft
     except ImportError as error:
         raise ModelError(
             f"{needs}: {error}", hint='add "peft" to the python_packages of your stack'

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...data.records import refusal, require_text, skip_note
 from ...data.table import Table, choose_column
 from ...runtime.errors import DatasetError, ModelError
+from ...runtime.output import save_json
 from ...training.options import SCRATCH, SMALL
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TableTask
@@ -236,28 +237,24 @@ class Lm(TableTask[LmOptions]):
         records: Sequence[Any],
         samples: Packed | Masked,
     ) -> dict[str, Any]:
-        from ...runtime.output import save_json
-        from ...training.evaluation import compute_together
+        from ...training.evaluation import compute_together, in_order
         from .head import IGNORED, token_losses
 
-        def measure(batches: Sequence[Longs]) -> Iterator[list[tuple[int, float]]]:
+        def measure(batches: Sequence[Longs]) -> Iterator[tuple[Longs, np.ndarray[Any, Any]]]:
             for chosen in batches:
                 batch = self.collate([samples[int(index)] for index in chosen], loaded)
                 with context.autocast():
                     losses = token_losses(loaded.model, batch["input_ids"]).double()
-                sums = losses.masked_fill(batch["labels"][:, 1:] == IGNORED, 0.0).sum(dim=1)
-                yield [*zip(chosen.tolist(), sums.tolist(), strict=True)]
+                losses = losses.masked_fill(batch["labels"][:, 1:] == IGNORED, 0.0)
+                yield chosen, losses.sum(dim=1).numpy()
 
-        parts = compute_together(context.ranks, samples.lengths, measure)
-        sums = [total for _, total in sorted(pair for part in parts for pair in part)]
-        counts = self.weights(samples)
+        sums = in_order(compute_together(context.ranks, samples.lengths, measure)).tolist()
+        counts = self.weights(samples).tolist()
         if context.ranks.first:
-            means = [
-                round(total / int(count), 6) for total, count in zip(sums, counts, strict=True)
-            ]
-            rows = [{"loss": x, "tokens": int(n)} for x, n in zip(means, counts, strict=True)]
+            pairs = zip(sums, counts, strict=True)
+            rows = [{"loss": round(total / count, 6), "tokens": count} for total, count in pairs]
             save_json(context.output / "predictions.json", rows)
-        tokens = int(counts.sum())
+        tokens = sum(counts)
         return {"perplexity": perplexity(fsum(sums) / tokens), "eval_tokens": tokens}
 
     @classmethod

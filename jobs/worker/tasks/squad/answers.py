@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ...data.tokens import Ints, Longs
+from ...data.tokens import Longs
 from ...runtime.precision import autocast, choose_here
-from ...training.evaluation import compute_together, plan_batches, run_batches
+from ...training.evaluation import compute_together, in_order, plan_batches, run_batches
 from ...training.model import longest_input
 from ...training.state import TrainContext
 from ...training.task import Loaded
@@ -32,28 +33,11 @@ NO_SPAN = float(np.finfo(np.float32).max)
 """Null odds of a question without any span: above any threshold, and JSON has no infinity."""
 
 Floats = NDArray[np.float32]
-
-
-class Spans(NamedTuple):
-    """Windows' best answers: characters ``begin`` to ``end`` of the passage, shape (windows,).
-
-    ``score`` is the sum of both logits, or -inf for a window without a passage or a number; ``null`` is the
-    sum of the first token's logits, the score of no answer.
-    """
-
-    score: Floats
-    begin: Ints
-    end: Ints
-    null: Floats
-
-    @classmethod
-    def join(cls, parts: Sequence[Spans]) -> Spans:
-        """Concatenate the parts' windows."""
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-    def take(self, chosen: Longs) -> Spans:
-        """Return the windows at these indices."""
-        return Spans(self.score[chosen], self.begin[chosen], self.end[chosen], self.null[chosen])
+Spans = NDArray[Any]
+"""Windows' best answers, with the fields of :data:`SPAN`."""
+SPAN = np.dtype([("score", "f4"), ("begin", "i4"), ("end", "i4"), ("null", "f4")])
+"""Characters ``begin`` to ``end`` of the passage; ``score`` is the sum of both logits, or -inf for a window
+without a passage or a number; ``null`` is the sum of the first token's logits, the score of no answer."""
 
 
 def best_spans(
@@ -64,16 +48,18 @@ def best_spans(
     It is the first of the best among all spans of up to ``longest`` tokens, not only among the n best starts
     and ends. A row's result does not depend on the rest of its batch.
     """
-    first, last, score = best_tokens(*(within(x, features) for x in (start, end)), longest=longest)
+    first, last, score = best_tokens(within(start, features), within(end, features), longest)
     windows, offsets = features.windows, features.encoded.passages.offsets
     found = score > -np.inf
     # Without an answer, any token is fine; there may be none.
     places = [np.where(found, windows.first + side - windows.front, 0) for side in (first, last)]
     if not len(offsets):
         offsets = np.zeros((1, 2), dtype=np.int32)
-    begin, stop = offsets[places[0], 0] * found, offsets[places[1], 1] * found
-    score = np.where(found, score, -np.inf).astype(np.float32)
-    return Spans(score, begin, stop, start[:, 0] + end[:, 0])
+    spans = np.zeros(len(start), dtype=SPAN)
+    spans["begin"], spans["end"] = (offsets[places[n], n] * found for n in (0, 1))
+    spans["score"] = np.where(found, score, -np.inf)
+    spans["null"] = start[:, 0] + end[:, 0]
+    return spans
 
 
 def within(logits: Floats, features: Features) -> Floats:
@@ -84,37 +70,14 @@ def within(logits: Floats, features: Features) -> Floats:
     return np.where(inside, logits, np.float32(-np.inf))
 
 
-def best_tokens(
-    start: Floats, end: Floats, *, longest: int = MAX_ANSWER_TOKENS
-) -> tuple[Longs, Longs, Floats]:
+def best_tokens(start: Floats, end: Floats, longest: int) -> tuple[Longs, Longs, Floats]:
     """Return every row's best first and last token, and their score; -inf excludes a token."""
-    rows = np.arange(len(start))
-    # For every start, the best end in range: six passes over the batch instead of thirty.
-    reach = _sliding_maximum(end, longest)
-    first = (start + reach).argmax(axis=1)
-    ends = first[:, None] + np.arange(longest)
-    near = np.where(
-        ends < end.shape[1], end[rows[:, None], np.minimum(ends, end.shape[1] - 1)], -np.inf
-    )
-    last = first + near.argmax(axis=1)
+    rows, more = np.arange(len(start)), min(longest, end.shape[1]) - 1
+    padded = np.pad(end, ((0, 0), (0, more)), constant_values=-np.inf)
+    ends = sliding_window_view(padded, more + 1, axis=1)  # of each start
+    first = (start + ends.max(axis=2)).argmax(axis=1)
+    last = first + ends[rows, first].argmax(axis=1)
     return first, last, start[rows, first] + end[rows, last]
-
-
-def _sliding_maximum(values: Floats, width: int) -> Floats:
-    """Return the maximum of each value and up to ``width - 1`` values after it in its row."""
-    best, reach = values, 1
-    while reach < width:
-        # Ranges may overlap: the last pass covers the rest of the width.
-        step = min(reach, width - reach)
-        longer = best.copy()
-        np.maximum(best[:, :-step], best[:, step:], out=longer[:, :-step])
-        best, reach = longer, reach + step
-    return best
-
-
-def longest_answer(loaded: Loaded) -> int:
-    """Return the maximum number of tokens in a model's answers."""
-    return int(getattr(loaded.model.config, LONGEST_ANSWER, MAX_ANSWER_TOKENS))
 
 
 def best_per_question(spans: Spans, owner: Longs, questions: int) -> Longs:
@@ -124,8 +87,8 @@ def best_per_question(spans: Spans, owner: Longs, questions: int) -> Longs:
     """
     best = np.full(questions, -1, dtype=np.int64)
     # From worst to best, later windows first: the last assignment wins.
-    order = np.lexsort((-np.arange(len(owner)), spans.score))
-    order = order[spans.score[order] > -np.inf]
+    order = np.lexsort((-np.arange(len(owner)), spans["score"]))
+    order = order[spans["score"][order] > -np.inf]
     best[owner[order]] = order
     return best
 
@@ -136,19 +99,11 @@ def null_odds(spans: Spans, owner: Longs, best: Longs) -> Floats:
     The former is the minimum over its windows: an answer in one of them is enough.
     """
     null = np.full(len(best), np.inf, dtype=np.float32)
-    np.fmin.at(null, owner, spans.null)
+    np.fmin.at(null, owner, spans["null"])
     odds = np.full(len(best), NO_SPAN, dtype=np.float32)
     found = best >= 0
-    odds[found] = null[found] - spans.score[best[found]]
+    odds[found] = null[found] - spans["score"][best[found]]
     return np.where(np.isfinite(odds), odds, np.float32(NO_SPAN))
-
-
-class Batch(NamedTuple):
-    """A batch's windows with their start and end logits of shape (windows, tokens)."""
-
-    chosen: Longs
-    start: Floats
-    end: Floats
 
 
 def predict(
@@ -159,12 +114,9 @@ def predict(
     A question that was skipped (see ``--skip-bad-records``) has the answer "".
     """
 
-    longest = longest_answer(loaded)
-
     def find_spans(batches: Sequence[Longs]) -> Iterator[tuple[Longs, Spans]]:
-        for batch in run_windows(loaded, features, batches, context.autocast()):
-            spans = best_spans(batch.start, batch.end, features.take(batch.chosen), longest)
-            yield batch.chosen, spans
+        for chosen, spans, _ in run_windows(loaded, features, batches, context.autocast()):
+            yield chosen, spans
 
     return answers(
         questions, features, compute_together(context.ranks, features.lengths, find_spans)
@@ -178,17 +130,17 @@ def answers(
     names = [question.id for question in questions]
     if not parts:
         return Answers(dict.fromkeys(names, ""), dict.fromkeys(names, NO_SPAN))
-    chosen = np.concatenate([indices for indices, _ in parts])
-    spans = Spans.join([spans for _, spans in parts]).take(np.argsort(chosen))
-    owner = features.windows.question
+    spans, owner = in_order(parts), features.windows.question
     best = best_per_question(spans, owner, len(questions))
     texts = {
-        question.id: question.context[spans.begin[window] : spans.end[window]]
-        if window >= 0
-        else ""
+        question.id: _cut(question, spans[window]) if window >= 0 else ""
         for question, window in zip(questions, best, strict=True)
     }
     return Answers(texts, dict(zip(names, null_odds(spans, owner, best).tolist(), strict=True)))
+
+
+def _cut(question: Question, span: Any) -> str:
+    return question.context[span["begin"] : span["end"]]
 
 
 def run_windows(
@@ -196,11 +148,14 @@ def run_windows(
     features: Features,
     batches: Sequence[Longs],
     autocast: AbstractContextManager[Any],
-) -> Iterator[Batch]:
-    """Yield each batch with the model's logits."""
+) -> Iterator[tuple[Longs, Spans, tuple[Floats, Floats]]]:
+    """Yield each batch's windows with their best spans, and the model's logits within the passages."""
+    longest = int(getattr(loaded.model.config, LONGEST_ANSWER, MAX_ANSWER_TOKENS))
     for chosen, output in run_batches(loaded, features, batches, autocast):
+        windows = features.take(chosen)
         start, end = output.start_logits.float().numpy(), output.end_logits.float().numpy()
-        yield Batch(chosen, start, end)
+        spans = best_spans(start, end, windows, longest)
+        yield chosen, spans, (within(start, windows), within(end, windows))
 
 
 class PredictedAnswer(NamedTuple):
@@ -226,24 +181,22 @@ def ask(loaded: Loaded, questions: Sequence[Question]) -> list[PredictedAnswer]:
     owner = features.windows.question
     # Sums over all windows of a question, to normalize its spans' probabilities.
     starts, ends = np.full((2, len(questions)), -np.inf)
-    found, order = [], []
+    found = []
     batches = plan_batches(features.lengths, fewest=1)  # no other ranks share them
-    for batch in run_windows(loaded, features, batches, autocast(choose_here())):
-        chosen = features.take(batch.chosen)
-        found.append(best_spans(batch.start, batch.end, chosen, longest_answer(loaded)))
-        order.append(batch.chosen)
-        for total, logits in ((starts, batch.start), (ends, batch.end)):
-            inside = within(logits, chosen).astype(np.float64)
-            np.logaddexp.at(total, owner[batch.chosen], np.logaddexp.reduce(inside, axis=1))
-    spans = Spans.join(found).take(np.argsort(np.concatenate(order)))
+    for chosen, part, logits in run_windows(loaded, features, batches, autocast(choose_here())):
+        found.append((chosen, part))
+        for total, inside in zip((starts, ends), logits, strict=True):
+            sums = np.logaddexp.reduce(inside.astype(np.float64), axis=1)
+            np.logaddexp.at(total, owner[chosen], sums)
+    spans: Spans = in_order(found)
     best = best_per_question(spans, owner, len(questions))
     threshold = getattr(loaded.model.config, THRESHOLD, None)
     odds = [None] * len(best) if threshold is None else null_odds(spans, owner, best).tolist()
     return [
         PredictedAnswer(
-            question.context[spans.begin[window] : spans.end[window]],
-            float(np.exp(min(0.0, spans.score[window] - starts[number] - ends[number]))),
-            int(spans.begin[window]),
+            _cut(question, spans[window]),
+            float(np.exp(min(0.0, spans["score"][window] - starts[number] - ends[number]))),
+            int(spans["begin"][window]),
             null,
         )
         if window >= 0 and (null is None or null <= threshold)

@@ -129,12 +129,12 @@ def _read_json(path: Path) -> Any:
         raise DatasetError(f"{path}: is not SQuAD JSON: it is nested too deeply") from error
     except ValueError as error:
         raise DatasetError(
-            f"{path}: {recognize_format(content) or _why_not_json(error)}",
+            f"{path}: {_why_not_json(content, error)}",
             hint=_NESTED if b'"context"' in content else None,
         ) from error
 
 
-def recognize_format(content: bytes) -> str | None:
+def _why_not_json(content: bytes, error: ValueError) -> str:
     """Describe bytes that are no JSON document, as the end of a sentence about the file."""
     for magic, meaning in MAGIC.items():
         if content.startswith(magic):
@@ -148,7 +148,11 @@ def recognize_format(content: bytes) -> str | None:
         return "is JSON lines (an object per line); SQuAD's layout is one object with 'data'"
     if lines and any(lines[0].count(mark) >= 2 for mark in ",;\t") and lines[0][0] not in "{[":
         return f"looks like CSV (its first line: {show(lines[0])}); SQuAD's layout is JSON"
-    return None
+    if isinstance(error, UnicodeDecodeError):
+        return why_not_utf8(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+    return f"is not SQuAD JSON: {first_line(error)}"  # a number of thousands of digits
 
 
 def _is_object(line: str) -> bool:
@@ -156,14 +160,6 @@ def _is_object(line: str) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _why_not_json(error: ValueError) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return why_not_utf8(error)
-    if isinstance(error, json.JSONDecodeError):
-        return f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-    return f"is not SQuAD JSON: {first_line(error)}"  # a number of thousands of digits
 
 
 def _questions(path: str, document: Any, problems: list[DatasetError]) -> Iterator[Question]:

@@ -6,12 +6,11 @@ this task, a *sample* is one feature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...data.records import refusal
 from ...data.tokens import Column, Ints, Longs, Template, Tokens, encode, read_template
@@ -41,21 +40,19 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Feature:
-    """One window over one question's passage; every array is as long as the window.
+    """One window over one question's passage.
 
-    ``offsets`` has shape (tokens, 2): the characters of the passage that a token covers, or -1 for other
-    tokens. ``start`` and ``end`` are the answer's first and last token, or both 0 (the [CLS] token) if
-    there is no answer, or it is not completely inside this window.
+    ``start`` and ``end`` are the answer's first and last token, or both 0 (the [CLS] token) if there is no
+    answer, or it is not completely inside this window.
     """
 
     question: int
     inputs: Mapping[str, Ints]
-    offsets: Ints
     start: int
     end: int
 
     def __len__(self) -> int:
-        return len(self.offsets)
+        return len(self.inputs["input_ids"])
 
 
 class Windows(NamedTuple):
@@ -73,10 +70,6 @@ class Windows(NamedTuple):
     start: Longs
     end: Longs
 
-    def take(self, chosen: Any) -> Windows:
-        """Return the windows of a slice or an array of indices."""
-        return Windows(*(column[chosen] for column in self))
-
 
 @dataclass(frozen=True)
 class Features(Sequence[Feature]):
@@ -93,27 +86,16 @@ class Features(Sequence[Feature]):
     def __len__(self) -> int:
         return len(self.windows.question)
 
-    @overload
-    def __getitem__(self, index: int) -> Feature: ...
-    @overload
-    def __getitem__(self, index: slice) -> Features: ...
-    def __getitem__(self, index: int | slice) -> Feature | Features:
-        if isinstance(index, slice):
-            return self.take(index)
-        question, first, width, front, start, end = (int(column[index]) for column in self.windows)
+    def __getitem__(self, index: Any) -> Any:
+        question, first, width, _, start, end = (int(column[index]) for column in self.windows)
         passages, questions = self.encoded
         begin, stop = questions.bounds[question : question + 2]
         asked, read = questions.ids[begin:stop], passages.ids[first : first + width]
-        offsets = np.full((front + width + len(self.template.suffix), 2), -1, dtype=np.int32)
-        offsets[front : front + width] = passages.offsets[first : first + width]
-        return Feature(question, self.template.join(asked, read), offsets, start, end)
+        return Feature(question, self.template.join(asked, read), start, end)
 
-    def __iter__(self) -> Iterator[Feature]:
-        return (self[index] for index in range(len(self)))
-
-    def take(self, chosen: slice | NDArray[np.int64]) -> Features:
-        """Return a selection of windows over the same tokens."""
-        return Features(self.encoded, self.template, self.windows.take(chosen))
+    def take(self, chosen: Longs) -> Features:
+        """Return the windows at these indices, over the same tokens."""
+        return replace(self, windows=Windows(*(column[chosen] for column in self.windows)))
 
     @property
     def lengths(self) -> Ints:

@@ -84,13 +84,6 @@ class Answers(NamedTuple):
         return Answers(texts, odds)
 
 
-class Best(NamedTuple):
-    """The best mean score in percent, over all thresholds, and the first threshold that reaches it."""
-
-    score: float
-    threshold: float
-
-
 def judge(question: Question, answer: str) -> Scores:
     """Return v2.0's best match with any accepted answer, 0.0 to 1.0; without one, "" is right."""
     truths = [each.text for each in question.answers if normalize(each.text)]
@@ -103,11 +96,13 @@ def fit_threshold(questions: Sequence[Question], answers: Answers) -> float:
     if all(each.answers for each in questions):
         return 0.0
     scores = [judge(each, answers.texts[each.id]).f1 for each in questions]
-    return find_best(questions, answers, scores).threshold
+    return find_best(questions, answers, scores)[1]
 
 
-def find_best(questions: Sequence[Question], answers: Answers, scores: Sequence[float]) -> Best:
-    """Return the best threshold for one kind of score, given for every question.
+def find_best(
+    questions: Sequence[Question], answers: Answers, scores: Sequence[float]
+) -> tuple[float, float]:
+    """Return the best mean of one kind of score, in percent, and the first threshold that reaches it.
 
     As in the official script, equal null odds count one by one, and the threshold is 0.0 if no other is
     better than no answers at all.
@@ -122,7 +117,7 @@ def find_best(questions: Sequence[Question], answers: Answers, scores: Sequence[
             right -= 1
         if right > best:
             best, threshold = right, answers.null_odds[question.id]
-    return Best(100 * best / len(questions), threshold)
+    return 100 * best / len(questions), threshold
 
 
 def score_v2(questions: Sequence[Question], answers: Answers, threshold: float) -> dict[str, float]:
@@ -142,8 +137,9 @@ def score_v2(questions: Sequence[Question], answers: Answers, threshold: float) 
         if chosen:
             found |= _means(name, chosen) | {f"{name}total": len(chosen)}
     for name, column in zip(Scores._fields, zip(*raw, strict=True), strict=True):
-        best = find_best(questions, answers, column)
-        found |= {f"best_{name}": best.score, f"best_{name}_threshold": best.threshold}
+        found[f"best_{name}"], found[f"best_{name}_threshold"] = find_best(
+            questions, answers, column
+        )
     return found
 
 

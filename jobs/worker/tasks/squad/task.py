@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...data.care import describe
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
+from ...runtime.output import save_json
 from ...training.options import SMALL, EncoderOptions, Range, is_url, option
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TextTask
@@ -165,7 +166,6 @@ class Squad(TextTask[SquadOptions]):
     def evaluate(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Question], samples: Features
     ) -> dict[str, Any]:
-        from ...runtime.output import save_json
         from .answers import predict
 
         answers = predict(context, loaded, records, samples)
@@ -198,8 +198,6 @@ def _evaluate_v2(
     context: TrainContext, loaded: Loaded, records: Sequence[Question], raw: Answers
 ) -> dict[str, Any]:
     """Fit the threshold, save it with the model, and score the answers with it."""
-    from ...runtime.output import save_json
-
     threshold, output = fit_threshold(records, raw), context.output
     answers = raw.with_threshold(threshold)
     setattr(loaded.model.config, THRESHOLD, threshold)

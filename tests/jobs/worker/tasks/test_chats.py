@@ -26,6 +26,7 @@ SYSTEM, TOOL = {"role": "system", "content": "Be brief."}, {"role": "tool", "con
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
 PAIR, CHAT = {"prompt": "a", "completion": "b"}, {"messages": [USER, ANSWER]}
 TURNS = {"prompt": [USER], "completion": [ANSWER]}
+PARTS = [{"type": "text", "text": "a"}]
 OWN_TEMPLATE = "--chat-template t.jinja"
 
 
@@ -59,15 +60,10 @@ ROWS = (
     Bad(
         PAIR,
         {**PAIR, "completion": [ANSWER]},
-        "'prompt' is a text, and 'completion' is a list",
+        "a text, and 'completion' is a list of turns",
         "both",
     ),
-    Bad(
-        TURNS,
-        {**TURNS, "completion": "b"},
-        "'prompt' is a list of turns, and 'completion' is a",
-        "both",
-    ),
+    Bad(TURNS, {**TURNS, "completion": "b"}, "a list of turns, and 'completion' is a text", "both"),
     Bad(PAIR, TURNS, "prompt and completion are lists of turns, and in other rows texts", "same"),
     Bad(TURNS, PAIR, "prompt and completion are texts, and in other rows lists", "the same form"),
     Bad(TURNS, {**TURNS, "prompt": []}, "column 'prompt' has no turns", "leave out the row"),
@@ -77,44 +73,36 @@ ROWS = (
     Bad(CHAT, {"messages": "Why?"}, "column 'messages' is not a list of turns", '"role": "user"'),
     Bad(CHAT, chat(), "column 'messages' has no turns", "leave out the row"),
     Bad(CHAT, chat(USER), "has no turn of the assistant", "add the answer"),
-    Bad(
-        CHAT, chat(USER, said("bot", "So.")), "turn 2 has the role 'bot'", "roles are system, user"
-    ),
+    Bad(CHAT, chat(USER, said("bot", "So.")), "turn 2 has the role 'bot'", "roles are system, us"),
     Bad(CHAT, chat(USER, {"content": "a"}), "turn 2 has no role and content", '"role": "user"'),
     Bad(CHAT, chat({"from": "human", "value": "a"}), "turn 1 has no role and content", '"content"'),
-    Bad(
-        CHAT, chat(USER, USER, ANSWER), "turn 2 is one of 'user' after one of 'user'", "join turns"
-    ),
+    Bad(CHAT, chat(USER, USER, ANSWER), "turn 2 is one of 'user' after one of 'user'", "join"),
     Bad(CHAT, chat(USER, SYSTEM, ANSWER), "turn 2 is one of 'system' after one of 'user'", "only"),
-    Bad(
-        CHAT, chat(ANSWER, USER), "turn 1 is one of 'assistant' at the beginning", "system or user"
-    ),
+    Bad(CHAT, chat(ANSWER, USER), "turn 1 is one of 'assistant' at the beginning", "system or us"),
     Bad(CHAT, chat(SYSTEM, ANSWER), "turn 2 is one of 'assistant' after one of 'sys", "only user"),
     Bad(CHAT, chat(USER, TOOL, ANSWER), "turn 2 is one of 'tool' after one of 'user'", "assistant"),
-    Bad(
-        CHAT, chat(USER, CALL, TOOL, USER), "turn 4 is one of 'user' after one of 'tool'", "tool or"
-    ),
+    Bad(CHAT, chat(USER, CALL, TOOL, USER), "turn 4 is one of 'user' after one of 'to", "tool or"),
     Bad(CHAT, chat(USER, said("assistant", None)), "turn 2: the content is empty"),
     Bad(CHAT, chat(said("user", " "), ANSWER), "turn 1: the content is empty"),
     Bad(CHAT, chat(USER, said("assistant", 5)), "turn 2: the content is not a text"),
-    Bad(
-        CHAT,
-        chat(said("user", [{"type": "text", "text": "a"}]), ANSWER),
-        "turn 1: the content is a list of parts",
-        "join their texts",
-    ),
+    Bad(CHAT, chat(said("user", PARTS), ANSWER), "turn 1: the content is a list of parts", "join"),
     Bad(CHAT, chat(USER, said("assistant", "\udfff")), "turn 2: the content contains half of a"),
     Bad(CHAT, chat(USER, ANSWER, tools={"a": 1}), "column 'tools' is not a list of tools"),
     Bad(CHAT, chat(USER, ANSWER, tools="[{"), "column 'tools' is not a list of tools"),
     Bad(CHAT, chat(USER, ANSWER, tools=["add"]), "column 'tools' is not a list of tools"),
+    Bad({"text": "a"}, {"text": " "}, "column 'text' is empty"),
     Bad({"text": "a"}, {"text": [USER]}, "column 'text' is a list, not a text", "'messages'"),
 )
 
 
-def refuse(path: Path, options: str) -> UsageError:
+def check(path: Path, options: str) -> None:
     words = ["--data", str(path), "--model", "scratch", *options.split()]
+    check_inputs(parse_request("train", "lm", *words).read_options())
+
+
+def refuse(path: Path, options: str) -> UsageError:
     with pytest.raises(UsageError) as refused:
-        check_inputs(parse_request("train", "lm", *words).read_options())
+        check(path, options)
     assert "\n" not in refused.value.message + (refused.value.hint or "")
     return refused.value
 
@@ -138,14 +126,7 @@ def test_a_bad_row_is_named_with_its_fix(row: Bad) -> None:
     assert row.text in refused.message
     assert row.fix in str(refused.hint)
     # Without the row, nothing is wrong.
-    check_inputs(
-        parse_request(
-            "train",
-            "lm",
-            *("--data", str(path), "--model", "scratch", *row.options.split()),
-            "--skip-bad-records",
-        ).read_options()
-    )
+    check(path, f"{row.options} --skip-bad-records")
 
 
 @pytest.mark.parametrize(
@@ -155,13 +136,7 @@ def test_a_bad_row_is_named_with_its_fix(row: Bad) -> None:
         ("a.csv", "completion\na\n", "", "a column 'completion' and no 'prompt'", "add the column"),
         ("a.csv", "prompt,completion\na,\n", "", "line 2: column 'completion' is empty", ""),
         ("a.csv", 'messages\n"[]"\n', "", "line 2: column 'messages' is not a list", "JSON lines"),
-        (
-            "a.jsonl",
-            {**PAIR, **CHAT},
-            "",
-            "has chats, in 'messages', and also",
-            "--text-column mes",
-        ),
+        ("a.jsonl", {**PAIR, **CHAT}, "", "chats, in 'messages', and also", "--text-column mess"),
         ("a.jsonl", CHAT, "", "of scratch has no chat template", "--chat-template FILE"),
         ("a.jsonl", TURNS, "--model ./m", "of ./m has no chat template", "--chat-template FILE"),
         ("a.jsonl", CHAT, "--chat-template no.jinja", "no.jinja", ""),
@@ -218,62 +193,38 @@ def test_columns_that_predict_needs(tmp_path: Path) -> None:
     assert columns(PAIR) == {"prompt": "prompt"}
     assert columns({"conversations": [USER, ANSWER]}) == {"messages": "conversations"}
     assert columns({"content": "a", "id": 1}) == {"text": "content"}
+    assert columns({"code": "a", "text": "b"}, "code") == {"text": "code"}
     assert columns({**PAIR, **CHAT}, "messages") == {"messages": "messages"}
     assert columns({**PAIR, **CHAT}, "prompt") == {"text": "prompt"}
     spaced = write(tmp_path / "a.jsonl", {" prompt": "a", "completion ": "b"})
     assert find_columns(read_table(str(spaced)), None) == [" prompt", "completion "]
 
 
-UNSTABLE = "{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}"
 SAYS = "{% for m in messages %}%s{% endfor %}"
+UNSTABLE = SAYS.replace("%s", "{{ m.content }}{% if loop.last %}!{% endif %}")
+UNSAID = SAYS.replace("%s", "{{ m.content }}{% generation %}{% endgeneration %}")
+NO_SYSTEM = SAYS.replace("%s", "{% if m.role != 'system' %}{{ m.content }}{% endif %}")
+NO_ANSWER = SAYS.replace("%s", "{% if m.role == 'user' %}{{ m.content }}{% endif %}")
+NO_MORE = "{{ messages[0].content + messages[1].content + messages[2].content }}"
+TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
 
 
 @pytest.mark.parametrize(
     ("template", "turns", "text", "fix"),
     [
-        (
-            "{% if messages[0].role == 'system' %}{{ raise_exception('No system!') }}{% endif %}",
-            (SYSTEM, USER, ANSWER),
-            "the chat template fails: No system!",
-            "correct the row",
-        ),
-        ("{{ messages[0].name.first }}", (USER, ANSWER), "the chat template fails: ", "another"),
-        ("{{ messages[0].content + 1 }}", (USER, ANSWER), "the chat template fails: ", "another"),
-        (
-            SAYS.replace("%s", "{% if m.role != 'system' %}{{ m.content }}{% endif %}"),
-            (SYSTEM, USER, ANSWER),
-            "drops turn 1 (system): 'Be brief.'",
-            "remove the turn",
-        ),
-        (
-            SAYS.replace("%s", "{% if m.role == 'user' %}{{ m.content }}{% endif %}"),
-            (USER, ANSWER),
-            "drops turn 2 (assistant): 'So.'",
-            "--chat-template",
-        ),
-        ("{{ messages[-1].content }}", (USER, ANSWER), "drops turn 1 (user): 'Why?'", "remove"),
-        (
-            # The last words are those of the first answer.
-            "{{ messages[0].content + messages[1].content + messages[2].content }}",
-            (USER, ANSWER, {"role": "user", "content": "Oh."}, ANSWER),
-            "drops turn 4 (assistant): 'So.'",
-            "remove the turn",
-        ),
-        (
-            UNSTABLE,
-            (USER, ANSWER, USER, ANSWER),
-            "writes turn 1 differently if others follow",
-            "{% generation %}",
-        ),
-        (
-            SAYS.replace("%s", "{{ m.content }}{% generation %}{% endgeneration %}"),
-            (USER, ANSWER),
-            "marks no words of the assistant",
-            "{% generation %}",
-        ),
+        ("{{ raise_exception('No!') }}", TWO, "the chat template fails: No!", "correct the row"),
+        ("{{ messages[0].name.first }}", TWO, "the chat template fails: ", "another"),
+        ("{{ messages[0].content + 1 }}", TWO, "the chat template fails: ", "another"),
+        (NO_SYSTEM, (SYSTEM, *TWO), "drops turn 1 (system): 'Be brief.'", "remove the turn"),
+        (NO_ANSWER, TWO, "drops turn 2 (assistant): 'So.'", "--chat-template"),
+        ("{{ messages[-1].content }}", TWO, "drops turn 1 (user): 'Why?'", "remove"),
+        (NO_MORE, SAME, "drops turn 4 (assistant): 'So.'", "remove the turn"),
+        (UNSTABLE, TWO * 2, "writes turn 1 differently if others follow", "{% generation %}"),
+        (UNSAID, TWO, "marks no words of the assistant", "{% generation %}"),
     ],
 )
 def test_a_template_that_does_not_fit_a_row(template: str, turns: Any, text: str, fix: str) -> None:
+    """Also if the last words, which it drops, are those of an earlier answer."""
     tokenizer = new_chat_tokenizer(["Why? So."], template)
     with pytest.raises(DatasetError) as refused:
         Renderer(tokenizer, learn_all=False)(Exchange("a.jsonl: line 7", (), turns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -59,22 +60,18 @@ def test_numbers_are_the_same_labels_in_each_format(tmp_path: Path) -> None:
     assert [each.labels for each in (*data.train, *data.eval)] == [("0",), ("1",), ("1",)]
 
 
-def test_a_part_is_kept_for_evaluation(tmp_path: Path) -> None:
-    rows = [{"text": f"t{n}", "label": "ab"[n % 2]} for n in range(20)]
-    data = classify(tmp_path, rows, eval_fraction=0.25).read(lambda _: None)
-    assert (len(data.train), len(data.eval)) == (15, 5)
-    assert not {*data.train} & {*data.eval}
-    assert data.eval_source.startswith("0.25 of ")
-
-
 @pytest.mark.parametrize("seed", range(5))
-def test_labels_that_occur_once_stay_in_training(tmp_path: Path, seed: int) -> None:
+def test_a_part_is_kept_for_evaluation_without_labels_that_occur_once(
+    tmp_path: Path, seed: int
+) -> None:
     labels = ["bad"] * 60 + ["good"] * 30 + [f"topic-{n}" for n in range(12)]
     rows = [{"text": f"t{n}", "label": label} for n, label in enumerate(labels)]
     notes: list[str] = []
     data = classify(tmp_path, rows, eval_fraction=0.2, seed=seed).read(notes.append)
     evaluated = Counter(label for record in data.eval for label in record.labels)
     assert evaluated == {"bad": 12, "good": 6}
+    assert len({*data.train} | {*data.eval}) == len(rows) == len(data.train) + len(data.eval)
+    assert data.eval_source.startswith("0.2 of ")
     assert "14 classes: 'bad' 48, 'good' 24, 'topic-" in notes[-1]
     assert notes[-1].endswith(" 1, …")
     tags = [["O", "B"]] * 10 + [["O", "rare"], ["O", "B", "other"]]
@@ -206,29 +203,12 @@ def test_tags_without_entities_have_only_an_accuracy() -> None:
     assert set(score([["NN", "VB"]], [["NN", "NN"]])) == {"accuracy"}
 
 
-@pytest.mark.parametrize(
-    ("scheme", "marks"),
-    [("IOB2", "BIIB"), ("IOE2", "IIEE"), ("IOBES", "BIES"), ("BILOU", "BILU"), ("", "BMES")],
-)
-def test_schemes_of_entities_are_those_of_seqeval(scheme: str, marks: str) -> None:
-    """Every scheme's tags of the same entities give these, also by seqeval's strict rules."""
-    from seqeval import scheme as schemes
-
-    draw = np.random.default_rng(5)
-    rows, expected = [], []
-    for _ in range(40):
-        row, spans = list[str](), list[tuple[str, int, int]]()
-        for size in draw.integers(0, 4, 6):
-            kind, (first, inside, last, only) = "AB"[draw.integers(0, 2)], [*marks]
-            own = [only] if size == 1 else [first, *[inside] * (size - 2), last]
-            spans += [(kind, len(row), len(row) + int(size))] if size else []
-            row += [f"{mark}-{kind}" for mark in own] if size else ["O"]
-        rows.append(row)
-        expected.append(spans)
-    assert [find_entities(row) for row in rows] == expected
-    if scheme:
-        strict = schemes.Entities(rows, getattr(schemes, scheme)).entities
-        assert [[(e.tag, e.start, e.end) for e in row] for row in strict] == expected
+@pytest.mark.parametrize("letters", ["BILU", "BMES", "BMEW"])
+def test_letters_of_other_schemes_mean_those_of_iobes(letters: str) -> None:
+    for row in itertools.product([*"BIES", ""], repeat=4):
+        tags = [f"{mark}-A" if mark else "O" for mark in row]
+        others = [each.translate(str.maketrans("BIES", letters)) for each in tags]
+        assert find_entities(others) == find_entities(tags)
 
 
 INVISIBLE = ["\u200b", "\ufeff", "\u00ad", "\u200b\u200d"]
@@ -338,13 +318,8 @@ def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool)
 
 @pytest.mark.usefixtures("fp32")
 def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
-    rows = [
-        {
-            "words": ["Ada", "Lovelace-King", "wrote,"][: n % 3 + 1],
-            "tags": ["B", "I", "O"][: n % 3 + 1],
-        }
-        for n in range(40)
-    ]
+    words = ["Ada", "Lovelace-King", "wrote,"]
+    rows = [{"words": words[: n % 3 + 1], "tags": [*"BIO"][: n % 3 + 1]} for n in range(40)]
     task = Tag(TagOptions(model=SCRATCH, data=write(tmp_path, rows), token_cache=NO_CACHE))
     loaded, samples = prepare(task)
     make_lively(loaded.model)
@@ -370,7 +345,7 @@ def test_texts_of_all_lengths_have_few_shapes(tmp_path: Path) -> None:
         needed.append(int(inputs["attention_mask"].sum(1).max()))
 
     loaded.model.register_forward_pre_hook(note, with_kwargs=True)
-    for words in range(1, most + 9, 3):
+    for words in [*range(1, most, 9), most + 9]:
         Classify.predict(loaded, [Row("row", {"text": "b " * words})])
     assert all(own <= width <= own * 1.125 for own, width in zip(needed, found, strict=True))
     assert max(found) == most

@@ -21,10 +21,11 @@ from tests.jobs.worker.tokenizer_families import KINDS
 
 BERT = {
     "hidden_size": 16,
+    "intermediate_size": 16,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
-    "intermediate_size": 16,
 }
+SHARED: dict[str, Any] = {"token_cache": NO_CACHE, "max_length": 32}
 MNLI = ["entailment", "neutral", "contradiction"]
 
 
@@ -45,11 +46,7 @@ def save_classifier(folder: Path, tokenizer: Any, task: str, names: Sequence[str
 
 def load(task: str, folder: Path, names: Sequence[Any]) -> tuple[Any, Loaded, Any]:
     """Return the task for data with these classes, its model, and the samples."""
-    common: dict[str, Any] = {
-        "model": str(folder / "model"),
-        "token_cache": NO_CACHE,
-        "max_length": 32,
-    }
+    common: dict[str, Any] = {"model": str(folder / "model"), **SHARED}
     if task == "classify":
         data = write(folder, [{"text": "tile registers", "label": each} for each in names])
         chosen: Any = Classify(ClassifyOptions(data=data, **common))
@@ -117,21 +114,13 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
     "llama": {**BERT, "num_key_value_heads": 2},
 }
+PADDINGS = [(None, None, False), (None, None, True), ("<s>", None, False), (None, 5, False)]
+PADDINGS += [(None, -1, False), ("</s>", 0, False)]
 ROWS = ["tile", "eight cores of a tile!", "which registers", "!!", "cores and tile registers"]
 
 
 @pytest.mark.parametrize("kind", DECODERS)
-@pytest.mark.parametrize(
-    ("in_tokenizer", "in_config", "suffix"),
-    [
-        (None, None, False),
-        (None, None, True),
-        ("<s>", None, False),
-        (None, 5, False),
-        (None, -1, False),
-        ("</s>", 0, False),
-    ],
-)
+@pytest.mark.parametrize(("in_tokenizer", "in_config", "suffix"), PADDINGS)
 def test_a_decoder_classifies_by_the_last_token_of_a_text(
     tmp_path: Path, kind: str, in_tokenizer: str | None, in_config: int | None, suffix: bool
 ) -> None:
@@ -155,14 +144,8 @@ def test_a_decoder_classifies_by_the_last_token_of_a_text(
     padding = "null" if in_config is None else str(in_config)
     path.write_text(path.read_text().replace('"pad_token_id": null', f'"pad_token_id": {padding}'))
     rows = [{"text": text, "label": "xy"[n % 2]} for n, text in enumerate(ROWS)]
-    chosen = Classify(
-        ClassifyOptions(
-            data=write(tmp_path, rows),
-            model=str(tmp_path / "base"),
-            token_cache=NO_CACHE,
-            max_length=32,
-        )
-    )
+    model, data = str(tmp_path / "base"), write(tmp_path, rows)
+    chosen = Classify(ClassifyOptions(data=data, model=model, **SHARED))
     loaded, samples = prepare(chosen)
     batch = chosen.collate([samples[n] for n in range(len(ROWS))], loaded)
     model = loaded.model.eval()

@@ -35,15 +35,15 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     rows = [f"{'good ' * n}bad,{n}" for n in range(5)] * 4
     (node / "a.csv").write_text("\n".join(["text,rating", *rows]))
     options: dict[str, Any] = {"data": "a.csv", "model": "scratch", "dtype": "fp32"}
-    options |= {"compile": "off", "batch_size": 5, "learning_rate": 0.003, "token_cache": "none"}
-    options |= {"checkpoint_every": 40, "output": "one"}
+    options |= {"compile": "off", "batch_size": 5, "learning_rate": 0.006, "token_cache": "none"}
+    options |= {"checkpoint_every": 20, "output": "one"}
 
-    first = run(node, {**options, "epochs": 40})
-    again = run(node, {**options, "epochs": 60}, "--resume")
+    first = run(node, {**options, "epochs": 20})
+    again = run(node, {**options, "epochs": 30}, "--resume")
 
     assert (node / "one" / "results.json").is_file(), first + again
     result = json.loads((node / "one" / "results.json").read_text())
-    assert result["resumed_after"] == [80]
+    assert result["resumed_after"] == [40]
     assert result["scores"]["error"] < 1.0, "the mean of all scores is off by 1.2"
 
     (node / "a.csv").write_text("text,rating\ngood,many\n")

@@ -27,16 +27,12 @@ from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions, add_adapters
 from jobs.worker.tasks.lm.task import SHAPE, Lm
 from jobs.worker.tasks.predict import load_trained, main, predict
-from jobs.worker.training.model import (
-    load_pretrained,
-    new_tokenizer,
-    train_tokenizer,
-    write_model,
-)
+from jobs.worker.training.model import load_pretrained, new_tokenizer, train_tokenizer, write_model
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.tasks.test_lm import TINY
 
+ONLY = "is for plain texts only"
 TEXT = "the first physical core of each socket has eight tiles and a list"
 WORDS = TEXT.split()
 PROMPTS = [" ".join(WORDS[n % 5 : n % 5 + 1 + n % 7]) for n in range(12)]
@@ -97,24 +93,17 @@ def alone(model: Any, folder: Path, text: str, new: int) -> dict[str, str]:
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     ends = [model.generation_config.eos_token_id, tokenizer.eos_token_id]
     with torch.inference_mode():
-        found = model.eval().generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            do_sample=False,
-            eos_token_id=ends,
-            pad_token_id=0,
-        )
+        asked = {"max_new_tokens": new, "eos_token_id": ends, "pad_token_id": 0}
+        mask = torch.ones_like(ids)
+        found = model.eval().generate(ids, attention_mask=mask, do_sample=False, **asked)
     added = found[0, ids.shape[1] :].tolist()
     is_over = added[-1] in ends
     kept = added[:-1] if is_over else added
-    texts = [
+    before, whole = (
         tokenizer.decode(each, skip_special_tokens=True) for each in (ids[0], [*ids[0], *kept])
-    ]
-    return {
-        "completion": texts[1][len(texts[0]) :],
-        "finish_reason": "stop" if is_over else "length",
-    }
+    )
+    reason = "stop" if is_over else "length"
+    return {"completion": whole[len(before) :], "finish_reason": reason}
 
 
 @pytest.fixture(autouse=True)
@@ -161,9 +150,8 @@ def test_long_texts_get_what_fits_into_the_model(tmp_path: Path) -> None:
     texts = ["the " * 14, "core", "the " * 10, "first core"]
     found = predict(folder, [{"prompt": text} for text in texts], {"max_new_tokens": 12})
     model = LlamaForCausalLM.from_pretrained(folder)
-    rooms = (2, 12, 6, 12)
     assert found == [
-        alone(model, folder, text, room) for text, room in zip(texts, rooms, strict=True)
+        alone(model, folder, *each) for each in zip(texts, (2, 12, 6, 12), strict=True)
     ]
     with pytest.raises(DatasetError, match="row 2: has 16 tokens, and the model takes 16 with the"):
         predict(folder, [{"prompt": "the"}, {"prompt": "the " * 16}])
@@ -237,31 +225,22 @@ def test_files_have_texts_prompts_or_chats(folder: Path, chat: Path, tmp_path: P
         options = PredictOptions(str(chat), data, output, settings={"max_new_tokens": 4})
         predict_corpus(replace(options, parts=str(tmp_path / "parts")), lambda _: None)
         found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-        assert [
-            {"completion": each["predicted_completion"], "finish_reason": each["finish_reason"]}
-            for each in found
-        ] == expected
+        names = {"completion": "predicted_completion", "finish_reason": "finish_reason"}
+        assert [{own: each[name] for own, name in names.items()} for each in found] == expected
         assert [{key: each[key] for key in rows[0]} for each in found] == rows
         # A text's perplexity; of prompts and chats, a part would be left out.
-        options = replace(
-            options, settings={"perplexity": True}, parts=str(tmp_path / f"parts-{name}")
-        )
-        with (
-            nullcontext()
-            if name == "text"
-            else pytest.raises(DatasetError, match="is for plain texts only")
-        ):
-            predict_corpus(options, lambda _: None)
+        parts, refused = str(tmp_path / f"parts-{name}"), pytest.raises(DatasetError, match=ONLY)
+        with nullcontext() if name == "text" else refused:
+            measured = replace(options, settings={"perplexity": True}, parts=parts)
+            predict_corpus(measured, lambda _: None)
     with pytest.raises(DatasetError, match="row 1: 'prompt' is a chat, and --perplexity"):
         predict(chat, [{"prompt": chats[0]}], {"perplexity": True})
 
 
 def test_prompts_begin_as_in_training(folder: Path) -> None:
     """Prompts with completions are learned after the mark of a beginning, plain texts without."""
-    model, tokenizer = (
-        LlamaForCausalLM.from_pretrained(folder),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    model = LlamaForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     begin, core = tokenizer.convert_tokens_to_ids(["[CLS]", "core"])
 
     def encode(tokenizer: Any, **columns: str) -> list[int]:
@@ -327,13 +306,9 @@ def test_a_merged_model_has_the_type_of_its_base(
         ("adapter_model.safetensors", None, "has no adapter_model.safetensors"),
         ("adapter_model.safetensors", b"\x08\0\0\0", "can't be loaded: "),
         ("tokenizer.json", b"{}", "can't be loaded: "),
-        (
-            "adapter_config.json",
-            {"base_model_name_or_path": None},
-            "base_model_name_or_path is None",
-        ),
-        ("adapter_config.json", {"peft_type": "NOPE"}, "can't be loaded: "),
-        ("adapter_config.json", {"r": 3}, "can't be loaded: "),
+        (ADAPTERS, {"base_model_name_or_path": None}, "base_model_name_or_path is None"),
+        (ADAPTERS, {"peft_type": "NOPE"}, "can't be loaded: "),
+        (ADAPTERS, {"r": 3}, "can't be loaded: "),
     ],
 )
 def test_adapters_that_are_unusable_are_a_line(

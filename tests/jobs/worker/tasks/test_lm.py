@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from transformers import (
 from jobs.worker.data.readers import read_table
 from jobs.worker.fast import int8
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.lm import head, memory
 from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
 from jobs.worker.tasks.lm.memory import Plan, read_free_bytes, simulate
@@ -42,7 +40,7 @@ from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.tasks.chat_models import END, new_chat_tokenizer, save_chat_model
-from tests.jobs.worker.threaded_ranks import load_run, run_threaded, session
+from tests.jobs.worker.threaded_ranks import load_run
 from tests.jobs.worker.training.test_resume import STEPS, events
 
 SAMPLE = str(Lm.demo.data)
@@ -169,40 +167,12 @@ def test_a_last_sample_of_one_token_is_left_out(folder: Path, tmp_path: Path) ->
     assert load(options_for(folder, data=str(path))).samples.lengths.tolist() == [32]
 
 
-def test_texts_in_a_file_are_separated_by_empty_lines(tmp_path: Path) -> None:
+def test_a_text_in_a_file_is_named_by_its_first_line(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\none\n two\n\n \nthree\n")
     table = read_table(str(path))
     assert [row["text"] for row in table.rows] == ["one\n two", "three"]
     assert table.place(1) == f"{path}: line 6"
-    assert [row["text"] for row in read_table(str(path), limit=1).rows] == ["one\n two"]
-    path.write_text("\n \n")
-    with pytest.raises(DatasetError, match="has no rows"):
-        read_table(str(path))
-
-
-def test_perplexity_is_that_of_the_plain_model(folder: Path, tmp_path: Path) -> None:
-    options = options_for(folder)
-
-    def work(ranks: Ranks) -> dict[str, Any]:
-        task, context = Lm(options), session(options, ranks, output=tmp_path)
-        data = task.read(lambda _: None)
-        loaded = task.load(context, data)
-        return task.evaluate(context, loaded, data.eval, task.prepare(context, loaded, data.eval))
-
-    found, other = run_threaded(2, work)
-    model, run = LlamaForCausalLM.from_pretrained(folder).eval(), load(options)
-    total, count = 0.0, 0
-    for number in range(len(run.samples)):
-        ids = torch.tensor(run.samples[number].inputs["input_ids"][None].astype("int64"))
-        with torch.no_grad():
-            total += float(model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
-        count += ids.shape[1] - 1
-    assert found == other
-    assert found["eval_tokens"] == count
-    assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
-    losses = [each["loss"] for each in json.loads((tmp_path / "predictions.json").read_text())]
-    assert sum(losses[:-1]) * 31 + losses[-1] * (ids.shape[1] - 1) == pytest.approx(total, rel=1e-4)
 
 
 def test_predict_measures_each_text(folder: Path) -> None:
@@ -288,21 +258,11 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path, d
             losses.append(float(loss))
             return loss
 
-    Recording(
-        model=theirs,
-        args=TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=4,
-            max_steps=steps,
-            learning_rate=1e-2,
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-        ),
-        train_dataset=rows,
-        data_collator=DataCollatorForSeq2Seq(padding),
-    ).train()
+    shared: dict[str, Any] = {"output_dir": str(tmp_path), "use_cpu": True, "disable_tqdm": True}
+    shared |= {"per_device_train_batch_size": 4, "max_steps": steps, "learning_rate": 1e-2}
+    arguments = TrainingArguments(report_to=[], save_strategy="no", **shared)
+    collator = DataCollatorForSeq2Seq(padding)
+    Recording(theirs, arguments, collator, train_dataset=rows).train()
 
     found = []
     with join("gloo", {}):
@@ -366,7 +326,8 @@ def test_layers_are_recomputed_without_dropout() -> None:
 
 def peak(**more: Any) -> int:
     config = LlamaConfig(**{**TINY, "hidden_size": 64, "num_hidden_layers": 3})
-    return simulate(Plan(LmOptions(max_length=128, **more), "fp32", 1), config)
+    with patch.object(head, "BLOCK_ROWS", 256):  # fewer operations to simulate
+        return simulate(Plan(LmOptions(max_length=128, **more), "fp32", 1), config)
 
 
 def test_the_simulated_peak_falls_with_what_saves_memory() -> None:
@@ -448,18 +409,6 @@ def test_the_memory_left_is_that_of_the_control_group(
         (tmp_path / "fs" / name).write_text(content + "\n")
     found = read_free_bytes(tmp_path / "cgroup", tmp_path / "fs")
     assert found == expected if expected is not None else found > 10**7
-
-
-def test_names_of_columns(tmp_path: Path) -> None:
-    def read(rows: Sequence[Any], **more: Any) -> list[Any]:
-        path = tmp_path / "a.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return [*Lm(LmOptions(data=str(path), **more)).read(lambda _: None).train]
-
-    assert read([{"content": "a"}, {"content": "b"}]) == ["a", "b"]
-    assert read([{"code": "a", "text": "b"}], text_column="code") == ["a"]
-    with pytest.raises(DatasetError, match="line 2: column 'text' is empty"):
-        read([{"text": "a"}, {"text": " "}])
 
 
 def test_loaded_without_an_end_token_is_refused(folder: Path, tmp_path: Path) -> None:

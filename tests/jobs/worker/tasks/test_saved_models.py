@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import venv
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from jobs.worker.tasks.predict import load_trained
 from jobs.worker.tasks.score import Score
 from jobs.worker.training.card import find_intervals
 from jobs.worker.training.options import BASE_MODEL
+from tests.harness.forked import Forked
 from tests.jobs.worker.threaded_ranks import session, train_alone
 
 ADAPTERS = "lm with adapters"
@@ -30,16 +29,15 @@ NAMES = (*TASKS, ADAPTERS)
 OWN = ("jobs", "worker", "infra", "provision", "cluster", "spr_cluster")
 TEXT = "Where is the tile with eight cores?"
 _LOAD = """
-import importlib.util, json, os, re, sys
+import json, os, re, sys
 found = {}
 own, text, *folders = sys.argv[1:]
-for name in own.split():
-    assert importlib.util.find_spec(name) is None, name
+sys.modules.update(dict.fromkeys(own.split()))
 for folder in folders:
     os.chdir(folder)
-    card = open("model/README.md").read()
+    code = re.search(r"```python\\n(.*?)```", open("model/README.md").read(), re.DOTALL)[1]
     known = {}
-    exec(re.search(r"```python\\n(.*?)```", card, re.DOTALL)[1], known)
+    exec(code, known)
     model = known.get("model")
     if "weights" in known:
         output = known["weights"]["0.weight"]
@@ -52,8 +50,7 @@ for folder in folders:
         model = model if "tokenizer" in known else model.model
         out = model.eval()(**tokenizer(text, return_tensors="pt"))
         output = out["start_logits"] if "start_logits" in out else out["logits"]
-    found[folder] = {"output": output.flatten().tolist(), "code": card.count("```python")}
-    found[folder]["lines"] = len(re.search(r"```python\\n(.*?)```", card, re.DOTALL)[1].split("\\n"))
+    found[folder] = {"output": output.flatten().tolist(), "lines": len(code.split("\\n"))}
 print("FOUND" + json.dumps(found))
 """
 
@@ -98,30 +95,12 @@ def results(root: Path) -> dict[str, Mapping[str, Any]]:
 
 @pytest.fixture(scope="module")
 def loaded(root: Path, results: object) -> dict[str, Any]:
-    """What the code on the cards gives in an environment without this project."""
-    venv.create(root / "fresh", symlinks=True)
-    (site,) = (root / "fresh").glob("lib/python*/site-packages")
-    # All libraries of this process, without this project, installed or as a path in a .pth file.
-    for path in Path(torch.__file__).parents[1].iterdir():
-        if path.name not in OWN and path.suffix != ".pth" and not (site / path.name).exists():
-            (site / path.name).symlink_to(path)
-    done = subprocess.run(
-        [
-            root / "fresh/bin/python",
-            "-c",
-            _LOAD,
-            " ".join(OWN),
-            TEXT,
-            *(str(root / name) for name in NAMES),
-        ],
-        env={"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HOME": str(root)},
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.rpartition("FOUND")[2])
+    """What the code on the cards gives in a process that can't import this project."""
+    words = ["-c", _LOAD, " ".join(OWN), TEXT, *(str(root / name) for name in NAMES)]
+    environ = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HOME": str(root)}
+    code, said = Forked(words, root, environ).finish(300)
+    assert code == 0, said
+    found: dict[str, Any] = json.loads(said.rpartition("FOUND")[2].splitlines()[0])
     return {Path(folder).name: each for folder, each in found.items()}
 
 
@@ -158,20 +137,12 @@ def test_a_card_tells_the_hub_and_people_what_a_model_is(
     assert card.data.get("tags") == ["spr-cluster", name.split()[0]]
     assert card.data.get("metrics") == [*found["scores"]]
     # Neither folders of this machine nor names that the hub does not know.
-    assert (
-        card.data.get("base_model") is card.data.get("license") is card.data.get("datasets") is None
-    )
+    assert not {"base_model", "license", "datasets"} & card.data.to_dict().keys()
     assert str(root) not in card.text
     for title, score in found["scores"].items():
         shown = format(score, ".3g" if title == "mse" else ".2f")
         assert f"| {shown} |" in card.text
-    for text in (
-        "`--max-steps 2`",
-        "of step 2",
-        "1 rank on 1 × ",
-        "torch 2",
-        "None is set: add `license`",
-    ):
+    for text in ("`--max-steps 2`", "of step 2", "1 rank on 1 × ", "torch 2", "add `license`"):
         assert text in card.text
     assert ("Trained from model on" in card.text) is (name == ADAPTERS)
 
@@ -241,13 +212,10 @@ def test_intervals_are_those_of_wilson_and_of_new_samples() -> None:
     matrix = [[40, 10], [5, 45]]
     figures = {"scores": {"macro_f1": 84.96}, "eval_records": 100, "confusion": matrix}
     low, high = find_intervals(Digits(Digits.demo), figures)["macro_f1"]
-    rng, draws = np.random.default_rng(7), []
-    truth = np.array([0] * 50 + [1] * 50)
-    predicted = np.array([0] * 40 + [1] * 10 + [0] * 5 + [1] * 45)
-    for _ in range(10_000):
-        rows = rng.integers(0, 100, 100)
-        pairs = [(truth[rows] == n, predicted[rows] == n) for n in (0, 1)]
-        draws.append(np.mean([200 * (a & b).sum() / (a.sum() + b.sum()) for a, b in pairs]))
+    rows = np.random.default_rng(7).integers(0, 100, (10_000, 100))
+    truth, predicted = np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], np.ravel(matrix), axis=1)
+    pairs = [(truth[rows] == n, predicted[rows] == n) for n in (0, 1)]
+    draws = sum(100 * (a & b).sum(1) / (a.sum(1) + b.sum(1)) for a, b in pairs)
     assert (low, high) == pytest.approx(np.percentile(draws, (2.5, 97.5)), abs=0.3)
 
 

@@ -14,19 +14,19 @@ from torch.nn.functional import cross_entropy
 
 from jobs.worker.data.groups import Group
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import load_trained, predict
 from jobs.worker.tasks.score import Score, Scored, ScoreOptions
-from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import load_pretrained
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SMALL
 from jobs.worker.training.scores import score_numbers, score_rankings
+from jobs.worker.training.task import Task
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.tasks.test_classify_and_tag import prepare, write
 from tests.jobs.worker.tasks.test_continued_models import save_classifier
-from tests.jobs.worker.threaded_ranks import run_threaded, session
+from tests.jobs.worker.threaded_ranks import load_run, run_threaded, session
 
 SUBJECTS = ("rain", "snow", "wind", "sun")
 RANKED = [
@@ -41,12 +41,12 @@ RANKED = [
 ]
 
 
-def train(folder: Path, **options: Any) -> dict[str, Any]:
-    chosen = replace(Score.demo, dtype="fp32", output=str(folder / "out"), **options)
+def train(task: type[Task[Any]], folder: Path, **options: Any) -> dict[str, Any]:
+    """Train on two ranks; return the results and the first rank's log."""
+    chosen = replace(task.demo, dtype="fp32", output=str(folder / "out"), **options)
     (ran,) = run_forked([(chosen, {"ranks": 2})])
     assert ran.codes == [0, 0], ran.texts
-    result: dict[str, Any] = json.loads((folder / "out" / "results.json").read_text())
-    return result
+    return {**json.loads((folder / "out/results.json").read_text()), "log": ran.texts[0]}
 
 
 def ranking(data: str, **more: Any) -> Score:
@@ -59,8 +59,9 @@ def ranking(data: str, **more: Any) -> Score:
 def test_a_trained_model_is_a_cross_encoder(
     node: Path, node_environ: dict[str, str], objective: str
 ) -> None:
-    options: dict[str, Any] = {"objective": objective, "epochs": 40, "learning_rate": 0.006}
+    options: dict[str, Any] = {"objective": objective, "epochs": 30, "learning_rate": 0.006}
     if objective == "ranking":
+        options["epochs"] = 12
         options["data"] = write(node, RANKED)
         pairs = [(row["query"], text) for row in RANKED for text in (*row["pos"], *row["neg"])]
     else:
@@ -71,7 +72,7 @@ def test_a_trained_model_is_a_cross_encoder(
             for (text, pair), line in zip(pairs, lines, strict=True)
         ]
         options["data"] = write(node, rows)
-    result = train(node, **options)
+    result = train(Score, node, **options)
     inputs = [{"text": text, "pair": pair} for text, pair in pairs]
     own = [each["score"] for each in predict(node / "out" / "model", inputs)]
 
@@ -130,16 +131,12 @@ def test_the_loss_of_a_ranking_is_that_of_its_positives_among_their_negatives(
 
 def test_parts_of_a_batch_have_the_gradients_of_all(tmp_path: Path) -> None:
     data, found = write(tmp_path, RANKED), []
-    with join("gloo", {}) as ranks:
-        for accumulate in (1, 3):
-            torch.manual_seed(1)
-            task = ranking(data, batch_size=24, accumulate=accumulate)
-            context = session(task.options, ranks)
-            records = task.read(lambda _: None)
-            loaded = task.load(context, records)
-            run = TrainingRun(context, task, loaded, task.prepare(context, loaded, records.train))
-            compute_gradients(run, loaded.model.train(), run.batch(np.arange(24)), StepTimer())
-            found.append({n: each.grad for n, each in loaded.model.named_parameters()})
+    for accumulate in (1, 3):
+        torch.manual_seed(1)
+        run = load_run(ranking(data, batch_size=24, accumulate=accumulate))
+        model = run.loaded.model.train()
+        compute_gradients(run, model, run.batch(np.arange(24)), StepTimer())
+        found.append({name: each.grad for name, each in model.named_parameters()})
     for name, gradient in found[0].items():
         assert torch.allclose(gradient, found[1][name], rtol=0, atol=1e-6), name
 
@@ -154,10 +151,7 @@ def test_scores_of_numbers_and_rankings() -> None:
     groups = [Group(("q", "a", "x", "y")), Group(("q", "b", "z")), Group(("r", "c", "x"))]
     values = np.array([0.5, 0.9, 0.1, 0.2, 0.5, 2.0, 1.0], np.float32)
     figures, rows = score_rankings(groups, values)
-    assert rows == [
-        {"query": "q", "rank": 3, "best": "x"},
-        {"query": "r", "rank": 1, "best": "c"},
-    ]
+    assert rows == [{"query": "q", "rank": 3, "best": "x"}, {"query": "r", "rank": 1, "best": "c"}]
     gains = (1 / np.log2(4) + 1 / np.log2(5)) / (1 + 1 / np.log2(3))
     assert figures["mrr"] == pytest.approx(100 * (1 / 3 + 1) / 2, abs=1e-3)
     assert figures["ndcg_at_10"] == pytest.approx(100 * (gains + 1) / 2, abs=1e-3)

@@ -130,9 +130,7 @@ def test_epochs_differ_and_repeat_with_their_seed() -> None:
 
 def test_inputs_are_padded_to_the_longest_and_masked() -> None:
     features = [
-        Feature(
-            0, {"input_ids": np.full(size, 9, np.int32)}, np.zeros((size, 2), np.int32), 1, size - 1
-        )
+        Feature(0, {"input_ids": np.full(size, 9, np.int32)}, 1, size - 1)
         for size in (1, ALIGN + 1)
     ]
     batch = pad_inputs(features, pad_token=7)

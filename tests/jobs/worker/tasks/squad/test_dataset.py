@@ -55,48 +55,43 @@ ROW = {
 }
 
 
-def test_hub_datasets_give_the_same_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    splits = {"train": [ROW], "validation": [ROW | {"id": "q2"}]}
-    monkeypatch.setattr(datasets, "load_dataset", lambda name: splits)
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The rows of a dataset on the hub."""
+    found = {"train": [ROW], "validation": [ROW | {"id": "q2"}]}
+    monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", lambda name: found)
+    return found
+
+
+@pytest.mark.usefixtures("splits")
+def test_hub_datasets_give_the_same_questions() -> None:
     train, validation = load_hub_dataset("squad")
     assert train == [Question("q1", "How fast?", "It reaches 20 Gbit.", (Answer("20 Gbit", 11),))]
     assert [question.id for question in validation] == ["q2"]
 
 
-def test_wrong_hub_rows_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    wrong = ROW | {"question": ""}
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda name: {"train": [ROW, wrong], "validation": []}
-    )
-    with pytest.raises(
-        DatasetError, match=r"mine \(train\): row 1 \(id 'q1'\): 'question' is empty"
-    ):
+def test_wrong_hub_rows_are_named(splits: dict[str, Any]) -> None:
+    splits["train"].append(ROW | {"question": ""})
+    with pytest.raises(DatasetError, match=r"mine \(train\): row 1 \(id 'q1'\): 'question' is emp"):
         load_hub_dataset("mine")
 
 
-def test_questions_without_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_without_answers(tmp_path: Path, splits: dict[str, Any]) -> None:
     content = document()
     (question,) = content["data"][0]["paragraphs"][0]["qas"]
     question |= {"answers": [], "is_impossible": True, "plausible_answers": question["answers"]}
     expected = Question("q1", "How fast?", "It reaches 20 Gbit.", ())
     assert read_dataset(write(tmp_path, content)) == [expected]
-    datasets = pytest.importorskip("datasets")
     row = ROW | {"answers": {"text": [], "answer_start": []}}
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda name: {"train": [row], "validation": [row]}
-    )
+    splits |= {"train": [row], "validation": [row]}
     assert load_hub_dataset("squad_v2") == ([expected], [expected])
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-
     def unreachable(name: str) -> None:
         raise ConnectionError("no route\nto the hub")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", unreachable)
     with pytest.raises(DatasetError) as raised:
         load_hub_dataset("squad")
     assert raised.value.message == "dataset 'squad' can't be loaded from the hub: no route"
@@ -106,10 +101,7 @@ def test_texts_contain_each_passage_once(questions: list[Question]) -> None:
     texts = list(all_texts(questions))
     passages = {question.context for question in questions}
     assert len(texts) == len(passages) + len(questions)
-
-
-def test_the_sample_is_as_described(questions: list[Question]) -> None:
-    passages = {question.context for question in questions}
+    # The sample is as described.
     assert len(questions) == 108
     assert all(40 <= len(passage.split()) <= 90 for passage in passages)
     # An answer starts and ends at a word's border: nothing else would be a sensible answer.

@@ -11,20 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.predict import load_trained
 from jobs.worker.tasks.predict import predict as predict_rows
-from jobs.worker.tasks.squad.answers import (
-    MAX_LENGTH,
-    NO_SPAN,
-    STRIDE,
-    Batch,
-    answers,
-    ask,
-    predict,
-)
+from jobs.worker.tasks.squad.answers import MAX_LENGTH, NO_SPAN, STRIDE, answers, ask, predict
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.features import Features, build_features
 from jobs.worker.tasks.squad.metrics import Answers, normalize, score_v2
@@ -39,19 +33,6 @@ from tests.jobs.worker.threaded_ranks import run_threaded
 OPTIONS = replace(DEMO, max_length=64, stride=16, token_cache=NO_CACHE)
 WHOLE: dict[str, Any] = {"max_length": MAX_LENGTH, "stride": STRIDE}
 """As of `predict`."""
-
-
-@pytest.fixture(scope="module")
-def loaded(tokenizer: Any) -> Loaded:
-    """A model with random weights, so that any difference shows."""
-    import torch
-    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
-
-    torch.manual_seed(3)
-    config = DistilBertConfig(
-        vocab_size=len(tokenizer), dim=32, n_layers=2, n_heads=2, hidden_dim=64
-    )
-    return Loaded(DistilBertForQuestionAnswering(config), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -71,27 +52,21 @@ def answer(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_many_ranks_answer_as_one(loaded: Loaded, questions: list[Question], dtype: str) -> None:
+def test_many_ranks_answer_as_one(
+    loaded: Loaded, questions: list[Question], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch size of training does not matter either, nor how often the ranks send messages."""
     (alone,) = run_threaded(1, lambda ranks: answer(session(ranks, dtype), loaded, questions))
     assert list(alone.texts) == [question.id for question in questions]
     assert len(set(alone.texts.values())) > 20
     assert len(set(alone.null_odds.values())) > 20
-    for size in (2, 3, 5):
+    for size, seconds in ((2, 60), (3, 0.01), (5, 60)):
+        monkeypatch.setattr("jobs.worker.training.evaluation.TALK_SECONDS", seconds)
         shares = run_threaded(
             size,
             lambda ranks: answer(session(ranks, dtype, batch_size=ranks.size), loaded, questions),
         )
-        # The batch size of training does not matter either.
         assert all(share == alone for share in shares), f"{size} ranks"
-
-
-def test_ranks_that_are_done_get_messages_from_the_others(
-    loaded: Loaded, questions: list[Question], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (alone,) = run_threaded(1, lambda ranks: answer(session(ranks), loaded, questions))
-    monkeypatch.setattr("jobs.worker.training.evaluation.TALK_SECONDS", 0.01)
-    shares = run_threaded(3, lambda ranks: answer(session(ranks), loaded, questions))
-    assert all(share == alone for share in shares)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -216,14 +191,15 @@ def test_without_such_questions_nothing_is_different(
     assert [*found] == ["text", "score", "start"]
 
 
-def mark_whole_passages(_: Any, features: Features, *__: Any) -> Iterator[Batch]:
+def mark_whole_passages(_: Any, features: Features, *__: Any) -> Iterator[Any]:
     """Yield the logits of a model whose best answer is always the whole passage."""
-    for number in range(len(features.lengths)):
-        window = features.take(np.array([number]))
-        start, end = np.zeros((2, 1, int(window.lengths[0])), dtype=np.float32)
-        begin, count = int(window.windows.front[0]), int(window.windows.width[0])
-        start[0, begin] = end[0, begin + count - 1] = 9
-        yield Batch(np.array([number]), start, end)
+    for number in range(len(features)):
+        windows = features.take(np.array([number]))
+        logits = torch.zeros(2, 1, int(windows.lengths[0]))
+        begin, count = int(windows.windows.front[0]), int(windows.windows.width[0])
+        logits[0, 0, begin] = logits[1, 0, begin + count - 1] = 9
+        output = QuestionAnsweringModelOutput(start_logits=logits[0], end_logits=logits[1])
+        yield np.array([number]), output
 
 
 @pytest.mark.parametrize(("longest", "is_enough"), [(40, False), (120, True)])
@@ -231,7 +207,7 @@ def test_answers_can_be_as_long_as_asked_and_longer_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, is_enough: bool
 ) -> None:
     """Also in `predict`, from the saved model."""
-    monkeypatch.setattr("jobs.worker.tasks.squad.answers.run_windows", mark_whole_passages)
+    monkeypatch.setattr("jobs.worker.tasks.squad.answers.run_batches", mark_whole_passages)
     context = " ".join(["word"] * 50)
     asked = [
         Question("long", "Which words?", context, (Answer(context, 0),)),

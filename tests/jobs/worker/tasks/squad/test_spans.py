@@ -9,6 +9,7 @@ from jobs.worker.data.tokens import Template, Tokens
 from jobs.worker.tasks.squad.answers import (
     MAX_ANSWER_TOKENS,
     NO_SPAN,
+    SPAN,
     Spans,
     best_per_question,
     best_spans,
@@ -42,8 +43,8 @@ def rows(*values: list[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float3
 
 
 def only(spans: Spans) -> tuple[float, int, int]:
-    assert [len(column) for column in spans] == [1, 1, 1, 1]
-    return float(spans.score[0]), int(spans.begin[0]), int(spans.end[0])
+    score, begin, end, _ = spans.item()
+    return score, begin, end
 
 
 def test_a_span_never_leaves_the_passage_nor_ends_before_its_start() -> None:
@@ -74,8 +75,8 @@ def test_the_first_of_equal_spans_wins() -> None:
 def test_no_passage_or_no_number_means_no_span() -> None:
     logits = rows([1, 2, 3], [np.nan] * 3, [1, np.nan, 2], [1, 2, 3])
     spans = best_spans(logits, logits, windows((3, 0), (1, 2), (0, 3), (1, 2)))
-    assert spans.score.tolist() == [-np.inf, -np.inf, 4.0, 6.0]
-    assert (spans.begin.tolist(), spans.end.tolist()) == ([0, 0, 6, 3], [0, 0, 8, 5])
+    assert spans["score"].tolist() == [-np.inf, -np.inf, 4.0, 6.0]
+    assert spans[["begin", "end"]].tolist() == [(0, 0), (0, 0), (6, 8), (3, 5)]
     # Nor do passages of which none has a token.
     assert only(best_spans(logits[:1], logits[:1], windows((3, 0)))) == (-np.inf, 0, 0)
 
@@ -85,26 +86,27 @@ def test_no_passage_or_no_number_means_no_span() -> None:
 def test_a_row_does_not_depend_on_its_batch(seed: int, count: int, longest: int) -> None:
     random = np.random.default_rng(seed)
     start, end = random.integers(-3, 3, size=(2, count, longest)).astype(np.float32)
-    together = best_tokens(start, end)
+    together = best_tokens(start, end, MAX_ANSWER_TOKENS)
+    padding = np.full((1, 40), -np.inf, dtype=np.float32)
     for row in range(count):
-        alone = best_tokens(start[row : row + 1], end[row : row + 1])
+        sides = start[row : row + 1], end[row : row + 1]
+        alone = best_tokens(*sides, MAX_ANSWER_TOKENS)
         assert [side[0] for side in alone] == [side[row] for side in together]
-        padding = np.full((1, 40), -np.inf, dtype=np.float32)
-        padded = best_tokens(*(np.hstack([side[row : row + 1], padding]) for side in (start, end)))
+        wide_start, wide_end = (np.hstack([side, padding]) for side in sides)
+        padded = best_tokens(wide_start, wide_end, MAX_ANSWER_TOKENS)
         assert [side[0] for side in padded] == [side[row] for side in together]
 
 
 def test_a_question_takes_the_first_of_its_best_windows() -> None:
-    scores = np.array([1, 3, 3, -np.inf, 2, 0], dtype=np.float32)
-    owner = np.array([0, 0, 0, 1, 3, 3])
-    spans = Spans(scores, np.zeros(6, np.int32), np.zeros(6, np.int32), np.zeros(6, np.float32))
+    spans, owner = np.zeros(6, dtype=SPAN), np.array([0, 0, 0, 1, 3, 3])
+    spans["score"] = [1, 3, 3, -np.inf, 2, 0]
     assert best_per_question(spans, owner, 5).tolist() == [1, -1, -1, 4, -1]
 
 
 def test_no_answer_scores_as_in_the_window_where_it_scores_least() -> None:
     start, end = rows([5, 0, 1], [2, 0, 4], [1, 0, 2], [np.nan, 0, 1]), rows(*[[1.0, 0.0, 1.0]] * 4)
     spans = best_spans(start, end, windows(*[(1, 2)] * 4))
-    assert spans.null[:3].tolist() == [6, 3, 2]
+    assert spans["null"][:3].tolist() == [6, 3, 2]
     owner = np.array([0, 0, 2, 3])
     best = best_per_question(spans, owner, 4)
     # Question 1 has no window, and question 3 no number at its first token.

@@ -141,43 +141,27 @@ def host_shares(hosts: Sequence[str], first: Mark, last: Mark) -> dict[str, floa
 class StepReporter:
     """Reports the steps after step ``done``. ``samples`` and ``tokens`` count those of all ranks.
 
-    ``check`` sees each step's figures, with the mean loss of all ranks, and returns those to report.
+    ``check`` sees each step's figures, with the mean loss of all ranks.
     """
 
     events: Events
     metrics: Metrics
     pace: Pace
     request: StopRequest
+    check: Callable[[StepFigures], None]
     total: int
     per_epoch: int
-    done: int = 0
-    samples: int = 0
-    tokens: int = 0
-    check: Callable[[StepFigures], StepFigures] = lambda figures: figures
+    done: int
+    samples: int
+    tokens: int
     _sent: deque[tuple[StepFigures, Callable[[], Mark]]] = field(default_factory=deque)
-    _begin: float = field(default_factory=time.perf_counter)
-    _last: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self.metrics.begin(self.done)
         self.pace.begin(self.done)
         self._before = self.samples, self.tokens
 
-    def step(self, *, loss: float, samples: int, tokens: int = 0, lr: float = 0.0) -> None:
-        """Report this rank's next step. ``loss`` is its own, or the mean of all ranks.
-
-        All ranks must call it. Raises :class:`StoppedError` on all of them after a SIGTERM.
-        """
-        now = time.perf_counter()
-        step, seconds = self.done + len(self._sent) + 1, now - self._begin
-        figures = StepFigures(step, seconds, loss, lr, samples, tokens, tokens, {})
-        if self.take(figures, now - self._last).stop:
-            self.stop()
-        self._last = time.perf_counter()
-
-    def take(
-        self, figures: StepFigures, busy: float, *, now: bool = False, save: bool = False
-    ) -> Consensus:
+    def take(self, figures: StepFigures, busy: float, *, now: bool, save: bool) -> Consensus:
         """Take one step's figures, with this rank's loss; it computed for ``busy`` seconds of the step.
 
         They are reported at the next step; immediately after the last step, if the ranks agree on anything,
@@ -199,7 +183,8 @@ class StepReporter:
         figures, receive = self._sent.popleft()
         mark = receive()
         mean = sum(each.loss for each in mark.reports) / len(mark.reports)
-        figures = self.check(figures._replace(loss=mean))
+        figures = figures._replace(loss=mean)
+        self.check(figures)
         self.pace.mark(mark)
         # The ranks' numbers differ: the last batch may be incomplete, a rank may be missing.
         samples, tokens = self._before

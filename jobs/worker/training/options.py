@@ -180,9 +180,7 @@ class TrainOptions:
         "there are evaluation data and it takes less than a tenth of the time",
         metavar="STEPS|epoch|never",
     )
-    metric: str | None = option(
-        None, "the score that chooses the best model", metavar="NAME", kind=str
-    )
+    metric: str | None = option(None, "the score that chooses the best model", metavar="NAME")
     keep: str = option(
         "best", "the model to keep, of those that were evaluated", choices=("best", "last")
     )
@@ -211,7 +209,7 @@ class TrainOptions:
         several=tuple(TRACKERS),
         choices=("auto", "none"),
     )
-    push_to: str | None = option(None, "the model's place on the hub, hub:ORG/NAME", kind=str)
+    push_to: str | None = option(None, "the model's place on the hub, hub:ORG/NAME")
     resume: bool = option(False, "continue from the newest checkpoint in the output folder")
     trial_seconds: int | None = option(
         None,
@@ -338,7 +336,6 @@ class EncoderOptions(TextOptions):
         None,
         "also write the trained model for OpenVINO, in int8 if that keeps --max-loss",
         choices=("int8", "bf16"),
-        kind=str,
     )
     max_loss: float = option(
         0.5,

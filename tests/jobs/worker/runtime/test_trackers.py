@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.worker.runtime import trackers
-from jobs.worker.runtime.events import Events, parse_event
+from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.trackers import (
     JOB_TAG,
     Point,
@@ -24,6 +24,7 @@ from jobs.worker.runtime.trackers import (
     without_secrets,
 )
 from tests.fakes import FakeClock
+from tests.jobs.worker.forked_ranks import events_of
 from tests.jobs.worker.training.test_run import free_port
 
 JOB = "digits-20260801-120000-abc"
@@ -57,8 +58,7 @@ class Job:
 
     @property
     def notes(self) -> list[str]:
-        events = [parse_event(line) for line in self.printed.getvalue().splitlines()]
-        return [event["text"] for event in events if event and event["event"] == "note"]
+        return [event["text"] for event in events_of(self.printed.getvalue(), "note")]
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Event
 from typing import NamedTuple, NoReturn
 
 from .errors import StoppedError
 from .events import Events
 from .output import Metrics, StepFigures
-from .process import StopRequest
 from .ranks import Ranks
 
 MARK_SECONDS = 1.0
@@ -147,7 +147,8 @@ class StepReporter:
     events: Events
     metrics: Metrics
     pace: Pace
-    request: StopRequest
+    request: Event
+    """Set by SIGTERM."""
     check: Callable[[StepFigures], None]
     total: int
     per_epoch: int
@@ -167,7 +168,7 @@ class StepReporter:
         They are reported at the next step; immediately after the last step, if the ranks agree on anything,
         and with ``now``, which must be the same on all ranks. ``save`` requests a checkpoint.
         """
-        send = self.pace.send(figures, busy, stop=self.request.stop, save=save)
+        send = self.pace.send(figures, busy, stop=self.request.is_set(), save=save)
         self._sent.append((figures, send))
         agreed = self._report() if len(self._sent) > 1 else Consensus()
         if now or any(agreed) or figures.step == self.total:
@@ -188,11 +189,8 @@ class StepReporter:
         self.pace.mark(mark)
         # The ranks' numbers differ: the last batch may be incomplete, a rank may be missing.
         samples, tokens = self._before
-        self.done, self.samples, self.tokens = (
-            mark.step,
-            samples + mark.samples,
-            tokens + mark.tokens,
-        )
+        self.done = mark.step
+        self.samples, self.tokens = samples + mark.samples, tokens + mark.tokens
         self.metrics.add(figures)
         self.events.step(
             figures.step,

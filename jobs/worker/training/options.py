@@ -29,21 +29,9 @@ NO_CACHE = "none"
 """The token cache option that disables the cache."""
 ANY_RUN = frozenset(
     {
-        "output",
-        "eval",
-        "corpus",
-        "token_cache",
-        "max_answer_length",
-        "eval_every",
-        "patience",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "resume",
-        "trial_seconds",
-        "report_to",
-        "push_to",
-        "export",
-        "max_loss",
+        *("output", "eval", "corpus", "token_cache", "max_answer_length", "eval_every", "patience"),
+        *("checkpoint_every", "keep_checkpoints", "resume", "trial_seconds", "report_to"),
+        *("push_to", "export", "max_loss"),
     }
 )
 """Options that do not affect what is learned."""

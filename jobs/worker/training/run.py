@@ -227,10 +227,8 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
         "compiled layers": str(count_compiled(model)),
     }
     identity = identify(options, ranks, context.precision.name, run, ground)
-    start, timer = (
-        Checkpoint(identity, TrainingProgress()),
-        CheckpointTimer(options.checkpoint_every),
-    )
+    start = Checkpoint(identity, TrainingProgress())
+    timer = CheckpointTimer(options.checkpoint_every)
     rate = optimizer.param_groups[0]["lr"]
     state = State(model, optimizer, {})
     loop = Loop(run, schedule, evaluator, state, trained, start, timer, rate)
@@ -274,22 +272,13 @@ def _note_fewer_ranks(context: TrainContext) -> None:
 def _take_steps(loop: Loop) -> None:
     run, schedule, progress, context = loop.run, loop.schedule, loop.progress, loop.context
     # Skipped rather than computed differently, so that the batches are the same by construction.
-    steps = batches(context, run.lengths, schedule)
-    rest, first = islice(steps, progress.step, None), progress.step + 1
+    rest = islice(batches(context, run.lengths, schedule), progress.step, None)
+    first = progress.step + 1
     metrics = Metrics(context.output, context.ranks.rank, context.events.note)
     pace, check = Pace(context.ranks, context.hosts), partial(_check_loss, loop)
-    steps_done = progress.step, progress.samples, progress.tokens
+    steps = schedule.total, schedule.per_epoch, progress.step, progress.samples, progress.tokens
     with listen() as request, metrics:
-        reporter = StepReporter(
-            context.events,
-            metrics,
-            pace,
-            request,
-            check,
-            schedule.total,
-            schedule.per_epoch,
-            *steps_done,
-        )
+        reporter = StepReporter(context.events, metrics, pace, request, check, *steps)
         evaluate(loop, reporter)  # after the last step of an interrupted run
         begin = time.perf_counter() - progress.seconds
         ended = time.perf_counter()

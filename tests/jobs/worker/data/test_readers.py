@@ -17,7 +17,7 @@ from jobs.worker.data import readers, text_files
 from jobs.worker.data.groups import Group
 from jobs.worker.data.readers import EVAL, read_table, read_unseen
 from jobs.worker.data.records import require_text
-from jobs.worker.data.table import Table, choose_column, read_records
+from jobs.worker.data.table import choose_column, read_records
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import ClassifyOptions
 from jobs.worker.training.text_task import split_off
@@ -118,19 +118,6 @@ def test_quotation_marks_of_tsv_files_belong_to_texts_or_are_around_cells(
 ) -> None:
     table = read_table(str(write(tmp_path, "a.tsv", GLUE + added)))
     assert [row["text"] for row in table.rows] == texts
-
-
-def test_columns_keep_the_spaces_of_their_names(tmp_path: Path) -> None:
-    table = read_table(str(write(tmp_path, "a.csv", "id, text , label\n1,a,b\n")))
-    assert table.columns == ("id", " text ", " label")
-    choose: Any = choose_column
-    chosen = [choose(table, asked, ("text",), "") for asked in (None, "label", " label")]
-    assert chosen == [" text ", " label", " label"]
-
-
-def test_only_the_first_rows(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.csv", "text,label\n" + "a,b\n" * 50 + "broken")
-    assert len(read_table(str(path), limit=10).rows) == 10
 
 
 GOOD = '{"text": "fine", "label": "x"}\n{"text": "good", "label": "y"}\n'
@@ -267,12 +254,13 @@ def test_data_is_required_and_missing_files_are_named(tmp_path: Path) -> None:
     check_inputs(ClassifyOptions(model="scratch", data="imdb"))  # on the hub
 
 
-def test_columns_are_guessed_or_named() -> None:
-    table = Table("t", ("title", "content", "section"), [])
+def test_columns_are_guessed_or_named_and_keep_the_spaces_of_their_names(tmp_path: Path) -> None:
+    table = read_table(str(write(tmp_path, "a.csv", "id, text , label\n1,a,b\n")))
+    assert table.columns == ("id", " text ", " label")
     choose: Any = choose_column
-    assert choose(table, None, ("text", "content"), "--text-column") == "content"
-    assert choose(table, "title", ("text", "content"), "--text-column") == "title"
-    with pytest.raises(DatasetError, match=r"t: has no column 'body'; it has title, content"):
+    wanted = {None: " text ", "label": " label", " label": " label", "id": "id"}
+    assert {name: choose(table, name, ("words", "text"), "") for name in wanted} == wanted
+    with pytest.raises(DatasetError, match=r"a.csv: has no column 'body'; it has id,  text , "):
         choose(table, "body", (), "--text-column")
 
 

@@ -17,8 +17,6 @@ from torch.nn.functional import cross_entropy
 
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.errors import DatasetError, TrainingError
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.digits import Digits, DigitsOptions
@@ -32,6 +30,7 @@ from jobs.worker.training.state import State, TrainingProgress
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import class_weights
 from tests.jobs.worker.forked_ranks import events_of
+from tests.jobs.worker.threaded_ranks import session
 
 Run = tuple[RankContext[Any], io.StringIO]
 
@@ -41,8 +40,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     printed = io.StringIO()
     with join("gloo", environ={}) as ranks:
-        events, precision = Events(0, printed), Precision("fp32", "")
-        yield RankContext(DigitsOptions(), ranks, events, precision, output=tmp_path), printed
+        yield session(DigitsOptions(), ranks, printed, output=tmp_path), printed
 
 
 @dataclass

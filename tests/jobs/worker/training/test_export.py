@@ -69,7 +69,7 @@ def trained(data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> t
     """A classifier that two ranks have trained and exported."""
     output = tmp_path_factory.mktemp("trained")
     chosen = options(
-        output, "classify", data=data["train"], eval=data["eval"], epochs=20, max_loss=10.0
+        output, "classify", data=data["train"], eval=data["eval"], epochs=8, max_loss=10.0
     )
     (ran,) = run_forked([(chosen, {})])
     return output, ran
@@ -151,7 +151,7 @@ def test_a_model_for_other_classes_is_not_only_evaluated(
 
 @pytest.mark.parametrize("task", ["squad", "embed", "score", "tag"])
 def test_each_task_with_an_encoder_exports(task: str, tmp_path: Path) -> None:
-    result, notes = export_alone(options(tmp_path, task, epochs=1, max_loss=100.0))
+    result, notes = export_alone(options(tmp_path, task, max_steps=2, max_loss=100.0))
 
     found = result["export"]
     _, int8 = found["forms"]

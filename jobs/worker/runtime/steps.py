@@ -172,13 +172,9 @@ class StepReporter:
         self._sent.append((figures, send))
         agreed = self._report() if len(self._sent) > 1 else Consensus()
         if now or any(agreed) or figures.step == self.total:
-            rest = self.finish()
+            rest = self._report()
             agreed = Consensus(agreed.stop or rest.stop, agreed.save or rest.save)
         return agreed
-
-    def finish(self) -> Consensus:
-        """Report the last step now."""
-        return self._report() if self._sent else Consensus()
 
     def _report(self) -> Consensus:
         figures, receive = self._sent.popleft()

@@ -300,7 +300,6 @@ def _take_steps(loop: Loop) -> None:
             if number == first:
                 exempt_from_collection()
             ended = time.perf_counter()  # a checkpoint's time is not data-loading time
-        reporter.finish()
     gc.unfreeze()
 
 

@@ -170,6 +170,7 @@ def test_ranks_tokenize_together_and_once(
             super().take(folder, key)
 
     here, stored, notes = threading.local(), list[str](), list[str]()
+    monkeypatch.setattr("jobs.worker.data.token_cache.BLOCK", 500)  # several of each column
     monkeypatch.setattr("socket.gethostname", lambda: here.node)
     assert all(same(found, encoded) for found in run_threaded(size, work))
     assert sorted(stored) == [f"node{number}" for number in range(-(-size // 2))]

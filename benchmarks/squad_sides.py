@@ -40,7 +40,7 @@ from jobs.worker.tasks.squad.dataset import read_dataset
 from jobs.worker.tasks.squad.features import Feature
 from jobs.worker.tasks.squad.task import Squad, SquadOptions
 from jobs.worker.training.batches import SampleList, Schedule, TrainingRun, batches
-from jobs.worker.training.model import attention_dropouts
+from jobs.worker.training.model import take_attention_dropouts
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.run import exempt_from_collection
 from jobs.worker.training.task import Loaded
@@ -79,7 +79,7 @@ class Fast:
     def __init__(
         self, model: Any, tokenizer: Any, ranks: Ranks, options: SquadOptions, *, int8: bool
     ) -> None:
-        own = attention_dropouts(model.config)
+        own = take_attention_dropouts(model.config)
         self._loaded, self._task = Loaded(model, tokenizer, own=own), Squad(options)
         precision = Precision(options.dtype, "", int8)
         events = Events(0, io.StringIO())

@@ -56,8 +56,8 @@ def _measure_alone(context: RankContext[BenchOptions]) -> tuple[dict[str, Any], 
         "threads": facts.threads,
         "gemm_tflops": measure.tflops(size, products.seconds),
         "gemm_repeats": products.repeats,
-        "memory_gb_s": memory.gb_per_second,
-        "memory_array_bytes": memory.array_bytes,
+        "memory_gb_s": measure.triad_gb_per_second(array, memory.seconds),
+        "memory_array_bytes": array,
         "amx": said.amx,  # what oneDNN ran, not what the CPU supports
         "onednn": said.verdict,
     }

@@ -99,43 +99,34 @@ def make_product(size: int, dtype: str) -> Callable[[], object]:
     return lambda: torch.mm(left, right, out=out)
 
 
-def choose_size(dtype: str, clock: Callable[[], float] = time.perf_counter) -> int:
+def choose_size(dtype: str) -> int:
     """Return the smallest size whose product takes long enough to be timed well, else the largest."""
     for size in SIZES:
         work = make_product(size, dtype)
         work()
-        start = clock()
+        start = time.perf_counter()
         work()
-        if clock() - start >= LONG_ENOUGH_S:
+        if time.perf_counter() - start >= LONG_ENOUGH_S:
             return size
     return SIZES[-1]
 
 
-@dataclass(frozen=True)
-class Triad:
-    """``a = b + 3 c`` over fp32 arrays of ``array_bytes`` each; GB/s as STREAM counts them."""
-
-    timing: Timing
-    array_bytes: int
-
-    @property
-    def gb_per_second(self) -> float:
-        """Two arrays read and one written. Reads of the third before it is written do not count, as
-        in https://www.cs.virginia.edu/stream/ref.html ("counting")."""
-        return 3 * self.array_bytes / self.timing.seconds / 1e9
+def triad_gb_per_second(array_bytes: int, seconds: float) -> float:
+    """Return the GB/s of a triad: two arrays read and one written. Reads of the third before it is written do
+    not count, as in https://www.cs.virginia.edu/stream/ref.html ("counting")."""
+    return 3 * array_bytes / seconds / 1e9
 
 
-def measure_memory(array_bytes: int, seconds: float) -> Triad:
-    """Time the triad. The computing threads write the arrays first, for local memory."""
-    elements = array_bytes // 4
-    out, left, right = (torch.full((elements,), value) for value in (0.0, 1.0, 2.0))
-    timing = repeat(lambda: torch.add(left, right, alpha=3.0, out=out), seconds)
-    return Triad(timing, elements * 4)
+def measure_memory(array_bytes: int, seconds: float) -> Timing:
+    """Time the triad ``a = b + 3 c`` over fp32 arrays. The computing threads write them first, for local
+    memory."""
+    out, left, right = (torch.full((array_bytes // 4,), value) for value in (0.0, 1.0, 2.0))
+    return repeat(lambda: torch.add(left, right, alpha=3.0, out=out), seconds)
 
 
 def choose_array_bytes(cache: int, available: int, ranks: int) -> int:
     """Return an array's bytes: four times the caches (STREAM's rule), at most 1/16 of a rank's memory."""
-    return max(_SMALLEST_ARRAY, min(4 * cache, available // ranks // 16))
+    return max(_SMALLEST_ARRAY, min(4 * cache, available // ranks // 16) // 4 * 4)
 
 
 def read_cache_bytes(cpus: Collection[int], root: Path = _CACHES) -> int:

@@ -33,8 +33,8 @@ MOST_CHECKED, _LOOK_AT = 64 << 20, 1000
 _BATCH = 1024
 """Rows of Parquet files that are read together."""
 TRAIN, EVAL = "train", "eval"
-_BLANKS = " \t\r\n"
-_EVAL_NAMES = ("validation", "eval", "dev", "test")
+_NAMES = {TRAIN: (TRAIN,), EVAL: ("validation", "eval", "dev", "test")}
+"""The names of files and splits, by their use."""
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
 
 
@@ -236,20 +236,19 @@ def _is_saved(path: Path) -> bool:
 def _find_files(path: Path, split: str) -> Sequence[Path]:
     """Return a folder's file for a use, or its Parquet files. Raises :class:`DatasetError`."""
     files = sorted(each for each in path.iterdir() if each.is_file())
-    wanted = (TRAIN,) if split == TRAIN else _EVAL_NAMES
-    for name in wanted:
+    for name in _NAMES[split]:
         found = [each for each in files if each.name.split(".")[0] == name]
         if found:
             return found[:1]
     shards = sorted(each for each in path.rglob("*.parquet") if each.is_file())
     uses = [re.split("[-_.]", each.name)[0] for each in shards]
-    if split == TRAIN and not {*uses} & {TRAIN, *_EVAL_NAMES}:
+    if split == TRAIN and not {*uses} & {TRAIN, *_NAMES[EVAL]}:
         uses = [TRAIN] * len(shards)
-    for name in wanted:
+    for name in _NAMES[split]:
         if named := [each for each, use in zip(shards, uses, strict=True) if use == name]:
             return named
     raise DatasetError(
-        f"{path}: has no file for {split}: {' or '.join(wanted)}.csv, .jsonl, …",
+        f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …",
         hint="give a file, or a folder that save_to_disk has written",
     )
 
@@ -262,16 +261,12 @@ def require_files(place: str, split: str) -> None:
             _format_of(each)
 
 
-def has_split(place: str, split: str, mapped: Path | None = None) -> bool:
-    """Return whether a folder or hub data set has a split for this use; False for a file."""
-    path = Path(place)
-    if path.is_file():
-        return False
+def read_unseen(place: str, mapped: Path | None) -> Table | None:
+    """Return a folder's or hub data set's split for evaluation, if it has one; ``None`` for a file."""
     try:
-        read_table(place, split, mapped=mapped)
+        return None if Path(place).is_file() else read_table(place, EVAL, mapped=mapped)
     except DatasetError:
-        return False
-    return True
+        return None
 
 
 def _load_saved(path: Path) -> Any:
@@ -305,12 +300,10 @@ def _load_hub(name: str) -> Any:
 def _from_splits(name: str, found: Any, split: str) -> Table:
     """Return one split of ``datasets``' result, with class numbers replaced by class names."""
     if not hasattr(found, "features"):  # a dictionary of splits
-        wanted = (TRAIN,) if split == TRAIN else _EVAL_NAMES
-        chosen = next((each for each in wanted if each in found), None)
+        chosen = next((each for each in _NAMES[split] if each in found), None)
         if chosen is None:
-            raise DatasetError(
-                f"{name}: has no split {' or '.join(wanted)}, but {', '.join(found)}"
-            )
+            names = " or ".join(_NAMES[split])
+            raise DatasetError(f"{name}: has no split {names}, but {', '.join(found)}")
         found, name = found[chosen], f"{name} ({chosen})"
     elif split != TRAIN:
         raise DatasetError(f"{name}: has one split, which is for training")

@@ -26,11 +26,8 @@ class Table(NamedTuple):
 
     def place(self, row: int) -> str:
         """Return where a row is, such as "train.csv: line 7"."""
-        return (
-            f"{self.source}: line {self.lines[row]}"
-            if self.lines
-            else f"{self.source}: row {row + 1}"
-        )
+        where = f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
+        return f"{self.source}: {where}"
 
 
 def choose_column(table: Table, asked: str | None, known: Sequence[str], flag: str) -> str:

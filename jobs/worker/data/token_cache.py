@@ -1,7 +1,7 @@
 """Tokenize texts on all ranks together, and cache the tokens on each node's disk for later jobs.
 
-One Arrow file per key, which a node's ranks map: it may be larger than the memory. A checksum detects damage,
-and reading takes about a fifth of the tokenizing time (benchmarks/log.jsonl).
+One folder per key, whose files a node's ranks map: they may be larger than the memory. A checksum detects
+damage, and reading takes about a fifth of the tokenizing time (benchmarks/log.jsonl).
 """
 
 from __future__ import annotations
@@ -18,26 +18,23 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-import pyarrow as pa
 import tokenizers
 from numpy.typing import NDArray
 
 from ..runtime.errors import first_line
-from ..runtime.output import new_file
 from ..runtime.ranks import Ranks
-from .mapped import map_table, process_suffix, remove_unused
-from .tokens import Column, Ints, Longs, Tokens, encode, join_tokens
+from .mapped import process_suffix, remove_unused
+from .tokens import Column, Tokens, encode, join_tokens
 
-VERSION = 2
+VERSION = 3
 """Increase it when the code produces different tokens for the same texts."""
 LIMIT_SHARE = 4
 """Part of the disk that all files may fill; the least recently used ones are removed."""
 BLOCK = 1 << 24
 """Characters that each rank tokenizes before the ranks exchange the tokens."""
-_KIND = ".tokens"
-_INTS, _LONGS = pa.large_list(pa.int32()), pa.large_list(pa.int64())
-_SCHEMA = pa.schema({"ids": _INTS, "bounds": _LONGS, "offsets": _INTS})
-_CHECKSUM = b"checksum"
+_KIND, _CHECKSUM = ".tokens", "checksum"
+_TYPES = {"ids": np.int32, "bounds": np.int64, "offsets": np.int32}
+"""Of the arrays, each of which is a file for each column, such as ``0_ids``."""
 
 
 def token_key(columns: Sequence[Column], tokenizer: Any) -> str:
@@ -88,7 +85,7 @@ def encode_together(
                 kept[number].append(tokens)
     if cache is None:
         return [join_tokens(parts) for parts in kept]
-    why = spool.finish(len(columns)) if spool else ""
+    why = spool.finish() if spool else ""
     troubles = [each for each in ranks.gather(why) if each]
     found = None if troubles else cache.load(key)
     if all(ranks.gather(found is not None)):
@@ -112,7 +109,9 @@ def compute_once(
     """
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     (tokens,) = (cache.load(name) if cache else None) or (None,)
-    own = None if tokens is None else tokens.ids.view(np.float32).reshape(tokens.bounds)
+    own = None
+    if tokens is not None:
+        own = tokens.ids.view(np.float32).reshape(len(tokens.bounds) - 1, -1)
     known = ranks.gather(None if own is None else crc32(own.tobytes()))
     having = [rank for rank, each in enumerate(known) if each is not None]
     if own is not None and known == [known[0]] * ranks.size:
@@ -123,17 +122,16 @@ def compute_once(
     found = compute() if found is None else found
     hosts, why = ranks.gather(socket.gethostname()), ""
     if cache and hosts.index(hosts[ranks.rank]) == ranks.rank:  # the first rank of its node
-        try:
-            cache.store(name, [Tokens(found.view(np.int32).ravel(), np.array(found.shape))])
-        except OSError as error:
-            why = first_line(error)
+        rows, width = found.shape
+        kept = Tokens(found.view(np.int32).ravel(), np.arange(rows + 1) * width)
+        why = cache.store(name, [kept])
     if any(ranks.gather(why)):
         note(f"not kept, so a run that starts again computes it again: {why}")
     return found
 
 
 def _blocks(texts: Sequence[str], size: int) -> Iterator[list[str]]:
-    """Yield all texts in blocks of about so many characters."""
+    """Yield all texts in blocks of about so many characters, at least one block."""
     block, length = list[str](), 0
     for text in texts:
         block.append(text)
@@ -141,53 +139,45 @@ def _blocks(texts: Sequence[str], size: int) -> Iterator[list[str]]:
         if length >= size:
             yield block
             block, length = [], 0
-    if block:
+    if block or not texts:
         yield block
 
 
 class Spool:
-    """Tokens on their way to a cache, in a file for each array. After an error, it takes no more."""
+    """Tokens on their way to a cache. After an error, it takes no more."""
 
     def __init__(self, cache: TokenCache, key: str) -> None:
         self._cache, self._key, self._why = cache, key, ""
-        self._folder = cache.folder / f".{key}{process_suffix()}.parts.partial"
-        self._counts: dict[int, list[Longs]] = {}
+        self._folder = cache.folder / f".{key}{process_suffix()}.partial"
+        self._ends: dict[int, int] = {}
+        """Each column's number of tokens so far."""
 
     def append(self, column: int, tokens: Tokens) -> None:
         """Add the next texts of a column."""
-        self._counts.setdefault(column, []).append(tokens.counts)
+        bounds = tokens.bounds + self._ends.get(column, 0)
+        own = tokens._replace(bounds=bounds[column in self._ends :])
+        self._ends[column] = int(bounds[-1])
         if self._why:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             os.utime(self._folder)  # another job would remove an old one
-            for name in ("ids", "offsets"):
+            for name, array in own._asdict().items():
                 with (self._folder / f"{column}_{name}").open("ab") as file:
-                    file.write(np.ascontiguousarray(getattr(tokens, name)).data)
+                    file.write(np.ascontiguousarray(array).data)
         except OSError as error:
             self._why = first_line(error)
 
-    def finish(self, columns: int) -> str:
+    def finish(self) -> str:
         """Move all columns to the cache; return why that failed, if it did."""
         try:
             if not self._why:
-                self._cache.store(self._key, [self._column(number) for number in range(columns)])
+                (self._folder / _CHECKSUM).write_text(_checksum(_map_columns(self._folder)))
+                self._cache.take(self._folder, self._key)
         except OSError as error:
             self._why = first_line(error)
         shutil.rmtree(self._folder, ignore_errors=True)
         return self._why
-
-    def _column(self, number: int) -> Tokens:
-        ids, offsets = (self._map(f"{number}_{name}") for name in ("ids", "offsets"))
-        counts = [np.zeros(1, dtype=np.int64), *self._counts.get(number, ())]
-        return Tokens(ids, np.cumsum(np.concatenate(counts)), offsets.reshape(-1, 2))
-
-    def _map(self, name: str) -> Ints:
-        path = self._folder / name
-        if not path.exists() or not path.stat().st_size:
-            return np.zeros(0, dtype=np.int32)
-        found: Ints = np.frombuffer(pa.memory_map(str(path)).read_buffer(), np.int32)
-        return found
 
 
 def share_texts(texts: Sequence[str], ranks: Ranks) -> Sequence[str]:
@@ -208,69 +198,74 @@ class TokenCache:
         self._limit = limit
 
     def load(self, key: str) -> list[Tokens] | None:
-        """Return the tokens; ``None`` if there are none. A damaged file is removed."""
+        """Return the tokens; ``None`` if there are none. Damaged ones are removed."""
         path = self._path(key)
         try:
-            found = _read(path)
+            found = _map_columns(path)
+            if (path / _CHECKSUM).read_text() != _checksum(found):
+                raise ValueError("the checksum is wrong")
             os.utime(path)
-        except FileNotFoundError:
-            return None
         # A damaged file can raise anything.
         except Exception:
-            with suppress(OSError):
-                path.unlink()
+            shutil.rmtree(path, ignore_errors=True)
             return None
         return found
 
-    def store(self, key: str, columns: Sequence[Tokens]) -> None:
-        """Write tokens atomically. Raises ``OSError``."""
-        with new_file(self._path(key), process_suffix()) as partial:
-            _write(partial, columns)
+    def store(self, key: str, columns: Sequence[Tokens]) -> str:
+        """Write tokens atomically; return why that failed, if it did."""
+        spool = Spool(self, key)
+        for number, tokens in enumerate(columns):
+            spool.append(number, tokens)
+        return spool.finish()
+
+    def take(self, folder: Path, key: str) -> None:
+        """Take the tokens of a folder, unless another job has made them meanwhile. Raises ``OSError``."""
+        target = self._path(key)
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
         remove_unused(self.folder)
-        self._shrink(self._path(key))
+        self._shrink(target)
 
     def _shrink(self, newest: Path) -> None:
-        """Remove the oldest files until the others are within the limit."""
-        files = []
+        """Remove the oldest tokens until the others are within the limit."""
+        found = []
         for path in self.folder.glob(f"*{_KIND}"):
             # Another job may remove files at the same time.
             with suppress(OSError):
-                files.append((path != newest, -path.stat().st_mtime, path.stat().st_size, path))
+                size = sum(each.stat().st_size for each in path.iterdir())
+                found.append((path != newest, -path.stat().st_mtime, size, path))
         total, limit = 0, self._limit or shutil.disk_usage(self.folder).total // LIMIT_SHARE
         # Newest first: the newest is kept even if it alone exceeds the limit.
-        for is_other, _, size, path in sorted(files):
+        for is_other, _, size, path in sorted(found):
             total += size
             if total > limit and is_other:
-                with suppress(OSError):
-                    path.unlink()
+                shutil.rmtree(path, ignore_errors=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{_KIND}"
 
 
-def _write(path: Path, columns: Sequence[Tokens]) -> None:
-    """Write an Arrow file with a batch for each column: one row, with a list for each array."""
-    schema = _SCHEMA.with_metadata({_CHECKSUM: _checksum(columns)})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        for tokens in columns:
-            flat = [pa.array(each.ravel()) for each in tokens]
-            lists = [pa.LargeListArray.from_arrays([0, len(each)], each) for each in flat]
-            writer.write_batch(pa.record_batch(lists, schema=_SCHEMA))
+def _map_columns(folder: Path) -> list[Tokens]:
+    columns = range(len([*folder.glob("*_ids")]))
+    return [
+        Tokens(*(_map(folder / f"{number}_{name}", kind) for name, kind in _TYPES.items()))
+        for number in columns
+    ]
 
 
-def _read(path: Path) -> list[Tokens]:
-    table = map_table(path)
-    table.validate(full=True)
-    rows = [[each.values.to_numpy() for each in batch.columns] for batch in table.to_batches()]
-    columns = [Tokens(ids, bounds, offsets.reshape(-1, 2)) for ids, bounds, offsets in rows]
-    if table.schema.metadata[_CHECKSUM] != _checksum(columns) or not table.schema.equals(_SCHEMA):
-        raise ValueError("the checksum is wrong")
-    return columns
+def _map(path: Path, kind: Any) -> Any:
+    shape = (-1, 2) if path.name.endswith("offsets") else (-1,)
+    is_empty = not path.stat().st_size  # which can't be mapped
+    found = np.zeros(0, kind) if is_empty else np.asarray(np.memmap(path, kind, "r"))
+    return found.reshape(shape)
 
 
-def _checksum(columns: Sequence[Tokens]) -> bytes:
+def _checksum(columns: Sequence[Tokens]) -> str:
     found = 0
     for tokens in columns:
         for array in tokens:
             found = crc32(array.ravel().data, found)
-    return b"%d" % found
+    return f"{len(columns)} {found}"

@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .events import Events
-from .output import Metrics
 from .pinning import RankPlacement
 from .precision import AMX_FLAGS, Precision, autocast
-from .process import listen
 from .ranks import Ranks
-from .steps import Pace, StepReporter
 
 _PACKAGES = {
     "torch": "torch",
@@ -99,28 +96,6 @@ class RankContext(Generic[Options]):
     def autocast(self) -> AbstractContextManager[Any]:
         """Use bf16 inside, if that is the run's precision: a context manager."""
         return autocast(self.precision.dtype)
-
-    @contextmanager
-    def report_steps(
-        self,
-        total: int,
-        per_epoch: int | None = None,
-        *,
-        done: int = 0,
-        samples: int = 0,
-        tokens: int = 0,
-    ) -> Iterator[StepReporter]:
-        """Report training steps inside a ``with`` block, where SIGTERM requests a stop.
-
-        A resumed run continues after ``done`` steps and all ranks' ``samples`` and ``tokens``.
-        """
-        metrics = Metrics(self.output, self.ranks.rank, self.events.note)
-        pace = Pace(self.ranks, self.hosts)
-        counts = (per_epoch or total, done, samples, tokens)
-        with listen() as request, metrics:
-            reporter = StepReporter(self.events, metrics, pace, request, total, *counts)
-            yield reporter
-            reporter.finish()
 
     def facts(self) -> dict[str, Any]:
         """Return the part common to all results: ranks, backend, precision, versions."""

@@ -1,21 +1,9 @@
-"""Run a job's function as one rank. The engine and the benchmark each provide one such function::
+"""Run a job's function as one rank. The engine and the benchmark each provide one such function.
 
-    def train(context: RankContext[Options]) -> dict[str, object]:
-        with context.phase("train"), context.report_steps(total=steps) as report:
-            for images, labels in batches(context.ranks.rank, context.ranks.size):
-                with context.autocast():
-                    loss = criterion(model(images), labels)
-                ...
-                report.step(loss=float(loss), samples=len(images), lr=0.1)
-        return {"accuracy": 0.97}
-
-    if __name__ == "__main__":
-        leave(run_job(train, options))
-
-The runtime checks the rank's placement, joins the ranks over the launcher's backend (SPR_BACKEND), and
-chooses the precision. It keeps ``logs/`` and ``metrics/``, prints the events of :mod:`.events`, stops
-all ranks after the same step on SIGTERM (exit code 143), and ends them all if one is lost. Rank 0 writes
-what the function returns to ``results.json``, together with :meth:`.RankContext.facts`.
+The runtime checks the rank's placement, joins the ranks, and chooses the precision. It keeps ``logs/``,
+prints the events of :mod:`.events`, and ends all ranks if one is lost. A function that stops on SIGTERM
+raises :class:`StoppedError` (exit code 143). Rank 0 writes what the function returns to ``results.json``,
+together with :meth:`.RankContext.facts`.
 """
 
 from __future__ import annotations
@@ -25,7 +13,7 @@ import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,10 +35,10 @@ from .trackers import TrackedRun, report_to
 class RunSettings:
     """The options of a job that the runtime needs."""
 
-    backend: str = field(default_factory=lambda: os.environ.get("SPR_BACKEND", "auto"))
-    dtype: str = "auto"
-    output: Path | None = Path("output")
+    backend: str
+    output: Path | None
     """Folder for logs, metrics, and results; ``None`` writes no files."""
+    dtype: str = "auto"
     resume: bool = False
     """Continue the run in ``output`` instead of replacing it."""
     model: str | None = None
@@ -63,7 +51,7 @@ Own = TypeVar("Own")
 Main = Callable[[RankContext[Own]], "Mapping[str, Any] | None"]
 
 
-def run_job(main: Main[Own], options: Own, settings: RunSettings | None = None) -> int:
+def run_job(main: Main[Own], options: Own, settings: RunSettings) -> int:
     """Run a job's function as this rank, and return the process's exit code.
 
     It is 1 after a failure, which is printed as an ``error`` event, and 143 after a stop request. Rank 0
@@ -76,7 +64,7 @@ def run_job(main: Main[Own], options: Own, settings: RunSettings | None = None) 
         identity = read_identity(os.environ)
         events = Events(identity.rank, mark=mark)
         with _watch_peers(identity, events):
-            _run(main, options, settings or RunSettings(), events)
+            _run(main, options, settings, events)
     except StoppedError as stopped:
         events.note(str(stopped))
         return STOPPED

@@ -23,16 +23,8 @@ AMX_FLAGS = frozenset(("amx_bf16", "amx_tile", "amx_int8"))
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Variables that keep oneDNN from newer instructions, in the order of their precedence.
 https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html"""
-_WITHOUT_BF16 = (
-    "SSE41",
-    "AVX",
-    "AVX2",
-    "AVX2_VNNI",
-    "AVX2_VNNI_2",
-    "AVX512_CORE",
-    "AVX512_CORE_VNNI",
-)
-_WITHOUT_VNNI = _WITHOUT_BF16[:-1]
+_WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE")
+_WITHOUT_BF16 = (*_WITHOUT_VNNI, "AVX512_CORE_VNNI")
 _WITHOUT_AMX = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512", "AVX10_2_512")
 
 

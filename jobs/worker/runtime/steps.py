@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Event
 from typing import NamedTuple, NoReturn
 
 from .errors import StoppedError
 from .events import Events
 from .output import Metrics, StepFigures
-from .process import StopRequest
 from .ranks import Ranks
 
 MARK_SECONDS = 1.0
@@ -141,73 +141,52 @@ def host_shares(hosts: Sequence[str], first: Mark, last: Mark) -> dict[str, floa
 class StepReporter:
     """Reports the steps after step ``done``. ``samples`` and ``tokens`` count those of all ranks.
 
-    ``check`` sees each step's figures, with the mean loss of all ranks, and returns those to report.
+    ``check`` sees each step's figures, with the mean loss of all ranks.
     """
 
     events: Events
     metrics: Metrics
     pace: Pace
-    request: StopRequest
+    request: Event
+    """Set by SIGTERM."""
+    check: Callable[[StepFigures], None]
     total: int
     per_epoch: int
-    done: int = 0
-    samples: int = 0
-    tokens: int = 0
-    check: Callable[[StepFigures], StepFigures] = lambda figures: figures
+    done: int
+    samples: int
+    tokens: int
     _sent: deque[tuple[StepFigures, Callable[[], Mark]]] = field(default_factory=deque)
-    _begin: float = field(default_factory=time.perf_counter)
-    _last: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self.metrics.begin(self.done)
         self.pace.begin(self.done)
         self._before = self.samples, self.tokens
 
-    def step(self, *, loss: float, samples: int, tokens: int = 0, lr: float = 0.0) -> None:
-        """Report this rank's next step. ``loss`` is its own, or the mean of all ranks.
-
-        All ranks must call it. Raises :class:`StoppedError` on all of them after a SIGTERM.
-        """
-        now = time.perf_counter()
-        step, seconds = self.done + len(self._sent) + 1, now - self._begin
-        figures = StepFigures(step, seconds, loss, lr, samples, tokens, tokens, {})
-        if self.take(figures, now - self._last).stop:
-            self.stop()
-        self._last = time.perf_counter()
-
-    def take(
-        self, figures: StepFigures, busy: float, *, now: bool = False, save: bool = False
-    ) -> Consensus:
+    def take(self, figures: StepFigures, busy: float, *, now: bool, save: bool) -> Consensus:
         """Take one step's figures, with this rank's loss; it computed for ``busy`` seconds of the step.
 
         They are reported at the next step; immediately after the last step, if the ranks agree on anything,
         and with ``now``, which must be the same on all ranks. ``save`` requests a checkpoint.
         """
-        send = self.pace.send(figures, busy, stop=self.request.stop, save=save)
+        send = self.pace.send(figures, busy, stop=self.request.is_set(), save=save)
         self._sent.append((figures, send))
         agreed = self._report() if len(self._sent) > 1 else Consensus()
         if now or any(agreed) or figures.step == self.total:
-            rest = self.finish()
+            rest = self._report()
             agreed = Consensus(agreed.stop or rest.stop, agreed.save or rest.save)
         return agreed
-
-    def finish(self) -> Consensus:
-        """Report the last step now."""
-        return self._report() if self._sent else Consensus()
 
     def _report(self) -> Consensus:
         figures, receive = self._sent.popleft()
         mark = receive()
         mean = sum(each.loss for each in mark.reports) / len(mark.reports)
-        figures = self.check(figures._replace(loss=mean))
+        figures = figures._replace(loss=mean)
+        self.check(figures)
         self.pace.mark(mark)
         # The ranks' numbers differ: the last batch may be incomplete, a rank may be missing.
         samples, tokens = self._before
-        self.done, self.samples, self.tokens = (
-            mark.step,
-            samples + mark.samples,
-            tokens + mark.tokens,
-        )
+        self.done = mark.step
+        self.samples, self.tokens = samples + mark.samples, tokens + mark.tokens
         self.metrics.add(figures)
         self.events.step(
             figures.step,

@@ -119,14 +119,12 @@ class MLflow:
         self._client = import_module("mlflow").MlflowClient()
         experiment, same_job = self._experiment(), f"tags.`{JOB_TAG}` = '{run.job}'"
         found = self._client.search_runs([experiment], same_job, max_results=1)
-        own = (
-            found[0]
-            if found
-            else self._client.create_run(experiment, tags={JOB_TAG: run.job}, run_name=run.job)
-        )
-        self._id = own.info.run_id
         if found:
-            self._client.update_run(self._id, "RUNNING")
+            own = found[0]
+            self._client.update_run(own.info.run_id, "RUNNING")
+        else:
+            own = self._client.create_run(experiment, tags={JOB_TAG: run.job}, run_name=run.job)
+        self._id = own.info.run_id
         # The server refuses another value, such as of a resumed run with more epochs.
         new = {name: value for name, value in run.options.items() if name not in own.data.params}
         params = [self._entities.Param(name, str(value)) for name, value in new.items()]

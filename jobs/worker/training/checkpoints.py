@@ -138,7 +138,7 @@ def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any
     }
     with (partial / "state.pt").open("wb") as file:
         torch.save(tensors, file)
-        _to_disk(file.fileno())
+        os.fsync(file.fileno())
     with (partial / LAST).open("w", encoding="utf-8") as text:
         content = {
             "identity": checkpoint.identity._asdict(),
@@ -146,7 +146,7 @@ def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any
         }
         json.dump({**content, "digest": _digest(partial, content)}, text, indent=1)
         text.flush()
-        _to_disk(text.fileno())
+        os.fsync(text.fileno())
     _folder_to_disk(partial)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
@@ -174,15 +174,11 @@ def frozen_weights(model: torch.nn.Module) -> dict[str, Any]:
     return {name: each for name, each in every if not each.requires_grad}
 
 
-def _to_disk(descriptor: int) -> None:
-    os.fsync(descriptor)
-
-
 def _folder_to_disk(folder: Path) -> None:
     """Sync a folder, which holds the names of its files."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _to_disk(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -226,19 +222,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         content = json.loads((folder / LAST).read_text(encoding="utf-8"))
         if content.pop("digest", None) != _digest(folder, content):
             raise ValueError("its files have changed since it was written")
-        identity = RunIdentity(**content["identity"])
-        identity = identity._replace(options={**identity.options}, ground={**identity.ground})
-        return Checkpoint(identity, TrainingProgress.from_dict(content["progress"]))
+        progress = TrainingProgress.from_dict(content["progress"])
+        return Checkpoint(RunIdentity(**content["identity"]), progress)
     # A damaged file can raise anything.
     except Exception as error:
-        raise _unreadable(folder, error) from error
-
-
-def _unreadable(folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint {folder} can't be read: {first_line(error)}",
-        hint="remove that folder to use the checkpoint before it",
-    )
+        raise CheckpointError(
+            f"checkpoint {folder} can't be read: {first_line(error)}",
+            hint="remove that folder to use the checkpoint before it",
+        ) from error
 
 
 def require_same(saved: RunIdentity, now: RunIdentity) -> list[str]:
@@ -277,13 +268,15 @@ def require_same(saved: RunIdentity, now: RunIdentity) -> list[str]:
 
 
 def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
-    """Load rank 0's checkpoint ``folder`` into every rank's model, optimizer, and random state.
+    """Load rank 0's undamaged checkpoint ``folder`` into every rank's model, optimizer, and random state.
 
-    Raises :class:`CheckpointError`: on rank 0 if it can't be read, on all if it is of another model.
+    Raises :class:`CheckpointError` if it is of another model.
     """
-    read = None if folder is None else _read_state(folder)
     state.best.clear()
-    state.best.update({} if read is None else read.pop("best"))  # only rank 0 needs them
+    read = None
+    if folder is not None:
+        read = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+        state.best.update(read.pop("best"))  # only rank 0 needs them
     tensors = share_tensors(read, ranks)
     try:
         state.model.load_state_dict({**frozen_weights(state.model), **tensors["model"]})
@@ -296,12 +289,3 @@ def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
     # A rank that was not there when an elastic run saved it keeps its own.
     if ranks.rank < len(tensors["random"]):
         set_random_state(tensors["random"][ranks.rank])
-
-
-def _read_state(folder: Path) -> Any:
-    try:
-        tensors = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
-        return {name: tensors[name] for name in ("model", "optimizer", "random", "best")}
-    # Unpickling a file that is no checkpoint can raise anything.
-    except Exception as error:
-        raise _unreadable(folder, error) from error

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -117,17 +116,16 @@ def load_pretrained(
         config = transformers.AutoConfig.from_pretrained(
             source, trust_remote_code=False, **settings
         )
-        own = {} if keep_dropout else attention_dropouts(config)
-        with nullcontext() if keep_dropout else without_attention_dropout(config):
-            model, found = _auto_class(head).from_pretrained(
-                source,
-                config=config,
-                trust_remote_code=False,
-                output_loading_info=True,
-                # A head for other classes is replaced by a new one.
-                ignore_mismatched_sizes=bool(settings),
-                **({} if dtype is None else {"dtype": dtype}),
-            )
+        own = {} if keep_dropout else take_attention_dropouts(config)
+        model, found = _auto_class(head).from_pretrained(
+            source,
+            config=config,
+            trust_remote_code=False,
+            output_loading_info=True,
+            # A head for other classes is replaced by a new one.
+            ignore_mismatched_sizes=bool(settings),
+            **({} if dtype is None else {"dtype": dtype}),
+        )
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             source, use_fast=True, trust_remote_code=False
         )
@@ -232,26 +230,16 @@ def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
     tokenizer.model_input_names = [each for each in tokenizer.model_input_names if each in taken]
 
 
-def attention_dropouts(config: Any) -> dict[str, float]:
-    """Return a configuration's dropouts of attention weights."""
-    return {name: getattr(config, name) for name in ATTENTION_DROPOUTS if hasattr(config, name)}
-
-
-@contextmanager
-def without_attention_dropout(config: Any) -> Iterator[None]:
-    """Turn off the dropout of attention weights in models made from ``config`` inside the block.
+def take_attention_dropouts(config: Any) -> dict[str, float]:
+    """Turn off a configuration's dropout of attention weights; return the values that it had.
 
     torch's fused attention for CPUs supports no dropout; without fusion, every layer writes all attention
-    weights to memory. Other dropout is kept, and ``config`` is restored afterward.
+    weights to memory. Other dropout is kept.
     """
-    known = attention_dropouts(config)
-    for name in known:
+    own = {name: getattr(config, name) for name in ATTENTION_DROPOUTS if hasattr(config, name)}
+    for name in own:
         setattr(config, name, 0.0)
-    try:
-        yield
-    finally:
-        for name, value in known.items():
-            setattr(config, name, value)
+    return own
 
 
 def _new(head: str, texts: Iterable[str], ranks: Ranks, settings: Mapping[str, Any]) -> Loaded:

@@ -29,21 +29,9 @@ NO_CACHE = "none"
 """The token cache option that disables the cache."""
 ANY_RUN = frozenset(
     {
-        "output",
-        "eval",
-        "corpus",
-        "token_cache",
-        "max_answer_length",
-        "eval_every",
-        "patience",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "resume",
-        "trial_seconds",
-        "report_to",
-        "push_to",
-        "export",
-        "max_loss",
+        *("output", "eval", "corpus", "token_cache", "max_answer_length", "eval_every", "patience"),
+        *("checkpoint_every", "keep_checkpoints", "resume", "trial_seconds", "report_to"),
+        *("push_to", "export", "max_loss"),
     }
 )
 """Options that do not affect what is learned."""
@@ -180,9 +168,7 @@ class TrainOptions:
         "there are evaluation data and it takes less than a tenth of the time",
         metavar="STEPS|epoch|never",
     )
-    metric: str | None = option(
-        None, "the score that chooses the best model", metavar="NAME", kind=str
-    )
+    metric: str | None = option(None, "the score that chooses the best model", metavar="NAME")
     keep: str = option(
         "best", "the model to keep, of those that were evaluated", choices=("best", "last")
     )
@@ -211,7 +197,7 @@ class TrainOptions:
         several=tuple(TRACKERS),
         choices=("auto", "none"),
     )
-    push_to: str | None = option(None, "the model's place on the hub, hub:ORG/NAME", kind=str)
+    push_to: str | None = option(None, "the model's place on the hub, hub:ORG/NAME")
     resume: bool = option(False, "continue from the newest checkpoint in the output folder")
     trial_seconds: int | None = option(
         None,
@@ -338,7 +324,6 @@ class EncoderOptions(TextOptions):
         None,
         "also write the trained model for OpenVINO, in int8 if that keeps --max-loss",
         choices=("int8", "bf16"),
-        kind=str,
     )
     max_loss: float = option(
         0.5,

@@ -6,6 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
@@ -23,8 +24,10 @@ from ..fast.optimizer import restore_weights
 from ..fast.parts import INT8_PRODUCTS, find_parts
 from ..runtime.errors import ModelError, TrainingError, first_line
 from ..runtime.job import RunSettings, run_job
-from ..runtime.output import StepFigures, replacing
+from ..runtime.output import Metrics, StepFigures, replacing
 from ..runtime.precision import Precision
+from ..runtime.process import listen
+from ..runtime.steps import Pace, StepReporter
 from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .best import Unseen, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
@@ -51,8 +54,8 @@ def run_task(kind: type[Task[Any]], options: TrainOptions) -> int:
     output = Path(options.output) if options.trial_seconds is None else None
     settings = RunSettings(
         options.backend,
-        options.dtype,
         output,
+        options.dtype,
         options.resume,
         options.model_name,
         options.report_to,
@@ -90,15 +93,15 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         if data.eval is not data.train and options.trial_seconds is None:
             unseen = task.prepare(context, loaded, data.eval)
         samples = task.finish(context, loaded, samples)
+    run = TrainingRun(context, task, loaded, samples)
     if options.trial_seconds is not None:
-        run = TrainingRun(context, task, loaded, samples)
         with context.phase("measure"):
             speed = measure_speed(run, options.trial_seconds, len(data.train))
         events.emit("trial", **speed._asdict())
         return None
     if exports:
-        require_convertible(TrainingRun(context, task, loaded, samples))
-    run = TrainingRun(context, task, loaded, samples, ask_teacher(task, context, records))
+        require_convertible(run)
+    run = replace(run, taught=ask_teacher(task, context, records))
     with context.phase("train"):
         loop = train(run, Unseen(data.eval, unseen, data.has_unseen))
     if loop.progress.resumed:
@@ -224,10 +227,8 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
         "compiled layers": str(count_compiled(model)),
     }
     identity = identify(options, ranks, context.precision.name, run, ground)
-    start, timer = (
-        Checkpoint(identity, TrainingProgress()),
-        CheckpointTimer(options.checkpoint_every),
-    )
+    start = Checkpoint(identity, TrainingProgress())
+    timer = CheckpointTimer(options.checkpoint_every)
     rate = optimizer.param_groups[0]["lr"]
     state = State(model, optimizer, {})
     loop = Loop(run, schedule, evaluator, state, trained, start, timer, rate)
@@ -269,18 +270,15 @@ def _note_fewer_ranks(context: TrainContext) -> None:
 
 
 def _take_steps(loop: Loop) -> None:
-    run, schedule, progress = loop.run, loop.schedule, loop.progress
+    run, schedule, progress, context = loop.run, loop.schedule, loop.progress, loop.context
     # Skipped rather than computed differently, so that the batches are the same by construction.
-    steps = batches(run.context, run.lengths, schedule)
-    rest, first = islice(steps, progress.step, None), progress.step + 1
-    with run.context.report_steps(
-        schedule.total,
-        schedule.per_epoch,
-        done=progress.step,
-        samples=progress.samples,
-        tokens=progress.tokens,
-    ) as reporter:
-        reporter.check = partial(_check_loss, loop)
+    rest = islice(batches(context, run.lengths, schedule), progress.step, None)
+    first = progress.step + 1
+    metrics = Metrics(context.output, context.ranks.rank, context.events.note)
+    pace, check = Pace(context.ranks, context.hosts), partial(_check_loss, loop)
+    steps = schedule.total, schedule.per_epoch, progress.step, progress.samples, progress.tokens
+    with listen() as request, metrics:
+        reporter = StepReporter(context.events, metrics, pace, request, check, *steps)
         evaluate(loop, reporter)  # after the last step of an interrupted run
         begin = time.perf_counter() - progress.seconds
         ended = time.perf_counter()
@@ -314,7 +312,7 @@ def exempt_from_collection() -> None:
     gc.freeze()
 
 
-def _check_loss(loop: Loop, figures: StepFigures) -> StepFigures:
+def _check_loss(loop: Loop, figures: StepFigures) -> None:
     """Record a step's loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
     number, progress, total = figures.step, loop.progress, loop.schedule.total
     if not math.isfinite(figures.loss):
@@ -338,7 +336,6 @@ def _check_loss(loop: Loop, figures: StepFigures) -> StepFigures:
     every = -(-total // CURVE_POINTS)
     if number % every == 0 or number == total:
         progress.curve.append((number, round(figures.loss, 5)))
-    return figures
 
 
 def _resume_hint(loop: Loop) -> str:

@@ -112,19 +112,9 @@ class TrainingProgress:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> TrainingProgress:
-        """Restore the result of ``asdict``, after JSON or not."""
-        pairs = {
-            name: [(int(a), float(b)) for a, b in content[name]] for name in ("curve", "resumed")
-        }
-        names = ("level", "best", "high", "steps", "first")
-        level, best, high, steps, first = (content["watch"][name] for name in names)
-        watch = DivergenceDetector(
-            None if level is None else float(level),
-            float(best),
-            int(high),
-            int(steps),
-            None if first is None else float(first),
-        )
+        """Restore the result of ``asdict`` from JSON."""
+        pairs = {name: [(a, b) for a, b in content[name]] for name in ("curve", "resumed")}
+        watch = DivergenceDetector(**content["watch"])
         return TrainingProgress(**{**content, **pairs, "watch": watch})
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from ..data.care import describe
 from ..data.groups import Group
 from ..data.mapped import Lazy
-from ..data.readers import EVAL, TRAIN, first_rows, has_split, is_small, read_table, require_files
+from ..data.readers import EVAL, TRAIN, first_rows, is_small, read_table, read_unseen, require_files
 from ..data.records import require_text, show, skip_note
 from ..data.table import Table, choose_column, read_records
 from ..runtime.errors import DatasetError, ModelError
@@ -110,11 +110,7 @@ class TextTask(Task[OwnText]):
 
         Texts are cut at ``max_length``; a note counts the cut ones.
         """
-        from ..data.tokens import (  # noqa: PLC0415
-            Column,
-            TextSamples,
-            read_template,
-        )
+        from ..data.tokens import Column, TextSamples, read_template  # noqa: PLC0415
 
         columns = [Column(each, offsets) for each in texts]
         tokens = self.encode(context, loaded, columns)
@@ -236,8 +232,8 @@ class TableTask(TextTask[OwnTable]):
         unseen = train
         if options.eval is not None:
             unseen = read_table(options.eval, EVAL, mapped=mapped)
-        elif options.eval_fraction is None and has_split(self._data(), EVAL, mapped):
-            unseen = read_table(self._data(), EVAL, mapped=mapped)
+        elif options.eval_fraction is None:
+            unseen = read_unseen(self._data(), mapped) or train
         bad = skipped if options.skip_bad_records else None
         records = self._records(train, bad, note)
         eval_records = records if unseen is train else self._records(unseen, bad, note)

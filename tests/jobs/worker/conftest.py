@@ -45,10 +45,14 @@ def node_environ(node: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.fixture
 def nodes_folder(node: Path, node_environ: dict[str, str]) -> Path:
     """The job's folder with a part of the sample as ``data.json``."""
+    write_part(node)
+    return node
+
+
+def write_part(folder: Path) -> None:
     document = json.loads(SAMPLE.read_text())
     document["data"] = document["data"][:1]
-    (node / "data.json").write_text(json.dumps(document))
-    return node
+    (folder / "data.json").write_text(json.dumps(document))
 
 
 @pytest.fixture

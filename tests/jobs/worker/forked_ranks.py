@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs.worker.runtime.events import parse_event
 from jobs.worker.training.options import TrainOptions
 
 SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
@@ -51,6 +52,15 @@ class Ran:
     codes: list[int]
     texts: list[str]
 
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """Return rank 0's events of a kind."""
+        return events_of(self.texts[0], name)
+
+
+def events_of(printed: str, name: str) -> list[dict[str, Any]]:
+    every = map(parse_event, printed.splitlines())
+    return [each for each in every if each and each["event"] == name]
+
 
 def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]]) -> list[Ran]:
     """Run one after another."""
@@ -69,7 +79,7 @@ def _work(run: Run, rank: int) -> int:
     import torch
 
     from jobs.worker.tasks import TASKS
-    from jobs.worker.training import between_steps, checkpoints, model
+    from jobs.worker.training import between_steps, model
     from jobs.worker.training import run as job
     from jobs.worker.training.optimizer_step import Step, take_step
 
@@ -85,7 +95,7 @@ def _work(run: Run, rank: int) -> int:
                 raise OSError(28, "No space left on device")
             os.kill(os.getpid(), run.signal)
 
-    to_disk = checkpoints._to_disk
+    to_disk = os.fsync
 
     def take(*arguments: Any) -> Step:
         assert gc.isenabled()
@@ -108,7 +118,7 @@ def _work(run: Run, rank: int) -> int:
 
     # As a mapping: a module does not offer to others what it imports.
     vars(between_steps)["take_step"] = vars(job)["take_step"] = take
-    checkpoints._to_disk = bring
+    vars(os)["fsync"] = bring
     return job.run_task(Evaluated, task.Options.from_json(run.options.replace("RANK", str(rank))))
 
 

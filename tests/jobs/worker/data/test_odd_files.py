@@ -15,6 +15,7 @@ from pyarrow.parquet import write_table
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
 from jobs.worker.tasks import TASKS
+from tests.jobs.worker.data.test_readers import GLUE
 
 XY = "a{0}x\nb{0}y\n"
 GOOD = '{"text":"a","label":"x"}\n{"text":"b","label":"y"}\n'
@@ -67,6 +68,13 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("plausible.json", squad(answers=[], is_impossible=True, plausible_answers=[{"text": "Ada"}]), 1),
 ]  # fmt: skip
 REFUSED: list[tuple[str, str | bytes, str]] = [
+    ("header.csv", "text,label\n", "has no rows"),
+    ("twice.csv", "text,text\na,b\n", "line 1: needs a different name for each column: 'text', 'text'"),
+    ("commas.tsv", "text,label\na,x\n", "line 1: its columns are separated by ',', not '\\t'"),
+    ("no_label.csv", "text,kind\na,b\n", "which column? It has text, kind"),
+    ("no_text.csv", "text,label\n ,x\n", "line 2: column 'text' is empty"),
+    ("empty_label.csv", "text,label\na,\n", "line 2: column 'label' is empty"),
+    ("control.csv", b"text,label\na\x81,x\n", "is not UTF-8 (a byte 0x81)"),
     ("two_marks.csv", "\ufeff\ufefftext,label\n" + XY.format(","), "which column?"),
     ("escapes.csv", 'text,label\n"say \\"hi\\"",x\n', "line 2: is not CSV"),
     ("single_quotes.csv", "text,label\n'a, b',x\nc,y\n", "line 2: has 3 columns"),
@@ -80,11 +88,19 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("late.csv", b"text,label\n" + b"ok,x\n" * 20_000 + b"caf\xe9,y\n", "which is 'é' in Windows-1252"),
     ("gzipped.csv", gzip.compress(b"text,label\n"), "is compressed by gzip"),
     ("plain.csv.gz", "text,label\n", "is not gzip"),
+    ("cut.csv.gz", b"\x1f\x8b\x08 cut off", "is not gzip, or is cut off"),
+    ("glue.tsv", GLUE, "line 3: a quotation mark begins a cell, and its end is in a later row"),
+    ("some.doc", "some text", "its name does not say its format"),
     ("lfs.csv", "version https://git-lfs.github.com/spec/v1\noid sha256:a\n", "which column?"),
     ("marks.csv", "\ufeff", "is empty"),
     ("array.jsonl", f"[{GOOD.replace('}', '},', 1)}]", "line 1: is not JSON"),
     ("list.jsonl", json.dumps([{"text": "a", "label": "x"}]), "line 1: is not an object"),
     ("pretty.jsonl", json.dumps({"text": "a", "label": "x"}, indent=1), "line 1: is not JSON"),
+    ("open.json", "{", "is not JSON: "),
+    ("deep.json", "[" * 100_000, "is nested too deeply"),
+    ("text.json", '"text"', "is not a list of objects, nor "),
+    ("none.json", "[]", "has no rows"),
+    ("one_column.json", '[{"text": "a"}]', "has one column, text, and two are needed"),
     ("together.json", GOOD.replace("\n", ""), "is not JSON: Extra data"),
     ("by_column.json", '{"text": ["a", "b"], "label": ["x", "y"]}', "column 'text' is not a text"),
     ("split.json", '{"columns": ["text"], "data": [["a"]]}', "row 1: is not an object"),
@@ -94,11 +110,27 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("digits.jsonl", GOOD + '{"text":"a","label":%s}\n' % ("9" * 5000), "line 3: is not JSON"),
     ("deep.jsonl", GOOD + '{"text":' + "[" * 100_000 + "\n", "line 3: is not JSON"),
     ("nested.jsonl", GOOD + '{"text":"a","label":[["x"]]}\n', "line 3: column 'label' is no label"),
+    ("text_lacks.jsonl", GOOD + '{"label":"x"}\n', "line 3: has no column 'text'"),
+    ("half.jsonl", GOOD + '{"text":"\\ud800","label":"x"}\n', "line 3: column 'text' contains half"),
+    ("label_lacks.jsonl", GOOD + '{"text":"a"}\n', "line 3: column 'label' has no label"),
+    ("nan.jsonl", GOOD + '{"text":"a","label":NaN}\n', "line 3: column 'label' has no label"),
+    ("one_number.jsonl", '{"text":"a","label":1}\n' + GOOD, "line 2: column 'label' is a text: 'x'; in"),
+    ("true.jsonl", GOOD + '{"text":"a","label":true}\n', "line 3: column 'label' is true or false"),
+    ("one_list.jsonl", '{"text":"a","label":["x"]}\n' + GOOD, "line 2: column 'label' has one label"),
+    ("cut.parquet", b"PAR1", "can't be read as Parquet: "),
     ("twice.parquet", parquet(text=["a"], text_=["b"], label=["x"]), "two columns of the same name"),
     ("bytes.parquet", parquet(text=[b"a"], label=["x"]), "row 1: column 'text' is not a text"),
-    ("numbers.parquet", parquet(text=["a"], label=[1.5]), "row 1: column 'label' is no label"),
+    ("numbers.parquet", parquet(text=["a"], label=[1.5]), "which is a text or a whole number: '1.5'"),
     ("none.parquet", parquet(text=[], label=[]), "has no rows"),
     ("numbered.conll", "1\tHe\tO\n2\tran\tB-X\n\n1-2\tdu\t_\n1\tde\tO\n\n1\tNo\tO\n", "numbers the words"),
+    ("alone.conll", "alone\n", "line 1: has a word and no tag: 'alone'"),
+    ("three.conll", "EU B\nNew Oslo B\n", "line 2: has 3 columns, and the first word 2"),
+    ("comment.conll", "EU B\n\n# comment\nOslo B\n", "line 3: may be a comment, or the word '#'"),
+    ("space.conll", "EU\tB\n\u00a0\tB\n", "line 1: column 'words', word 2 is empty"),
+    ("tag.csv", "words,tags\na b,O O\n", "line 2: column 'words' is not a list"),
+    ("tag_two.jsonl", '{"words": ["a", "b"], "tags": ["O"]}', "line 1: has 2 words and 1 tags"),
+    ("tag_none.jsonl", '{"words": [], "tags": []}', "line 1: column 'words' is empty"),
+    ("tag_null.jsonl", '{"words": ["a"], "tags": [null]}', "column 'tags', word 1 is not a text"),
     ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),
     ("nul.conll", "a\tO\nb\0\tB-X\n", "line 2: contains NUL bytes"),
     ("blank.txt", "\n \n\t\n", "has no rows"),
@@ -109,8 +141,9 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
 def options_for(path: Path, content: str | bytes) -> Any:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     names = {".conll": "tag", ".txt": "lm"}
-    task = "squad" if "paragraphs" in path.read_text(errors="ignore") else names.get(path.suffix)
-    return TASKS[task or "classify"].Options(model="scratch", data=str(path))
+    task = names.get(path.suffix) or ("tag" if path.name.startswith("tag") else "classify")
+    task = "squad" if "paragraphs" in path.read_text(errors="ignore") else task
+    return TASKS[task].Options(model="scratch", data=str(path))
 
 
 @pytest.mark.parametrize(("name", "content", "wanted"), READ, ids=[each[0] for each in READ])

@@ -15,12 +15,11 @@ from infra.errors import UsageError
 from jobs.train.request import check_inputs
 from jobs.worker.data import readers, text_files
 from jobs.worker.data.groups import Group
-from jobs.worker.data.readers import EVAL, has_split, read_table
+from jobs.worker.data.readers import EVAL, read_table, read_unseen
 from jobs.worker.data.records import require_text
-from jobs.worker.data.table import Table, choose_column, read_records
+from jobs.worker.data.table import choose_column, read_records
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import ClassifyOptions
-from jobs.worker.tasks.tag import TagOptions
 from jobs.worker.training.text_task import split_off
 
 ROWS = [{"text": "a, b", "label": "x"}, {"text": 'say "c"\nd', "label": "y"}]
@@ -65,12 +64,15 @@ def test_parquet_and_saved_data_sets_give_the_same_rows(tmp_path: Path) -> None:
     data.save_to_disk(str(tmp_path / "one"))
     for name in ("a.parquet", "both", "one"):
         assert list(read_table(str(tmp_path / name)).rows) == ROWS, name
-    assert [has_split(str(tmp_path / each), EVAL) for each in ("both", "one")] == [True, False]
+    both = read_unseen(str(tmp_path / "both"), None)
+    assert both
+    assert list(both.rows) == ROWS
+    assert read_unseen(str(tmp_path / "one"), None) is None
 
 
 def test_a_folder_has_a_file_for_each_use(tmp_path: Path) -> None:
     write(tmp_path, "train.csv", CSV)
-    assert not has_split(str(tmp_path), EVAL)
+    assert read_unseen(str(tmp_path), None) is None
     write(tmp_path, "validation.jsonl", JSONL)
     assert read_table(str(tmp_path), EVAL).source == str(tmp_path / "validation.jsonl")
 
@@ -118,95 +120,7 @@ def test_quotation_marks_of_tsv_files_belong_to_texts_or_are_around_cells(
     assert [row["text"] for row in table.rows] == texts
 
 
-def test_columns_keep_the_spaces_of_their_names(tmp_path: Path) -> None:
-    table = read_table(str(write(tmp_path, "a.csv", "id, text , label\n1,a,b\n")))
-    assert table.columns == ("id", " text ", " label")
-    choose: Any = choose_column
-    chosen = [choose(table, asked, ("text",), "") for asked in (None, "label", " label")]
-    assert chosen == [" text ", " label", " label"]
-
-
-def test_only_the_first_rows(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.csv", "text,label\n" + "a,b\n" * 50 + "broken")
-    assert len(read_table(str(path), limit=10).rows) == 10
-
-
 GOOD = '{"text": "fine", "label": "x"}\n{"text": "good", "label": "y"}\n'
-BAD: list[tuple[str, str | bytes, str]] = [
-    ("a.csv", "", ": is empty"),
-    ("a.csv", "text,label\n", ": has no rows"),
-    ("a.csv", "text,label\na\n", ": line 2: has 1 columns, and the first line 2"),
-    ("a.csv", "text,text\na,b\n", ": line 1: needs a different name for each column: 'text', 'text'"),
-    ("a.csv", "text,\na,b\n", ": line 1: needs a different name for each column: 'text', ''"),
-    ("a.csv", "text;label\na;x\n", ": line 1: its columns are separated by ';', not ','"),
-    ("a.tsv", "text,label\na,x\n", ": line 1: its columns are separated by ',', not '\\t'"),
-    ("a.csv", "body,kind\na,b\n", ": which column? It has body, kind"),
-    ("a.csv", "text,kind\na,b\n", ": which column? It has text, kind"),
-    ("a.csv", "text,label\n ,x\n", ": line 2: column 'text' is empty"),
-    ("a.csv", "text,label\na,\n", ": line 2: column 'label' is empty"),
-    ("a.csv", b"text,label\na\xe9,x\n", ": is not UTF-8 (a byte 0xe9, which is 'é' in Windows-1252)"),
-    ("a.csv", b"text,label\na\x81,x\n", ": is not UTF-8 (a byte 0x81)"),
-    ("a.csv", "text,label\na\0b,x\n", ": line 2: contains NUL bytes"),
-    ("a.tsv", GLUE, ": line 3: a quotation mark begins a cell, and its end is in a later row"),
-    ("a.csv.gz", b"", ": is not gzip, or is cut off"),
-    ("a.json", "{", ": is not JSON: "),
-    ("a.json", "[" * 100_000, ": is nested too deeply"),
-    ("a.json", '"text"', ": is not a list of objects, nor "),
-    ("a.json", "[]", ": has no rows"),
-    ("a.json", "[1]", ": row 1: is not an object with a value for each column"),
-    ("a.json", '[{"text": "a"}]', ": has one column, text, and two are needed"),
-    ("a.jsonl", GOOD + "[1]\n", ": line 3: is not an object with a value for each column"),
-    ("a.jsonl", GOOD + '{"label": "x"}\n', ": line 3: has no column 'text'"),
-    ("a.jsonl", GOOD + '{"text": "a"}\n', ": line 3: column 'label' has no label"),
-    ("a.jsonl", GOOD + '{"text": 5, "label": "x"}\n', ": line 3: column 'text' is not a text"),
-    ("a.jsonl", GOOD + '{"text": "\\ud800", "label": "x"}\n', ": line 3: column 'text' contains half"),
-    ("a.jsonl", GOOD + '{"text": "a", "label": NaN}\n', ": line 3: column 'label' has no label"),
-    (
-        "a.jsonl",
-        GOOD + '{"text": "a", "label": 2.5}\n',
-        ": line 3: column 'label' is no label, which is a text or a whole number: '2.5'",
-    ),
-    ("a.jsonl", '{"text": "a", "label": 1}\n' + GOOD, ": line 2: column 'label' is a text: 'x'; in other"),
-    ("a.jsonl", GOOD + '{"text": "a", "label": true}\n', ": line 3: column 'label' is true or false"),
-    ("a.jsonl", '{"text": "a", "label": ["x"]}\n' + GOOD, ": line 2: column 'label' has one label"),
-    ("a.parquet", b"PAR1", ": can't be read as Parquet: "),
-    ("a.doc", "some text", ": its name does not say its format"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "message"), BAD)
-def test_what_is_wrong_is_one_line_with_its_place(
-    tmp_path: Path, name: str, content: str | bytes, message: str
-) -> None:
-    path = write(tmp_path, name, content)
-    if name.endswith(".gz"):
-        path.write_bytes(b"\x1f\x8b\x08 cut off")
-    with pytest.raises(UsageError) as refused:
-        check_inputs(ClassifyOptions(model="scratch", data=str(path)))
-    assert f"{path}{message}" in str(refused.value)
-    assert "\n" not in refused.value.message
-
-
-TAGGED: list[tuple[str, str, str]] = [
-    ("a.conll", "alone\n", ": line 1: has a word and no tag: 'alone'"),
-    ("a.conll", "\n\n", ": has no rows"),
-    ("a.conll", "EU B\nNew Oslo B\n", ": line 2: has 3 columns, and the first word 2"),
-    ("a.conll", "EU B\n\n# comment\nOslo B\n", ": line 3: may be a comment, or the word '#'"),
-    ("a.conll", "EU\tB\n\u00a0\tB\n", ": line 1: column 'words', word 2 is empty"),
-    ("a.csv", "words,tags\na b,O O\n", ": line 2: column 'words' is not a list"),
-    ("a.jsonl", '{"words": ["a", "b"], "tags": ["O"]}', ": line 1: has 2 words and 1 tags"),
-    ("a.jsonl", '{"words": [], "tags": []}', ": line 1: column 'words' is empty"),
-    ("a.jsonl", '{"words": ["a", ""], "tags": ["O", "O"]}', "column 'words', word 2 is empty"),
-    ("a.jsonl", '{"words": ["a"], "tags": [null]}', "column 'tags', word 1 is not a text"),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "message"), TAGGED)
-def test_what_is_wrong_with_tags(tmp_path: Path, name: str, content: str, message: str) -> None:
-    path = write(tmp_path, name, content)
-    with pytest.raises(UsageError) as refused:
-        check_inputs(TagOptions(model="scratch", data=str(path)))
-    assert message in str(refused.value)
 
 
 def test_a_line_without_an_end_is_not_read_into_memory(
@@ -323,7 +237,7 @@ def test_a_folder_of_parquet_shards(
         assert isinstance(read.rows, list) is not large
         found[folder, split] = [row["n"] for row in read.rows]
     assert [*found.values()] == [[0, 0, 1, 1], [2, 2], [0, 0, 1, 1, 2, 2]]
-    assert not has_split(str(tmp_path / "spark"), EVAL)
+    assert read_unseen(str(tmp_path / "spark"), None) is None
     arrow.parquet.write_table(
         table.rename_columns(["text", "label", "m"]), tmp_path / "spark/part-9.parquet"
     )
@@ -340,12 +254,13 @@ def test_data_is_required_and_missing_files_are_named(tmp_path: Path) -> None:
     check_inputs(ClassifyOptions(model="scratch", data="imdb"))  # on the hub
 
 
-def test_columns_are_guessed_or_named() -> None:
-    table = Table("t", ("title", "content", "section"), [])
+def test_columns_are_guessed_or_named_and_keep_the_spaces_of_their_names(tmp_path: Path) -> None:
+    table = read_table(str(write(tmp_path, "a.csv", "id, text , label\n1,a,b\n")))
+    assert table.columns == ("id", " text ", " label")
     choose: Any = choose_column
-    assert choose(table, None, ("text", "content"), "--text-column") == "content"
-    assert choose(table, "title", ("text", "content"), "--text-column") == "title"
-    with pytest.raises(DatasetError, match=r"t: has no column 'body'; it has title, content"):
+    wanted = {None: " text ", "label": " label", " label": " label", "id": "id"}
+    assert {name: choose(table, name, ("words", "text"), "") for name in wanted} == wanted
+    with pytest.raises(DatasetError, match=r"a.csv: has no column 'body'; it has id,  text , "):
         choose(table, "body", (), "--text-column")
 
 

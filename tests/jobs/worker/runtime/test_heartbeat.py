@@ -128,7 +128,7 @@ SILENT = f"no answer for {LIMIT:.0f} s"
 
 
 @pytest.mark.parametrize(
-    ("kind", "lost"), [*product(KINDS, (0, 1, 2)), *((backend, 2) for backend in TORCH)]
+    ("kind", "lost"), [*product(KINDS, (0, 2)), *((backend, 2) for backend in TORCH)]
 )
 def test_every_rank_names_one_that_was_killed(node: Path, kind: str, lost: int) -> None:
     """Gloo itself fails where it was connected to the lost rank, but the heartbeat has the word."""
@@ -235,7 +235,7 @@ def wait_for_file(path: Path) -> None:
 
 
 def test_a_run_ends_well_every_time(node: Path) -> None:
-    for _ in range(5):
+    for _ in range(3):
         with ranks(node, BARE, "pass", "pass", "pass") as three:
             ended = [finish(each) for each in three]
         assert [(each.code, each.events) for each in ended] == [(0, [])] * 3, ended

@@ -4,13 +4,13 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import cast
 
 import pytest
 
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.output import Metrics, StepFigures
-from jobs.worker.runtime.process import StopRequest
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.runtime.steps import Mark, Pace, RankReport, StepReporter, host_shares, how_many
 from tests.fakes import FakeClock
@@ -56,21 +56,19 @@ class TwoRanks:
 def test_reports_are_read_a_step_later_or_at_once_if_ranks_agree(tmp_path: Path) -> None:
     clock, ranks, seen = FakeClock(), TwoRanks(), list[tuple[int, float]]()
 
-    def check(figures: StepFigures) -> StepFigures:
+    def check(figures: StepFigures) -> None:
         seen.append((figures.step, figures.loss))
-        return figures
 
     said = io.StringIO()
     pace = Pace(cast(Ranks, ranks), ["a", "b"], clock.monotonic)
     metrics = Metrics(tmp_path, 0, print)
-    reporter = StepReporter(
-        Events(0, said), metrics, pace, StopRequest(), 99, 9, samples=100, check=check
-    )
+    reporter = StepReporter(Events(0, said), metrics, pace, Event(), check, 99, 9, 0, 100, 0)
 
-    def take(step: int, **more: bool) -> tuple[bool, bool, int, int]:
+    def take(step: int, now: bool = False) -> tuple[bool, bool, int, int]:
         clock.sleep(0.5)
         figures = StepFigures(step, 0.5 * step, 1.0, 0.1, 5, 50, 60, {})
-        return *reporter.take(figures, 0.4, **more), ranks.waiting, reporter.samples
+        agreed = reporter.take(figures, 0.4, now=now, save=False)
+        return *agreed, ranks.waiting, reporter.samples
 
     assert take(1) == (False, False, 1, 100)
     assert take(2) == (False, False, 1, 110)
@@ -89,9 +87,11 @@ def test_samples_are_those_of_all_ranks_of_which_some_have_fewer(
     def work(ranks: Ranks) -> tuple[int, int]:
         events = Events(ranks.rank, io.StringIO())
         metrics, pace = Metrics(tmp_path, ranks.rank, events.note), Pace(ranks, ["a", "a", "b"])
-        reporter = StepReporter(events, metrics, pace, StopRequest(), 4, 2, samples=100)
-        for _ in range(4):  # eight samples, planned for four ranks
-            reporter.step(loss=1.0, samples=2 + (ranks.rank < 2), tokens=tokens)
+        request, check = Event(), lambda _: None
+        reporter = StepReporter(events, metrics, pace, request, check, 4, 2, 0, 100, 0)
+        for step in range(1, 5):  # eight samples, planned for four ranks
+            figures = StepFigures(step, step, 1.0, 0.1, 2 + (ranks.rank < 2), tokens, tokens, {})
+            reporter.take(figures, 0.1, now=False, save=False)
         return reporter.samples, reporter.tokens
 
     assert run_threaded(3, work) == [(132, 12 * tokens)] * 3

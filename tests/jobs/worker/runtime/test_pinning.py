@@ -203,11 +203,6 @@ def test_no_two_ranks_share_a_core(
     assert all((len(s.cpus), len(s.workers)) == (threads, workers) for s in shares)
 
 
-def test_a_small_pod_that_sees_the_whole_node_stays_unpinned() -> None:
-    assert share_out(machine(64), 1, 16, 0) == ()
-    assert len(share_out(machine(64), 1, 33, 0)) == 1
-
-
 def test_cores_are_read_as_the_kernel_shows_them(tmp_path: Path) -> None:
     for cpu, (socket, core, node) in enumerate([(0, 0, 0), (0, 0, 0), (0, 1, 0), (1, 0, 1)]):
         folder = tmp_path / "cpu" / f"cpu{cpu}"

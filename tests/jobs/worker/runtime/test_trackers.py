@@ -1,4 +1,4 @@
-"""Trackers against TensorBoard's reader, MLflow's database, Weights & Biases offline, and dead servers."""
+"""Trackers against TensorBoard's reader, MLflow's files, Weights & Biases offline, and dead servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.worker.runtime import trackers
-from jobs.worker.runtime.events import Events, parse_event
+from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.trackers import (
     JOB_TAG,
     Point,
@@ -24,6 +24,7 @@ from jobs.worker.runtime.trackers import (
     without_secrets,
 )
 from tests.fakes import FakeClock
+from tests.jobs.worker.forked_ranks import events_of
 from tests.jobs.worker.training.test_run import free_port
 
 JOB = "digits-20260801-120000-abc"
@@ -57,8 +58,7 @@ class Job:
 
     @property
     def notes(self) -> list[str]:
-        events = [parse_event(line) for line in self.printed.getvalue().splitlines()]
-        return [event["text"] for event in events if event and event["event"] == "note"]
+        return [event["text"] for event in events_of(self.printed.getvalue(), "note")]
 
 
 @pytest.fixture
@@ -104,16 +104,17 @@ def test_steps_within_a_second_are_one_point_but_the_last_counts(job: Job) -> No
     assert [step for step, _ in shown] == [1, 5, 6]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of MLflow, about files
 def test_a_job_is_one_mlflow_run_also_after_a_failure(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end-to-end tests have a real server; this is its database."""
+    """The end-to-end tests have a real server; files need no database to be made."""
     from mlflow import MlflowClient
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "an experiment")
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    client = MlflowClient(f"file://{tmp_path}/mlflow")
 
     def find() -> Any:
         experiment = client.get_experiment_by_name("an experiment")

@@ -41,7 +41,7 @@ from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.tasks.chat_models import END, new_chat_tokenizer, save_chat_model
 from tests.jobs.worker.threaded_ranks import load_run
-from tests.jobs.worker.training.test_resume import STEPS, events
+from tests.jobs.worker.training.test_resume import STEPS
 
 SAMPLE = str(Lm.demo.data)
 TINY: dict[str, Any] = {
@@ -302,7 +302,7 @@ def test_adapters_are_all_that_a_checkpoint_holds(folder: Path, nodes_folder: Pa
     state = torch.load(list_checkpoints(nodes_folder / "whole")[-1] / "state.pt")
     assert state["model"]
     assert all("lora_" in name for name in state["model"])
-    notes = [event["text"] for event in events(whole) if event["event"] == "note"]
+    notes = [event["text"] for event in whole.of("note")]
     assert any("of memory per rank" in note for note in notes)
 
 

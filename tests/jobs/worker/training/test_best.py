@@ -17,8 +17,6 @@ from torch.nn.functional import cross_entropy
 
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.errors import DatasetError, TrainingError
-from jobs.worker.runtime.events import Events, parse_event
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.digits import Digits, DigitsOptions
@@ -31,6 +29,8 @@ from jobs.worker.training.losses import mean_loss
 from jobs.worker.training.state import State, TrainingProgress
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import class_weights
+from tests.jobs.worker.forked_ranks import events_of
+from tests.jobs.worker.threaded_ranks import session
 
 Run = tuple[RankContext[Any], io.StringIO]
 
@@ -40,13 +40,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     printed = io.StringIO()
     with join("gloo", environ={}) as ranks:
-        events, precision = Events(0, printed), Precision("fp32", "")
-        yield RankContext(DigitsOptions(), ranks, events, precision, output=tmp_path), printed
-
-
-def events_of(printed: io.StringIO, name: str) -> list[dict[str, Any]]:
-    every = map(parse_event, printed.getvalue().splitlines())
-    return [each for each in every if each and each["event"] == name]
+        yield session(DigitsOptions(), ranks, printed, output=tmp_path), printed
 
 
 @dataclass
@@ -107,7 +101,7 @@ def test_the_first_of_the_best_models_is_kept(
         ends.append(judge.is_exhausted(progress))
     assert [each["step"] for each in progress.evaluations] == [2, 4, 6, 7]
     assert ends.index(True) == 5 if options.get("patience") else not any(ends)
-    shown = events_of(printed, "evaluation")
+    shown = events_of(printed.getvalue(), "evaluation")
     assert [each["best"] for each in shown] == [True, False, False, False]
     assert shown[0]["scores"] == {"accuracy": 50.0}
     assert [(e["score"], e["best_score"], e["best_step"]) for e in shown] == [
@@ -121,7 +115,8 @@ def test_the_first_of_the_best_models_is_kept(
     model.eval()
     assert judge.evaluate_model(progress)["accuracy"] == final
     assert (rank.output / "predictions.json").read_text() == str(final)
-    assert len(events_of(printed, "note")) == 1 + (model_step < 7) + bool(options.get("patience"))
+    notes = events_of(printed.getvalue(), "note")
+    assert len(notes) == 1 + (model_step < 7) + bool(options.get("patience"))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +159,7 @@ def test_by_default_a_cheap_evaluation_follows_each_epoch(
     run = TrainingRun(own, Digits(chosen), Loaded(None), SampleList([[0] * 10] * 100))
     data = Unseen((), SampleList([[0]] * unseen), is_other=other)
     assert plan_evaluation(run, data, Schedule(5, 10, 0)).every == every
-    notes = [each["text"] for each in events_of(printed, "note")]
+    notes = [each["text"] for each in events_of(printed.getvalue(), "note")]
     assert said in "".join(notes)
     assert bool(notes) == bool(said)
 

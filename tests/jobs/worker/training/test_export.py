@@ -16,13 +16,12 @@ from transformers import AutoModel, AutoTokenizer
 
 from jobs.train.study import job_packages
 from jobs.worker.runtime.errors import TrainingError, WorkerError
-from jobs.worker.runtime.events import parse_event
 from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.classify import ClassifyOptions
 from jobs.worker.training import export
 from jobs.worker.training.export import _openvino, _trace, _uncertainty, require_packages
 from tests.jobs.worker.fast.test_families import build
-from tests.jobs.worker.forked_ranks import Ran, run_forked
+from tests.jobs.worker.forked_ranks import Ran, events_of, run_forked
 from tests.jobs.worker.tasks.test_classify_and_tag import write
 from tests.jobs.worker.threaded_ranks import train_alone
 from tests.jobs.worker.tokenizer_families import bert
@@ -57,17 +56,12 @@ def options(output: Path, task: str, **more: Any) -> Any:
     return replace(TASKS[task].demo, output=str(output), **{**fixed, "export": "int8", **more})
 
 
-def notes_of(printed: str) -> list[str]:
-    events = filter(None, map(parse_event, printed.splitlines()))
-    return [each["text"] for each in events if each["event"] == "note"]
-
-
 def export_alone(chosen: Any) -> tuple[Any, list[str]]:
     """Return the results of a single rank, and its notes."""
     said, output = io.StringIO(), Path(chosen.output)
     output.mkdir(exist_ok=True)
     found = train_alone(chosen, output, said)
-    return found, notes_of(said.getvalue())
+    return found, [each["text"] for each in events_of(said.getvalue(), "note")]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +69,7 @@ def trained(data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> t
     """A classifier that two ranks have trained and exported."""
     output = tmp_path_factory.mktemp("trained")
     chosen = options(
-        output, "classify", data=data["train"], eval=data["eval"], epochs=20, max_loss=10.0
+        output, "classify", data=data["train"], eval=data["eval"], epochs=8, max_loss=10.0
     )
     (ran,) = run_forked([(chosen, {})])
     return output, ran
@@ -99,7 +93,7 @@ def test_a_trained_model_is_exported_in_int8_with_its_score_and_speed(
     assert all(0 < form["p50_ms"] <= form["p99_ms"] for form in found["forms"])
     card = (output / "model" / "README.md").read_text()
     assert "| int8 | " in card
-    assert any(text.startswith("export, int8: ") for text in notes_of(ran.texts[0]))
+    assert any(note["text"].startswith("export, int8: ") for note in ran.of("note"))
 
 
 def test_openvino_alone_loads_it_and_finds_the_classes(trained: tuple[Path, Ran]) -> None:
@@ -156,8 +150,10 @@ def test_a_model_for_other_classes_is_not_only_evaluated(
 
 
 @pytest.mark.parametrize("task", ["squad", "embed", "score", "tag"])
-def test_each_task_with_an_encoder_exports(task: str, tmp_path: Path) -> None:
-    result, notes = export_alone(options(tmp_path, task, epochs=1, max_loss=100.0))
+def test_each_task_with_an_encoder_exports(task: str, nodes_folder: Path) -> None:
+    output, few = nodes_folder / "output", {"data": str(nodes_folder / "data.json")}
+    chosen = options(output, task, max_steps=2, max_loss=100.0, **few if task == "squad" else {})
+    result, notes = export_alone(chosen)
 
     found = result["export"]
     _, int8 = found["forms"]
@@ -166,7 +162,7 @@ def test_each_task_with_an_encoder_exports(task: str, tmp_path: Path) -> None:
     is_share = found["metric"] in TASKS[task].shares
     assert (int8["loss_at_most"] > int8["loss"]) == is_share
     assert len([text for text in notes if "certainty" in text]) == is_share
-    assert (tmp_path / "model" / "openvino" / "openvino_model.bin").stat().st_size > 0
+    assert (output / "model" / "openvino" / "openvino_model.bin").stat().st_size > 0
 
 
 def test_a_model_that_openvino_can_not_convert_is_not_trained(

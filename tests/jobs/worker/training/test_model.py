@@ -108,7 +108,8 @@ def test_a_model_stored_in_half_precision_is_trained_in_fp32(
 def test_a_model_is_saved_with_its_own_dropout(tmp_path: Path, tokenizer: Any) -> None:
     folder = save_tiny(tmp_path / "before", tokenizer)
     loaded = load_pretrained(str(folder), HEAD, keep_dropout=False)
-    assert loaded.model.config.attention_probs_dropout_prob == 0.0
+    attention = loaded.model.bert.encoder.layer[0].attention
+    assert (attention.self.dropout.p, attention.output.dropout.p) == (0.0, 0.1)
     save_model(tmp_path, loaded)
     saved = json.loads((tmp_path / "model" / "config.json").read_text())
     assert saved["attention_probs_dropout_prob"] == 0.1

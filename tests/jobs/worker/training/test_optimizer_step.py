@@ -35,7 +35,7 @@ from jobs.worker.tasks.squad.features import build_features
 from jobs.worker.tasks.squad.task import DEMO, HEAD, Squad, SquadOptions
 from jobs.worker.training import optimizer_step as step_module
 from jobs.worker.training.batches import TrainingRun
-from jobs.worker.training.model import ATTENTION_DROPOUTS, load_model, without_attention_dropout
+from jobs.worker.training.model import load_model
 from jobs.worker.training.optimizer_step import Step, prepare, take_step
 from tests.jobs.worker.threaded_ranks import session
 
@@ -361,21 +361,6 @@ def test_an_old_compiler_is_asked_which_instructions_it_knows(
     with config.patch({"cpp.vec_isa_ok": None}):
         assert why_no_compiler() is None
     assert asked == [True, None]
-
-
-def test_attention_has_no_dropout_and_the_saved_configuration_stays() -> None:
-    from transformers import BertConfig, BertForQuestionAnswering
-
-    config = BertConfig(
-        num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8, vocab_size=9
-    )
-    with without_attention_dropout(config):
-        model = BertForQuestionAnswering(config)
-    attention = model.bert.encoder.layer[0].attention
-    assert attention.self.dropout.p == 0.0
-    assert attention.output.dropout.p == 0.1
-    assert model.config.attention_probs_dropout_prob == 0.1
-    assert "attention_probs_dropout_prob" in ATTENTION_DROPOUTS
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.checkpoints import list_checkpoints
 from jobs.worker.training.options import TrainOptions
+from tests.jobs.worker.conftest import write_part
 from tests.jobs.worker.forked_ranks import Ran, run_forked
 
 STEPS = 12
@@ -71,11 +71,6 @@ def options(folder: Path, output: str, task: str = "squad", **more: Any) -> Trai
     return found
 
 
-def events(ran: Ran, rank: int = 0) -> list[dict[str, Any]]:
-    found = [parse_event(line) for line in ran.texts[rank].splitlines()]
-    return [event for event in found if event]
-
-
 def check_killed_and_resumed(
     folder: Path,
     kills: list[dict[str, Any]],
@@ -116,6 +111,7 @@ def check_killed_and_resumed(
 AMID_CHECKPOINT = {"at": "disk", "step": DISK_PER_CHECKPOINT + 3}
 EVERY_OTHER = {"eval_every": "2"}
 BY_LAYER = {**EVERY_OTHER, "freeze_layers": "embeddings", "layer_decay": 0.5, "weight_decay": 0.1}
+SHORT = {"max_length": 32, "stride": 8, "max_steps": 8}
 AMID_EVALUATION = {"at": "evaluation", "step": 3}
 AT_THE_END = {"at": "step", "step": STEPS}
 AT_SEVEN = {"at": "step", "step": 7}
@@ -124,14 +120,14 @@ AT_SEVEN = {"at": "step", "step": 7}
 @pytest.mark.parametrize(
     ("kills", "more"),
     [
-        ([AT_THE_END, AMID_EVALUATION, AMID_CHECKPOINT], EVERY_OTHER),
+        ([AT_THE_END, AMID_EVALUATION, AMID_CHECKPOINT], {"ranks": 1, **EVERY_OTHER}),
         # test_teacher.py has the other two, as students.
         *(
             ([AMID_EVALUATION], {"task": task, "ranks": 1, **EVERY_OTHER})
             for task in sorted({*TASKS} - {"squad", "classify", "embed"})
         ),
-        # Compiled layers with weights in bf16, in eight steps of one epoch.
-        ([AT_SEVEN], {"dtype": "bf16", "compile": "on", "ranks": 1, "epochs": 1, **BY_LAYER}),
+        # Compiled layers with weights in bf16; windows of one length are compiled once.
+        ([AT_SEVEN], {"dtype": "bf16", "compile": "on", "ranks": 1, **SHORT, **BY_LAYER}),
         # Sums that depend on their order.
         ([{**AT_SEVEN, "rank": 2}], {"ranks": 3}),
         ([AT_SEVEN], {**BY_LAYER, "freeze_layers": "1"}),
@@ -143,64 +139,63 @@ def test_killed_and_resumed(
     check_killed_and_resumed(nodes_folder, kills, **more)
 
 
-def test_a_run_can_not_be_resumed_with_fewer_steps_than_done(nodes_folder: Path) -> None:
-    chosen = options(nodes_folder, "killed")
-    killed, resumed = run_forked(
-        [
-            (chosen, {"at": "step", "step": 6, "rank": 0}),
-            (replace(chosen, resume=True, max_steps=2), {}),
-        ]
-    )
-    assert -signal.SIGKILL in killed.codes
-    assert error_of(resumed) == "the checkpoint is at step 4, and the run has only 2 steps"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A run of two ranks that is not interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_part(folder)
+    (ran,) = run_forked([(options(folder, "out"), {})])
+    assert ran.codes == [0, 0], ran.texts
+    return made(folder / "out")
 
 
-def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path) -> None:
+def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(
+    nodes_folder: Path, whole: Made
+) -> None:
     """No checkpoint is due by time; only the signal causes one, a step later."""
     folder = nodes_folder
     rare: dict[str, Any] = {"checkpoint_every": None}
-    runs: list[tuple[TrainOptions, dict[str, Any]]] = [(options(folder, "whole", **rare), {})]
+    runs: list[tuple[TrainOptions, dict[str, Any]]] = []
     for step in (5, STEPS):
         term = {"at": "step", "step": step, "rank": 1, "signal": signal.SIGTERM}
         runs.append((options(folder, f"stopped-{step}", **rare), term))
         runs.append((options(folder, f"stopped-{step}", **rare, resume=True), {}))
 
-    whole, *others = run_forked(runs)
+    ran = run_forked(runs)
 
-    assert whole.codes == [0, 0], whole.texts
-    for step, last, (stopped, resumed) in ((5, 6, others[:2]), (STEPS, STEPS, others[2:])):
+    for step, last, (stopped, resumed) in ((5, 6, ran[:2]), (STEPS, STEPS, ran[2:])):
         assert (stopped.codes, resumed.codes) == ([143, 143], [0, 0])
-        (result,) = [event for event in events(stopped) if event["event"] == "stopped"]
+        (result,) = stopped.of("stopped")
         assert (result["step"], result["checkpoint"]) == (last, f"step-{last:06d}")
-        assert not [event for event in events(stopped) if event["event"] == "error"]
-        (told_again,) = [event for event in events(resumed) if event["event"] == "resumed"]
+        assert not stopped.of("error")
+        (told_again,) = resumed.of("resumed")
         assert told_again["step"] == last
-        assert made(folder / f"stopped-{step}") == made(folder / "whole")
+        assert made(folder / f"stopped-{step}") == whole
         results = json.loads((folder / f"stopped-{step}" / "results.json").read_text())
         assert results["resumed_after"] == [last]
         assert results["tokens_per_second"] > 0
 
 
-def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path) -> None:
+def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path, whole: Made) -> None:
     """As after a worker was replaced: each rank has its own disk, and rank 1's is empty."""
     folder = nodes_folder
     own = options(folder, "own-RANK")
-    kill = {"at": "step", "step": 7, "rank": 1}
+    kill, again = {"at": "step", "step": 7, "rank": 1}, replace(own, resume=True)
 
-    whole, killed, resumed = run_forked(
-        [(options(folder, "whole"), {}), (own, kill), (replace(own, resume=True), {})]
+    killed, short, resumed = run_forked(
+        [(own, kill), (replace(again, max_steps=2), {}), (again, {})]
     )
 
-    assert (whole.codes, resumed.codes) == ([0, 0], [0, 0]), resumed.texts
     assert killed.codes[1] == -signal.SIGKILL
+    assert error_of(short) == "the checkpoint is at step 6, and the run has only 2 steps"
+    assert resumed.codes == [0, 0], resumed.texts
     assert list_checkpoints(folder / "own-0")
     assert not list_checkpoints(folder / "own-1")
-    expected = made(folder / "whole")
     for rank in range(2):
         file = folder / f"own-{rank}.state" / "metrics" / f"rank-{rank}.jsonl"
         found = [json.loads(line)["loss"] for line in file.read_text().splitlines()]
-        assert found[-6:] == [loss for _, loss, _ in expected.losses[rank]][-6:]
-    assert (folder / "own-0" / "model" / "model.safetensors").read_bytes() == expected.weights
+        assert found[-6:] == [loss for _, loss, _ in whole.losses[rank]][-6:]
+    assert (folder / "own-0" / "model" / "model.safetensors").read_bytes() == whole.weights
 
 
 @pytest.mark.full
@@ -233,7 +228,7 @@ def test_changes_that_prevent_resuming_are_named(nodes_folder: Path) -> None:
     assert error_of(alone) == "the checkpoint has 2 ranks, this run 1"
     assert "holds the checkpoints of an unfinished run" in error_of(refused)
     assert lower.codes == [0, 0], lower.texts
-    notes = [event["text"] for event in events(lower) if event["event"] == "note"]
+    notes = [event["text"] for event in lower.of("note")]
     assert any("--learning-rate 0.0001 (it was 0.0015)" in note for note in notes)
 
     (folder / "data.json").write_text(json.dumps(other_data))
@@ -244,7 +239,7 @@ def test_changes_that_prevent_resuming_are_named(nodes_folder: Path) -> None:
 def error_of(ran: Ran) -> str:
     """Return rank 0's error message."""
     assert ran.codes[0] == 1, ran.texts
-    (error,) = [event for event in events(ran) if event["event"] == "error"]
+    (error,) = ran.of("error")
     message: str = error["message"]
     return message
 
@@ -254,14 +249,14 @@ def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(nodes_folder: 
     long: dict[str, Any] = {"max_steps": 160, "epochs": 100, "checkpoint_every": 5}
     infinite, diverged = run_forked(
         [
-            (options(folder, "nan", **long), {"step": 8, "loss": float("nan")}),
-            (options(folder, "up", **long), {"step": 8, "loss": 60.0}),
+            (options(folder, "nan", **long), {"ranks": 1, "step": 8, "loss": float("nan")}),
+            (options(folder, "up", **long), {"ranks": 1, "step": 8, "loss": 60.0}),
         ]
     )
 
     assert error_of(infinite) == "the loss or its gradient became infinite at step 8 of 160"
     assert [path.name for path in list_checkpoints(folder / "nan")] == ["step-000005"]
-    hints = [event["hint"] for event in events(infinite) if event["event"] == "error"]
+    hints = [event["hint"] for event in infinite.of("error")]
     assert hints == [
         "lower --learning-rate, or use --dtype fp32, with --resume from step-000005, which is kept"
     ]
@@ -275,7 +270,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run_or_a_log(nodes_folder: P
     (ran,) = run_forked([(options(folder, "out", max_steps=5), full)])
 
     assert ran.codes == [0, 0], ran.texts
-    notes = [event["text"] for event in events(ran) if event["event"] == "note"]
+    notes = [event["text"] for event in ran.of("note")]
     (warning,) = [note for note in notes if note.startswith("warning: checkpoint")]
     assert warning.endswith("No space left on device; training continues without it")
     kept = [path.name for path in list_checkpoints(folder / "out")]

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,12 +20,13 @@ import torch
 
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.precision import Precision
-from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.runtime.ranks import ASKED, Ranks
 from jobs.worker.tasks.squad.answers import MAX_ANSWER_TOKENS
 from jobs.worker.tasks.squad.dataset import Question
 from jobs.worker.tasks.squad.features import build_features
 from jobs.worker.tasks.squad.task import DEMO, SAMPLE, Squad, SquadOptions
 from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.checkpoints import list_checkpoints
 from jobs.worker.training.optimizer_step import find_idle
 from jobs.worker.training.run import actual_precision
 from jobs.worker.training.task import Loaded
@@ -125,6 +127,16 @@ def small(folder: Path, output: str, batch_size: int) -> SquadOptions:
     )
 
 
+def start_torchrun(folder: Path, options: SquadOptions, ranks: int = 2) -> Forked:
+    """Start the real torchrun with the variables of a pod, as Kubeflow's operators do."""
+    pod = {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": str(ranks)}
+    pod |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
+    # What the operator of PyTorchJob also sets, about pods instead of ranks.
+    pod |= {**LOOPBACK, "RANK": "0", "WORLD_SIZE": str(ranks), "OMP_PROC_BIND": "false"}
+    argv = ["-m", "torch.distributed.run", *squad_argv(options)]
+    return Forked(argv, folder, {**os.environ, **pod})
+
+
 @pytest.mark.parametrize(
     ("dtype", "wire", "tolerance"),
     [("fp32", "fp32", 2e-5), ("bf16", "bf16", 2e-2)],
@@ -132,22 +144,27 @@ def small(folder: Path, output: str, batch_size: int) -> SquadOptions:
 def test_two_ranks_train_as_one(
     nodes_folder: Path, dtype: str, wire: str, tolerance: float
 ) -> None:
+    """Also under torchrun."""
     # transformers' loss for questions depends on padding, so all batches get the same width.
     (code,) = nodes_folder.rglob("training/batches.py")
     text = code.read_text()
     assert "\nALIGN = 2\n" in text
     code.write_text(text.replace("\nALIGN = 2\n", "\nALIGN = 32\n"))
     two = replace(small(nodes_folder, "two", batch_size=4), dtype=dtype, wire=wire)
-    first, second = run_ranks(nodes_folder, [two] * 2)
+    # Each node has one of the names.
+    interfaces = {"GLOO_SOCKET_IFNAME": "ens5,lo,enp2s0"}
+    first, second = run_ranks(nodes_folder, [two] * 2, more=interfaces)
     assert (first.code, second.code) == (0, 0), first.output + second.output
     assert second.events == [], "only rank 0 speaks"
     check_events(first)
+    check_metrics(nodes_folder / "two.state")
     results = json.loads((nodes_folder / "two" / "results.json").read_text())
     check_results(results)
     (said,) = first.of("result")
     assert said == {"event": "result", **results, "at": said["at"]}
     if dtype == "fp32":  # as transformers computes
         check_model(nodes_folder / "two", results)
+        check_torchrun(nodes_folder, two, results)
 
     one = replace(small(nodes_folder, "one", batch_size=8), dtype=dtype)
     alone = finish(Forked(squad_argv(one), nodes_folder, {**os.environ, **LOOPBACK}))
@@ -170,6 +187,39 @@ def check_events(ended: Ended) -> None:
     last = ended.of("step")[-1]
     assert last["step"] == last["total"] == 4
     assert last["epoch"] == 2.0
+    assert last["samples_per_second"] > 0
+    assert sum(last["shares"].values()) == pytest.approx(1)
+
+
+def check_metrics(folder: Path) -> None:
+    files = [folder / "metrics" / f"rank-{rank}.jsonl" for rank in (0, 1)]
+    one, other = ([json.loads(each) for each in file.read_text().splitlines()] for file in files)
+    assert [(each["step"], each["samples"]) for each in one] == [(n, 4) for n in range(1, 5)]
+    assert [each["loss"] for each in one] == [each["loss"] for each in other]
+
+
+def check_torchrun(folder: Path, options: SquadOptions, expected: dict[str, Any]) -> None:
+    pod = finish(start_torchrun(folder, replace(options, output=str(folder / "torchrun"))))
+    assert pod.code == 0, pod.output
+    found = json.loads((folder / "torchrun" / "results.json").read_text())
+    for same in ("loss_curve", "f1", "em", "world_size", "train_samples"):
+        assert found[same] == expected[same], same
+    assert [(each["rank"], each["threads"]) for each in found["ranks"]] == [(0, 1), (1, 1)]
+    assert all((folder / f"torchrun.state/logs/rank-{rank}.log").is_file() for rank in (0, 1))
+
+
+def test_a_stopped_pod_leaves_a_checkpoint(nodes_folder: Path) -> None:
+    # The arguments of a restarted pod, from the first time on: it has no others.
+    pod = replace(small(nodes_folder, "pod", batch_size=4), epochs=40, resume=True)
+
+    process = start_torchrun(nodes_folder, pod, ranks=1)
+    printed = iter(process.stdout)
+    assert any('"event": "step"' in line for line in printed)
+    process.send_signal(signal.SIGTERM)  # as kubelet does
+
+    (stopped,) = finish(process).of("stopped")
+    (kept,) = list_checkpoints(nodes_folder / "pod")
+    assert kept.name == stopped["checkpoint"] == f"step-{stopped['step']:06d}"
 
 
 def check_results(results: dict[str, Any]) -> None:
@@ -178,7 +228,7 @@ def check_results(results: dict[str, Any]) -> None:
     assert [rank["rank"] for rank in results["ranks"]] == [0, 1]
     assert len({rank["pid"] for rank in results["ranks"]}) == 2
     assert [rank["threads"] for rank in results["ranks"]] == [1, 1]
-    assert results["backend"] == "gloo"
+    assert (results["backend"], results["backend_reason"]) == ("gloo", ASKED)
     assert results["train_records"] == results["eval_records"] == results["train_samples"] == 16
     assert 0 <= results["em"] <= results["f1"] <= 100
     assert results["samples_per_second"] > 0

@@ -244,9 +244,12 @@ def test_short_elements_cost_little(tmp_path: Path) -> None:
     assert used < 60 * 0.05
 
 
-@pytest.mark.parametrize("module", ["worker.array.__main__", "worker.study.__main__"])
+@pytest.mark.parametrize(
+    "module", ["worker.array.__main__", "worker.study.__main__", "worker.study.coordinator"]
+)
 def test_a_rank_that_only_starts_others_loads_no_torch(module: str) -> None:
-    code = f"import sys, {module}; print(*{{'torch', 'optuna'}} & {{*sys.modules}})"
+    heavy = {"torch"} if module.endswith("study.coordinator") else {"torch", "optuna"}
+    code = f"import sys, {module}; print(*{heavy} & {{*sys.modules}})"
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY / "jobs")}
     argv = [sys.executable, "-c", code]
     assert subprocess.run(argv, env=environ, capture_output=True, check=True).stdout == b"\n"

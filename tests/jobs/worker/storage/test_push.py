@@ -35,6 +35,7 @@ def job(tmp_path: Path) -> Path:
     staged.parent.mkdir(parents=True)
     staged.write_text("x")
     (folder / "data/eval.csv").symlink_to(staged)
+    (folder / "model").symlink_to(staged.parent)
     return folder
 
 

@@ -80,7 +80,8 @@ def render_user_data(
     EC2 takes 16 KiB.
     ``EXPIRES_FILE`` on the machine overrides ``lifetime``: see :func:`extend_life`.
     """
-    guards = {"expiry": render_expiry_script(lifetime), "keeper": _render_keeper()}
+    keep = send(keeper).render("keeping results") + "\n"
+    guards = {"expiry": render_expiry_script(lifetime), "keeper": keep}
     if ena_express:
         values = _render_values(state=_STATE, mtu=EXPRESS_MTU)
         guards["ena-express"] = values + _read("ena_express.sh")
@@ -107,12 +108,6 @@ def render_expiry_script(lifetime: Lifetime) -> str:
         hold=f"{_STATE}/hold",
     )
     return values + _read("expiry.sh")
-
-
-def _render_keeper() -> str:
-    """Render the shell script that runs the keeper."""
-    program = send(keeper)
-    return f"{shlex.join(program.argv)} <<'_P_'\n{program.stdin}_P_\n"
 
 
 def render_idle_script(idle_timeout: timedelta) -> str:

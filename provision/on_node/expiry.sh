@@ -5,14 +5,10 @@
 expires='' latest='' grace=''
 # Builtins only: a machine without memory for a new process must not fall back to the earlier time.
 { read -r expires && read -r latest grace; } 2>/dev/null <"$expires_file"
-case $expires in
-    [1-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]) ;;
+date='[1-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]'
+case "$expires $latest" in
+    $date\ $date) ;;
     *) expires=$launch_expires latest=$launch_latest grace=$launch_grace ;;
-esac
-case $latest in
-    [1-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]) ;;
-    # An older version writes only the deadline.
-    *) latest=$expires grace=0 ;;
 esac
 case $grace in '' | *[!0-9]*) grace=0 ;; esac
 [ "$latest" -ge "$expires" ] || latest=$expires

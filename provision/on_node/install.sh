@@ -81,14 +81,7 @@ echo "@step Python environment"
 # The mark stays after an interruption: the environment's content is then unknown.
 [ ! -e "$venv.unfinished" ] || rm -rf "$venv"
 touch "$venv.unfinished"
-# The record of an environment starts with its first package, or does not exist.
-record="$root/lock.txt"
-if [ -x "$venv/bin/pip" ]; then
-    [ -e "$record" ] || record=
-else
-    rm -f "$record"
-    python3 -m venv "$venv"
-fi
+[ -x "$venv/bin/pip" ] || python3 -m venv "$venv"
 pip_install() {
     "$venv/bin/pip" install --disable-pip-version-check --no-input --no-cache-dir --retries 5 "$@"
 }
@@ -145,29 +138,10 @@ for index in "${indexes[@]}"; do ! reach "$index" || extra+=(--extra-index-url "
 for page in "${find_links[@]}"; do ! reach "$page" || extra+=(--find-links "$page"); done
 
 echo "@step Python packages"
-# From pip 22.2 on: https://pip.pypa.io/en/stable/reference/installation-report/
-[[ "$("$venv/bin/pip" help install)" == *--report* ]] || record=
-[ -z "$record" ] || extra+=(--report "$venv.report")
 if ((${#lock[@]})); then
     pip_install --no-compile "${extra[@]}" "${locked[@]}" <(printf '%s\n' "${lock[@]}")
 else
     pip_install --no-compile "${extra[@]}" "${python_packages[@]}"
-fi
-if [ -n "$record" ]; then
-    "$venv/bin/python" - "$venv.report" "$record" <<'RECORD'
-import json, pathlib, re, sys
-report, record = map(pathlib.Path, sys.argv[1:])
-# The report has what this run installed; earlier runs recorded the rest.
-lines = record.read_text().splitlines() if record.exists() else []
-by_name = {line.partition("==")[0]: line for line in lines}
-for item in json.loads(report.read_text())["install"]:
-    name = re.sub("[-_.]+", "-", item["metadata"]["name"]).lower()
-    hashes = item["download_info"].get("archive_info", {}).get("hashes", {})
-    options = [f" --hash={kind}:{digest}" for kind, digest in sorted(hashes.items())]
-    by_name[name] = name + "==" + item["metadata"]["version"] + "".join(options)
-record.write_text("".join(by_name[name] + "\n" for name in sorted(by_name)))
-report.unlink()
-RECORD
 fi
 
 # Only the published recipe needs them: a network without GitHub must not end the installation.

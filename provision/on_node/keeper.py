@@ -281,17 +281,17 @@ class Keeper:
         # Another job may have been submitted since.
         if decision.off and not list_queue():
             self._record("powering off", decision.off)
-            self._on_workers(self.workers, "sudo -n systemctl poweroff")
+            self._on_workers("sudo -n systemctl poweroff")
             os.sync()
             _ask(["systemctl", "poweroff"])
 
     def _hold(self, decision: Decision) -> None:
         (STATE / "hold").touch()
         if decision.hold == ALL:
-            self._on_workers(self.workers, f"sudo -n touch {STATE}/hold")
+            self._on_workers(f"sudo -n touch {STATE}/hold")
 
     def _release(self) -> None:
-        self._on_workers(self.workers, f"sudo -n rm -f {STATE}/hold")
+        self._on_workers(f"sudo -n rm -f {STATE}/hold")
         (STATE / "hold").unlink(missing_ok=True)
 
     def _push(self, facts: Facts) -> None:
@@ -307,14 +307,14 @@ class Keeper:
                 tries[job.name] = (tried + 1, facts.now)
                 self._record("pushed again", f"job {job.name}, try {tried + 1}")
 
-    def _on_workers(self, nodes: list[str], command: str) -> None:
+    def _on_workers(self, command: str) -> None:
         def tell(node: str) -> None:
             # systemd's user is root, whose SSH knows no node.
             ssh = ["ssh", "-o", "ConnectTimeout=10", "-o", "BatchMode=yes", node, command]
             _ask(["runuser", "-u", "ubuntu", "--", *ssh])
 
         with ThreadPoolExecutor(64) as pool:
-            list(pool.map(tell, nodes))
+            list(pool.map(tell, self.workers))
 
     def _record(self, event: str, text: str) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -76,12 +76,10 @@ def main() -> None:
             why = "" if part.is_whole else hold(job, int(more[0]), part)
         except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
             why = repr(error)
-        if (
-            why
-        ):  # Slurm prints it in the task's output: https://slurm.schedmd.com/prolog_epilog.html
-            print(
-                f"print warning: on {name}, this job can take its neighbors' cores and memory: {why}"
-            )
+        if why:
+            # Slurm prints it in the task's output: https://slurm.schedmd.com/prolog_epilog.html
+            shown = f"on {name}, this job can take its neighbors' cores and memory: {why}"
+            print(f"print warning: {shown}")
         return
     parts = find_parts(job, json.loads(Path(CORES).read_text()))
     print(json.dumps({name: part._asdict() for name, part in parts.items()}))
@@ -117,10 +115,8 @@ class Guard:
         # With cgroups version 1, systemd has its own hierarchy.
         base = Path("/sys/fs/cgroup")
         self.group = Path(f"{base / 'systemd' if (base / 'systemd').is_dir() else base}{group}")
-        self._events, self._memory = (
-            Path(f"{base}{group}/memory.events"),
-            Path(f"{base}/memory{group}"),
-        )
+        self._events = Path(f"{base}{group}/memory.events")
+        self._memory = Path(f"{base}/memory{group}")
         self.report, self.limit = _JOBS / name / REPORT, memory_mib << 20
         # Half of a container's leaves the other half to all neighbors together.
         limits = [int(text) // 2 for text in map(_read, _NODES_MOST) if text.strip().isdigit()]

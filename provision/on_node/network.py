@@ -73,10 +73,7 @@ class PeerListener(threading.Thread):
 
     def _count_bytes(self, peer: socket.socket) -> None:
         buffer, total = bytearray(len(_BLOCK)), 0
-        while True:
-            got = peer.recv_into(buffer)
-            if not got:
-                break
+        while got := peer.recv_into(buffer):
             total += got
         peer.sendall(_MESSAGE.pack(total))
 
@@ -265,9 +262,6 @@ class AgentSession:
         lines = self.process.stderr.read().strip().splitlines()
         return lines[-1] if lines else "it ended without output"
 
-    def end(self) -> None:
-        self.process.kill()
-
 
 def coordinate(plan: dict[str, Any]) -> dict[str, Any]:
     """Run the stages of a plan on all nodes and return their measurements.
@@ -289,7 +283,7 @@ def coordinate(plan: dict[str, Any]) -> dict[str, Any]:
             measured[stage] = _collect(agents, stage)
     finally:
         for agent in agents.values():
-            agent.end()
+            agent.process.kill()
     silent = {name: agent.error for name, agent in agents.items() if agent.error}
     return {"silent": silent, **measured}
 

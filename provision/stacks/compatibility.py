@@ -65,7 +65,7 @@ _TORCH_PYTHONS = (
     ("2.0", "3.8", "3.11"),
     ("1.13", "3.7", "3.11"),
     ("1.11", "3.7", "3.10"),
-    ("1.10", "3.6", "3.9"),
+    ("0", "3.6", "3.9"),
 )
 # It requires a libfabric that PyPI does not have.
 _BROKEN_MPI, _GOOD_MPI = "2021.19.0", "2021.18.1"
@@ -188,10 +188,9 @@ def _check_python(stack: Stack, match: Match | None) -> None:
 
 def torch_pythons(torch: str) -> tuple[str, str | None]:
     """The first and the last Python (``None``: unknown) with wheels of torch alone."""
-    for first, low, high in _TORCH_PYTHONS:
-        if release(torch) >= release(first):
-            return low, high
-    return "3.6", "3.9"
+    return next(
+        (low, high) for first, low, high in _TORCH_PYTHONS if release(torch) >= release(first)
+    )
 
 
 def _between(python: str, low: str, high: str | None) -> bool:

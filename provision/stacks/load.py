@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -151,24 +152,25 @@ def _package(text: str) -> str:
     return found.name if found else text
 
 
+@cache
 def shipped_names() -> tuple[str, ...]:
     """The stacks that ship with the tool."""
     files = resources.files("provision.stacks").iterdir()
     return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
 
 
-def stack_names(own: Path | None = None) -> tuple[str, ...]:
+def stack_names() -> tuple[str, ...]:
     """The shipped stacks, then the user's own."""
-    return (*shipped_names(), *sorted(read_own_stacks(own or find_project_file(), shipped_names())))
+    return (*shipped_names(), *sorted(read_own_stacks(find_project_file(), shipped_names())))
 
 
-def load_stack(name: str, own: Path | None = None, *, locked: bool = True) -> Stack:
+def load_stack(name: str, *, locked: bool = True) -> Stack:
     """Return a stack by its name, checked, with its lock if it has one.
 
     Raises :class:`UsageError` if the name is unknown, if versions don't match, or, if ``locked``,
     if the stack has changed since it was locked.
     """
-    own, shipped = own or find_project_file(), shipped_names()
+    own, shipped = find_project_file(), shipped_names()
     changes = {} if name in shipped else read_own_stacks(own, shipped)
     if name in shipped:
         stack = _load_shipped(name)
@@ -185,6 +187,7 @@ def load_stack(name: str, own: Path | None = None, *, locked: bool = True) -> St
     return stack.model_copy(update={"lock": lock.lines}) if lock else stack
 
 
+@cache
 def _load_shipped(name: str) -> Stack:
     text = resources.files("provision.stacks").joinpath(f"{name}.toml").read_text()
     return Stack(name=name, **parse_toml(text, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from packaging.requirements import InvalidRequirement
@@ -46,6 +47,7 @@ class Requirement:
             return False
 
 
+@cache
 def parse_requirement(text: str) -> Requirement | None:
     """Parse a requirement such as ``torch==2.7.0`` or ``numpy>=1.2,<2.4``; ``None`` for anything else.
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from provision.host import Result
 from tests.fakes import StandInHost
 
-LOCK_FILE = "/opt/spr-cluster/lock.txt"
-"""What a node's environment was installed from, with hashes, unless its pip is too old to report it."""
 # What a script calls with its full name or by way of "/": moved below the machine's folder.
 _MOVED = re.compile(r"(?<![\w./}*])/(?=(?:etc|home|opt|root|run|sys|tmp|var)\b)")
 # No mistake in that may ever delete a file of the machine that the tests run on.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 import threading
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -10,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote
+
+import pytest
 
 
 def make_wheel(
@@ -57,7 +61,9 @@ class PackageIndex:
         page[f"{wheel}-{version}-{tag}.whl"] = make_wheel(wheel, version, needs, extras)
 
     def answer(self, path: str) -> tuple[int, bytes]:
+        """Answer a request; as a proxy, one for any host."""
         self.asked.append(path)
+        path = re.sub("^http://[^/]*", "", path) or "/"
         if path in self.silent:
             self.released.wait(30)
         if path in self.statuses:
@@ -102,6 +108,10 @@ def serve_index() -> Iterator[PackageIndex]:
             if self.command == "GET":
                 self.wfile.write(content)
 
+        def do_CONNECT(self) -> None:
+            index.asked.append(f"CONNECT {self.path}")
+            self.send_error(403)
+
         def log_message(self, format: str, *args: object) -> None:
             return None
 
@@ -122,3 +132,15 @@ def serve_index() -> Iterator[PackageIndex]:
         server.shutdown()
         thread.join(60)
         server.server_close()
+
+
+@contextmanager
+def serve_only_index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    """An empty index in PyPI's place, without this machine's configuration of pip and uv."""
+    for name in [name for name in os.environ if name.startswith("PIP_") or "proxy" in name.lower()]:
+        monkeypatch.delenv(name)
+    with serve_index() as index:
+        known = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.url}
+        for name, value in {**known, "PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"}.items():
+            monkeypatch.setenv(name, value)
+        yield index

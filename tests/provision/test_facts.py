@@ -41,6 +41,9 @@ def test_facts_of_a_machine() -> None:
     assert facts.interfaces["172.31.0.10"] == "ens5"
     assert facts.host_key == "ssh-ed25519 AAAAC3Nz"
     assert facts.tcmalloc == "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"
+    assert facts.iomp5 is None
+    found = parse_facts(facts_answer(iomp5="/venv/lib/libiomp5.so"))
+    assert found.iomp5 == "/venv/lib/libiomp5.so"
 
 
 def test_the_probe_describes_this_machine() -> None:
@@ -75,10 +78,3 @@ def test_amx_needs_the_kernels_permission() -> None:
 def test_an_unusable_answer_names_the_host(answer: str, reason: str) -> None:
     with pytest.raises(HostError, match=rf"^\[node3\] its facts can't be read: {reason}"):
         gather_facts(FakeHost("node3", [("^# querying the facts", answer)]))
-
-
-def test_missing_libraries_are_none() -> None:
-    facts = parse_facts(facts_answer())
-    assert facts.iomp5 is None
-    found = parse_facts(facts_answer(iomp5="/venv/lib/libiomp5.so"))
-    assert found.iomp5 == "/venv/lib/libiomp5.so"

@@ -22,8 +22,8 @@ def in_(seconds: float, latest: float | None = None) -> Lifetime:
     return Lifetime(expires, last, timedelta(minutes=30))
 
 
-def epoch(seconds: float) -> str:
-    return f"{int(time.time() + seconds)}\n"
+def epoch(seconds: float) -> int:
+    return int(time.time() + seconds)
 
 
 @pytest.fixture
@@ -34,12 +34,11 @@ def quiet(machine: Machine) -> Machine:
     machine.replace("ip", "echo 2: ens5 inet 172.31.0.4/20")
     machine.replace("pgrep", "exit 1")
     machine.replace("squeue")
-    machine.replace("ss", f"cat {machine.folder}/sessions")
+    machine.replace("ss")
     machine.replace("runuser", 'shift 3; exec "$@"')
     machine.replace(
         "ssh", f'while [[ "$1" == -* ]]; do shift 2; done; cat {machine.folder}/told-$1'
     )
-    (machine.folder / "sessions").touch()
     (machine.folder / "told-node1").touch()
     machine.path("/home/ubuntu").mkdir()
     machine.path("/home/ubuntu/hosts").write_text("node0\nnode1\n")
@@ -72,34 +71,52 @@ def check_idle(machine: Machine) -> list[str]:
     return [call for call in machine.calls if call.startswith(("systemctl", "ssh"))]
 
 
-@pytest.mark.parametrize(("seconds_left", "ends"), [(3600, False), (-1, True), (-(10**6), True)])
-def test_an_expired_machine_shuts_down_however_late_the_check(
-    machine: Machine, seconds_left: int, ends: bool
+TEN = "9" * 30
+_BROKEN = ("", "\n", "never\n", "-1\n", "12\n", f"{TEN}\n", "0 0\n", "1900000000\n")
+
+
+@pytest.mark.parametrize(
+    ("launch", "file", "held_ago_s", "ends"),
+    [
+        # However late the check is.
+        *(((left,), None, None, left < 0) for left in (3600, -1, -(10**6))),
+        # `extend` overrides the expiry of the launch, and a broken file leaves it.
+        ((-3600,), (3600, 3600), None, False),
+        ((3600,), (-1, -1), None, True),
+        *(((left,), text, None, left < 0) for text in _BROKEN for left in (60, -1)),
+        # The head holds an expired machine until its latest end.
+        ((-10, 60), None, None, True),
+        ((-10, 60), None, 170, False),
+        ((-10, 60), None, 190, True),
+        ((-10, -1), None, 0, True),
+        ((-10, -5), None, 0, True),
+        ((-60, -30), (-60, 60), 0, False),
+        ((-60, 60), (-60, -30), 0, True),
+    ],
+)
+def test_a_machine_shuts_down_when_it_has_expired_and_is_not_held(
+    machine: Machine,
+    launch: tuple[float, ...],
+    file: tuple[float, float] | str | None,
+    held_ago_s: float | None,
+    ends: bool,
 ) -> None:
-    assert check_expiry(machine, in_(seconds_left)) == ([OFF, OFF] if ends else [])
+    hold(machine, held_ago_s)
+    if file is not None:
+        times = file if isinstance(file, str) else "{}\n{} 60\n".format(*map(epoch, file))
+        machine.path(EXPIRES_FILE).write_text(times)
+
+    assert check_expiry(machine, in_(*launch)) == ([OFF, OFF] if ends else [])
 
 
-@pytest.mark.parametrize(("told", "ends"), [(3600, False), (-1, True)])
-def test_a_later_expiry_overrides_that_of_the_launch(
-    machine: Machine, told: int, ends: bool
+@pytest.mark.parametrize(("command", "latest"), [("date", None), ("stat", 60)])
+def test_a_machine_that_does_not_know_the_time_or_the_age_of_a_hold_keeps_running(
+    machine: Machine, command: str, latest: float | None
 ) -> None:
-    machine.path(EXPIRES_FILE).write_text(epoch(told))
+    hold(machine, 9999)
+    machine.replace(command, "exit 1")
 
-    assert check_expiry(machine, in_(-told)) == ([OFF, OFF] if ends else [])
-
-
-@pytest.mark.parametrize("text", ["", "\n", "never\n", "-1\n", "12\n", "9" * 30 + "\n", "0 0\n"])
-def test_a_broken_file_leaves_the_expiry_of_the_launch(machine: Machine, text: str) -> None:
-    machine.path(EXPIRES_FILE).write_text(text)
-
-    assert check_expiry(machine, in_(60)) == []
-    assert check_expiry(machine, in_(-1)) == [OFF, OFF]
-
-
-def test_a_machine_without_a_clock_keeps_running(machine: Machine) -> None:
-    machine.replace("date", "exit 1")
-
-    assert OFF not in check_expiry(machine, in_(-60))
+    assert OFF not in check_expiry(machine, in_(-10, latest))
 
 
 def test_a_refused_shutdown_is_forced(machine: Machine) -> None:
@@ -117,38 +134,7 @@ def test_the_guard_shows_its_expiry(machine: Machine) -> None:
     assert machine.shell(script, "show").stdout == "{} {} {}\n".format(*ends.seconds)
     machine.path(EXPIRES_FILE).write_text("1900000000\n1900000060 60\n")
     assert machine.shell(script, "show").stdout == "1900000000 1900000060 60\n"
-    # An older version of this program extends only the deadline.
-    machine.path(EXPIRES_FILE).write_text("1900000000\n")
-    assert machine.shell(script, "show").stdout == "1900000000 1900000000 0\n"
     assert machine.calls == []
-
-
-@pytest.mark.parametrize(
-    ("latest", "held_ago_s", "ends"),
-    [(60, None, True), (60, 170, False), (60, 190, True), (-1, 0, True), (-5, 0, True)],
-)
-def test_the_head_holds_an_expired_machine_until_its_latest_end(
-    machine: Machine, latest: float, held_ago_s: float | None, ends: bool
-) -> None:
-    hold(machine, held_ago_s)
-
-    assert check_expiry(machine, in_(-10, latest)) == ([OFF, OFF] if ends else [])
-
-
-def test_the_last_line_of_the_file_moves_the_latest_end(machine: Machine) -> None:
-    hold(machine, 0)
-    machine.path(EXPIRES_FILE).write_text(f"{epoch(-60)}{epoch(60).strip()} 60\n")
-    assert check_expiry(machine, in_(-60, -30)) == []
-
-    machine.path(EXPIRES_FILE).write_text(f"{epoch(-60)}{epoch(-30).strip()} 60\n")
-    assert check_expiry(machine, in_(-60, 60)) == [OFF, OFF]
-
-
-def test_a_hold_whose_age_is_unknown_counts(machine: Machine) -> None:
-    hold(machine, 9999)
-    machine.replace("stat", "exit 1")
-
-    assert OFF not in check_expiry(machine, in_(-10, 60))
 
 
 def hold(machine: Machine, ago_s: float | None) -> None:
@@ -199,23 +185,25 @@ def test_a_worker_that_has_become_the_head_was_not_idle(quiet: Machine) -> None:
     assert check_idle(quiet)[-1] == OFF
 
 
-def test_a_recently_used_cluster_keeps_running(quiet: Machine) -> None:
-    used(quiet, ago_s=3500)
+def counts_as_use(machine: Machine) -> bool:
+    """Whether a look finds the cluster in use; otherwise, it powers the cluster off."""
+    ends = check_idle(machine)[-1:] == [OFF]
+    assert ends is (idle_for(machine) >= 60)
+    return not ends
 
+
+def test_the_timeout_begins_with_the_last_use_or_the_first_look(quiet: Machine) -> None:
+    used(quiet, ago_s=3500)
     assert check_idle(quiet) == []
     assert idle_for(quiet) > 3000
+    quiet.path("/run/spr-cluster/last-busy").unlink()
+    assert counts_as_use(quiet)
 
 
 def test_a_cluster_of_one_node_shuts_down(quiet: Machine) -> None:
     quiet.path("/home/ubuntu/hosts").write_text("node0\n")
 
     assert check_idle(quiet) == [OFF]
-
-
-def test_an_unreachable_worker_does_not_keep_the_cluster_running(quiet: Machine) -> None:
-    quiet.replace("ssh", "exit 255")
-
-    assert check_idle(quiet)[-1] == OFF
 
 
 def test_a_session_on_a_worker_is_use(quiet: Machine) -> None:
@@ -226,10 +214,11 @@ def test_a_session_on_a_worker_is_use(quiet: Machine) -> None:
     assert [call.split()[4] for call in calls] == ["find"]
 
 
-def test_a_worker_with_a_head_decides_nothing(quiet: Machine) -> None:
+def test_a_worker_with_a_head_decides_nothing_and_does_not_ask_the_queue(quiet: Machine) -> None:
     quiet.replace("ip", "")
 
     assert check_idle(quiet) == []
+    assert not [call for call in quiet.calls if call.startswith("squeue")]
 
 
 @pytest.mark.parametrize(
@@ -239,82 +228,21 @@ def test_a_worker_with_a_head_decides_nothing(quiet: Machine) -> None:
 def test_a_worker_without_a_head_shuts_down_after_the_timeout(
     quiet: Machine, answers: bool, heard_ago_s: int | None, ends: bool
 ) -> None:
-    quiet.replace("ip", "")
-    quiet.replace("bash", "exit 0" if answers else "exit 1")
-    heard = quiet.path("/run/spr-cluster/last-head")
-    if heard_ago_s is not None:
-        heard.touch()
-        then = time.time() - heard_ago_s
-        os.utime(heard, (then, then))
+    lose_head(quiet, heard_ago_s, answers=answers)
 
     assert check_idle(quiet) == ([OFF] if ends else [])
     if answers:
+        heard = quiet.path("/run/spr-cluster/last-head")
         assert time.time() - heard.stat().st_mtime < 60
 
 
-def test_before_the_nodes_are_connected_nothing_is_idle(quiet: Machine) -> None:
-    quiet.replace("getent", "exit 2")
-
-    assert check_idle(quiet) == []
-    assert idle_for(quiet) < 60
-
-
-@pytest.mark.parametrize(
-    "peer",
-    ["203.0.113.9:50022", "172.31.0.44:50022", "[::ffff:203.0.113.9]:50022", "[2001:db8::1]:9"],
-)
-def test_an_ssh_session_is_use(quiet: Machine, peer: str) -> None:
-    (quiet.folder / "sessions").write_text(f"0      0      172.31.0.4:22 {peer}\n")
-
-    assert check_idle(quiet) == []
-    assert idle_for(quiet) < 60
-
-
-@pytest.mark.parametrize("peer", ["172.31.0.4:50022", "[::ffff:172.31.0.4]:50022"])
-def test_the_heads_own_connections_are_not_use(quiet: Machine, peer: str) -> None:
-    (quiet.folder / "sessions").write_text(f"0      0      172.31.0.4:22 {peer}\n")
-
-    assert check_idle(quiet)[-1] == OFF
-
-
-def test_a_failing_query_counts_as_use(quiet: Machine) -> None:
-    quiet.replace("ss", "exit 1")
-
-    assert check_idle(quiet) == []
-    assert idle_for(quiet) < 60
-
-
-def test_the_first_check_starts_the_timeout(quiet: Machine) -> None:
-    quiet.path("/run/spr-cluster/last-busy").unlink()
-
-    assert check_idle(quiet) == []
-    assert idle_for(quiet) < 60
-
-
-# With cgroups version 2, as on Ubuntu 24.04, it holds the control group of the jobs to come:
-# https://github.com/SchedMD/slurm/blob/slurm-23-11-4-1/src/plugins/cgroup/v2/cgroup_v2.c#L690
-_STEPD_OF_SLURMD = "655 /usr/sbin/slurmstepd infinity"
-
-
-def show_steps(machine: Machine, *processes: str) -> None:
-    lines = "\n".join(processes)
-    machine.replace("pgrep", f'[ "$*" = "-ax slurmstepd" ] && echo "{lines}"')
-
-
-@pytest.mark.parametrize("is_head", [True, False])
-def test_a_running_job_is_use_on_each_of_its_nodes(quiet: Machine, is_head: bool) -> None:
-    show_steps(quiet, _STEPD_OF_SLURMD, "812 slurmstepd: [7.batch]")
-    if not is_head:
-        quiet.replace("ip", "")
-
-    assert check_idle(quiet) == []
-    assert idle_for(quiet) < 60
-
-
-def test_a_process_that_slurmd_keeps_is_not_use(quiet: Machine) -> None:
-    show_steps(quiet, _STEPD_OF_SLURMD)
-
-    assert check_idle(quiet)[-1] == OFF
+def lose_head(worker: Machine, heard_ago_s: int | None, *, answers: bool = False) -> None:
+    worker.replace("ip", "")
+    worker.replace("bash", "exit 0" if answers else "exit 1")
+    heard = worker.path("/run/spr-cluster/last-head")
+    if heard_ago_s is not None:
+        heard.touch()
+        os.utime(heard, (time.time() - heard_ago_s,) * 2)
 
 
 def keep_job(machine: Machine, name: str, **files: str) -> None:
@@ -326,50 +254,81 @@ def keep_job(machine: Machine, name: str, **files: str) -> None:
         (folder / file).write_text(text)
 
 
+# With cgroups version 2, as on Ubuntu 24.04, it holds the control group of the jobs to come:
+# https://github.com/SchedMD/slurm/blob/slurm-23-11-4-1/src/plugins/cgroup/v2/cgroup_v2.c#L690
+_STEPD_OF_SLURMD = "655 /usr/sbin/slurmstepd infinity"
+_PEERS = {
+    **dict.fromkeys(("203.0.113.9:50022", "172.31.0.44:50022"), True),
+    **dict.fromkeys(("[::ffff:203.0.113.9]:50022", "[2001:db8::1]:9"), True),
+    # The head's own connections.
+    **dict.fromkeys(("172.31.0.4:50022", "[::ffff:172.31.0.4]:50022"), False),
+}
 _DOWN = (
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
 )
+_QUEUES = {
+    "": False,
+    "RUNNING|None|mine": True,
+    "CONFIGURING|None|mine": True,
+    "COMPLETING|None|mine": True,
+    "PENDING|Resources|mine": True,
+    "PENDING|Priority|mine": True,
+    "PENDING|BeginTime|mine": True,
+    "PENDING|None|mine": True,
+    "PENDING|JobHeldUser|begun": False,
+    "PENDING|launch failed requeued held|begun": False,
+    "PENDING|DependencyNeverSatisfied|new": False,
+    "COMPLETED|None|mine": False,
+    "FAILED|Resources|mine": False,
+    "PENDING|JobHeldUser|mine\nPENDING|Priority|mine": True,
+    # It waits for `repair`.
+    "PENDING|ReqNodeNotAvail, UnavailableNodes:node1|new": True,
+    f"PENDING|{_DOWN}|new": True,
+    f"PENDING|JobHeldUser|new\nPENDING|{_DOWN}|begun": True,
+    "PENDING|PartitionNodeLimit|begun": True,
+    "PENDING|PartitionConfig|begun": True,
+    # It never fitted, or is not ours.
+    "PENDING|PartitionNodeLimit|new": False,
+    "PENDING|PartitionConfig|new": False,
+    f"PENDING|{_DOWN}|mine": False,
+    f"PENDING|{_DOWN}|": False,
+}
+
+
+def show_steps(*processes: str) -> str:
+    lines = "\n".join((_STEPD_OF_SLURMD, *processes))
+    return f'[ "$*" = "-ax slurmstepd" ] && echo "{lines}"'
 
 
 @pytest.mark.parametrize(
-    ("jobs", "is_use"),
+    ("command", "answer", "is_use"),
     [
-        ("", False),
-        ("RUNNING|None|mine", True),
-        ("CONFIGURING|None|mine", True),
-        ("COMPLETING|None|mine", True),
-        ("PENDING|Resources|mine", True),
-        ("PENDING|Priority|mine", True),
-        ("PENDING|BeginTime|mine", True),
-        ("PENDING|None|mine", True),
-        ("PENDING|JobHeldUser|begun", False),
-        ("PENDING|launch failed requeued held|begun", False),
-        ("PENDING|DependencyNeverSatisfied|new", False),
-        ("COMPLETED|None|mine", False),
-        ("FAILED|Resources|mine", False),
-        ("PENDING|JobHeldUser|mine\nPENDING|Priority|mine", True),
-        # It waits for `repair`.
-        ("PENDING|ReqNodeNotAvail, UnavailableNodes:node1|new", True),
-        (f"PENDING|{_DOWN}|new", True),
-        (f"PENDING|JobHeldUser|new\nPENDING|{_DOWN}|begun", True),
-        ("PENDING|PartitionNodeLimit|begun", True),
-        ("PENDING|PartitionConfig|begun", True),
-        # It never fitted, or is not ours.
-        ("PENDING|PartitionNodeLimit|new", False),
-        ("PENDING|PartitionConfig|new", False),
-        (f"PENDING|{_DOWN}|mine", False),
-        (f"PENDING|{_DOWN}|", False),
+        ("ssh", "exit 255", False),  # an unreachable worker
+        ("getent", "exit 2", True),  # the nodes are not connected yet
+        ("ss", "exit 1", True),
+        *(("ss", f"echo '0 0 172.31.0.4:22 {peer}'", is_use) for peer, is_use in _PEERS.items()),
+        ("pgrep", show_steps(), False),
+        ("pgrep", show_steps("812 slurmstepd: [7.batch]"), True),
+        ("squeue", "echo 'slurm_load_jobs error: RUNNING None' >&2; exit 1", False),
+        *(
+            ("squeue", f"[ \"$*\" = '-h -o %T|%r|%j' ] && echo '{jobs}'", is_use)
+            for jobs, is_use in _QUEUES.items()
+        ),
     ],
 )
-def test_a_job_that_runs_or_waits_for_another_or_for_a_lost_node_is_use(
-    quiet: Machine, jobs: str, is_use: bool
-) -> None:
+def test_what_counts_as_use(quiet: Machine, command: str, answer: str, is_use: bool) -> None:
     keep_job(quiet, "new")
     keep_job(quiet, "begun", **{"begin.json": "{}"})
-    quiet.replace("squeue", f"[ \"$*\" = '-h -o %T|%r|%j' ] && echo '{jobs}'")
+    quiet.replace(command, answer)
 
-    assert (check_idle(quiet)[-1:] == [OFF]) is not is_use
-    assert (idle_for(quiet) < 60) is is_use
+    assert counts_as_use(quiet) is is_use
+
+
+def test_a_job_is_use_on_a_worker_as_well(quiet: Machine) -> None:
+    quiet.replace("pgrep", show_steps("812 slurmstepd: [7.batch]"))
+    quiet.replace("ip", "")
+
+    assert counts_as_use(quiet)
 
 
 @pytest.mark.parametrize(
@@ -386,24 +345,6 @@ def test_a_worker_that_has_a_job_for_the_next_head_waits_for_repair(
 ) -> None:
     keep_job(quiet, "ended", **{"end.json": "{}"})
     keep_job(quiet, "other", **files)
-    quiet.replace("ip", "")
-    quiet.replace("bash", "exit 1")
-    heard = quiet.path("/run/spr-cluster/last-head")
-    heard.touch()
-    os.utime(heard, (time.time() - 9000,) * 2)
+    lose_head(quiet, 9000)
 
-    assert check_idle(quiet) == ([] if waits else [OFF])
-    assert (idle_for(quiet) < 60) is waits
-
-
-def test_a_queue_that_does_not_answer_is_not_use(quiet: Machine) -> None:
-    quiet.replace("squeue", "echo 'slurm_load_jobs error: RUNNING None' >&2; exit 1")
-
-    assert check_idle(quiet)[-1] == OFF
-
-
-def test_only_the_head_asks_the_queue(quiet: Machine) -> None:
-    quiet.replace("ip", "")
-
-    assert check_idle(quiet) == []
-    assert not [call for call in quiet.calls if call.startswith("squeue")]
+    assert counts_as_use(quiet) is waits

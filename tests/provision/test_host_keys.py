@@ -145,17 +145,12 @@ def test_the_head_scans_its_neighbors(machine: Machine) -> None:
     assert machine.calls == ["ssh-keyscan -T 10 -t ed25519 172.31.0.6 172.31.0.5 172.31.0.4"]
     assert scan_host_keys(ShellHost(machine), []) == {}
     assert len(machine.calls) == 1
-
-
-@pytest.mark.parametrize(("code", "fine"), [(0, True), (1, True), (127, False)])
-def test_scans_without_answers_or_addresses(machine: Machine, code: int, fine: bool) -> None:
-    machine.replace("ssh-keyscan", f"exit {code}")
-
-    if fine:
+    for code in (0, 1):  # no answer
+        machine.replace("ssh-keyscan", f"exit {code}")
         assert scan_host_keys(ShellHost(machine), ["172.31.0.4"]) == {}
-    else:
-        with pytest.raises(HostError, match=r"\[node0\] ssh-keyscan failed with exit code 127"):
-            scan_host_keys(ShellHost(machine), ["172.31.0.4"])
+    machine.replace("ssh-keyscan", "exit 127")
+    with pytest.raises(HostError, match=r"\[node0\] ssh-keyscan failed with exit code 127"):
+        scan_host_keys(ShellHost(machine), ["172.31.0.4"])
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from infra.ec2.key_pair import generate_key_pair
 from infra.errors import JumpError, NoAnswerError
-from infra.files import write_private
 from provision.host import Login, Result
 from provision.jump import Gateway, Proxy, proxy_argv
 from provision.run_on_nodes import on_all
@@ -22,8 +20,8 @@ from provision.ssh import SshHost
 from tests.provision.sshd import Server, serving
 
 ADDRESS = "127.0.0.9"
-# Connects its input and output with a port, as `ssh -W` and the AWS CLI do; like an endpoint, it has no
-# more than 20 connections at a time: each holds one of so many names.
+# Connects its input and output with a port, as `ssh -W` and the AWS CLI do; like an endpoint, it has only
+# so many connections at a time: each holds one of as many names.
 _RELAY = """
 import os, select, socket, sys
 slot = socket.socket(socket.AF_UNIX)
@@ -43,13 +41,6 @@ while True:
             sys.exit()
         target.sendall(content) if side == 0 else os.write(1, content)
 """
-
-
-@pytest.fixture
-def login(tmp_path: Path) -> Login:
-    key = tmp_path / "id"
-    write_private(key, generate_key_pair("test").private)
-    return Login(key, tmp_path / "known_hosts")
 
 
 @pytest.fixture
@@ -90,16 +81,16 @@ def inside() -> Iterator[Server]:
 def test_more_machines_than_an_endpoint_has_connections_are_reached(
     inside: Server, login: Login
 ) -> None:
-    gateway, proxy = Gateway(), relay(inside.port)
+    gateway, proxy = Gateway(), relay(inside.port, most=8)
     hosts = [
         SshHost(f"node{n}", f"10.0.0.{n}", login, alias="i-0a", proxy=proxy, gateway=gateway)
-        for n in range(24)
+        for n in range(12)
     ]
 
     answers = on_all("reaching", hosts, lambda host: host.run("true"))
 
     assert all(isinstance(answer, Result) for answer in answers.values())
-    assert {address for address, _ in inside.forwarded} == {f"10.0.0.{n}" for n in range(24)}
+    assert {address for address, _ in inside.forwarded} == {f"10.0.0.{n}" for n in range(12)}
     for host in hosts:
         host.close()
     gateway.close()

@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import requests.utils
@@ -23,49 +19,14 @@ from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
 from tests.provision.machine import Machine, ShellHost
 from tests.provision.package_index import PackageIndex, serve_index
+from tests.provision.test_locked_install import HERE, replace_python
 
-HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PROXY = "http://10.0.0.9:3128"
-
-
-@dataclass
-class Proxy:
-    """Answers requests for any host from one index, and refuses tunnels."""
-
-    url: str
-    asked: list[str] = field(default_factory=list)
-
-
-@contextmanager
-def serve_proxy(index: PackageIndex) -> Iterator[Proxy]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            proxy.asked.append(self.path)
-            status, content = index.answer("/" + self.path.split("/", 3)[3])
-            self.send_response(status)
-            kind = "application/octet-stream" if self.path.endswith(".whl") else "text/html"
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def do_CONNECT(self) -> None:
-            proxy.asked.append(f"CONNECT {self.path}")
-            self.send_error(403)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return None
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    proxy = Proxy(f"http://127.0.0.1:{server.server_address[1]}")
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield proxy
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture
 def index() -> Iterator[PackageIndex]:
+    """An index that is also a proxy, for any host; it refuses tunnels."""
     with serve_index() as index:
         index.add("model", "1.0", needs=["sums"])
         index.add("sums", "1.1")
@@ -79,50 +40,39 @@ class Node(ShellHost):
         super().put(b"enable -n compgen\n" + content, path, mode)
 
 
-def make_node(machine: Machine) -> Node:
-    for name in ("dpkg", "dpkg-query", "compgen", "systemctl"):
-        machine.replace(name)
-    machine.replace("apt-get", f"env > {machine.folder}/environment-of-apt")
-    machine.replace("python3", f'exec {sys.executable} "$@"')
-    for folder in ("/opt", "/var/log"):
-        machine.path(folder).mkdir(parents=True)
-    return Node(machine)
-
-
-def make_stack(**changes: object) -> Stack:
-    own = {"python": HERE, "indexes": ["http://index.test"], "python_packages": ["model==1.0"]}
-    own |= {"examples": "", "lock": []}
-    return Stack.model_validate({**load_stack("upstream").model_dump(), **own, **changes})
-
-
 def test_apt_and_pip_use_it_for_a_host_that_only_the_proxy_knows(
     machine: Machine, index: PackageIndex
 ) -> None:
-    node, stack = make_node(machine), make_stack()
+    for name in ("dpkg", "dpkg-query", "compgen", "systemctl"):
+        machine.replace(name)
+    machine.replace("apt-get", f"env > {machine.folder}/environment-of-apt")
+    replace_python(machine)
+    machine.path("/var/log").mkdir(parents=True)
+    own = {"python": HERE, "indexes": ["http://index.test"], "python_packages": ["model==1.0"]}
+    base = {**load_stack("upstream").model_dump(), "examples": ""}
+    stack = Stack.model_validate({**base, **own})
     pip = {"PIP_INDEX_URL": "http://index.test/", "PIP_TRUSTED_HOST": "index.test"}
     pip |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"}
 
-    with serve_proxy(index) as proxy:
-        environment = proxy_environment(proxy.url, "us-east-1")
-        install_stack(node, stack, Silent(), environment={**environment, **pip})
+    environment = proxy_environment(index.url, "us-east-1")
+    install_stack(Node(machine), stack, Silent(), environment={**environment, **pip})
 
     found = {p.name for p in machine.path(VENV).glob("lib/python*/site-packages/*.dist-info")}
     assert {"model-1.0.dist-info", "sums-1.1.dist-info"} <= found
     # The probe of the index, and pip.
-    assert {"http://index.test", "http://index.test/model/"} <= {*proxy.asked}
+    assert {"http://index.test", "http://index.test/model/"} <= {*index.asked}
     seen = (machine.folder / "environment-of-apt").read_text().splitlines()
-    assert {f"http_proxy={proxy.url}", f"https_proxy={proxy.url}"} <= {*seen}
+    assert {f"http_proxy={index.url}", f"https_proxy={index.url}"} <= {*seen}
     kept = [path for path in machine.root.rglob("*") if path.is_file() and "venv" not in path.parts]
-    assert not [path for path in kept if proxy.url.encode() in path.read_bytes()], "for the image"
+    assert not [path for path in kept if index.url.encode() in path.read_bytes()], "for the image"
 
 
 def test_https_asks_for_a_tunnel(index: PackageIndex) -> None:
     ask = "import urllib.request as r; r.urlopen('https://pypi.test/', timeout=5)"
-    with serve_proxy(index) as proxy:
-        env = proxy_environment(proxy.url, "us-east-1")
-        done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True)
+    env = proxy_environment(index.url, "us-east-1")
+    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True)
 
-    assert proxy.asked == ["CONNECT pypi.test:443"]
+    assert index.asked == ["CONNECT pypi.test:443"]
     assert "Tunnel connection failed: 403" in done.stderr
 
 

@@ -14,7 +14,6 @@ from provision.stacks.lock import Pinned
 from provision.stacks.sources import (
     NodePython,
     PipConfiguration,
-    Resolver,
     Sources,
     Target,
     explain,
@@ -127,20 +126,16 @@ def test_pips_configuration_counts_unless_isolated(
     # uv's own configuration is no concern of nodes that install with pip.
     monkeypatch.setenv("UV_INDEX_URL", "https://else/simple")
 
-    found = find_resolver().configuration
+    resolver = find_resolver()
+    found = resolver.configuration
 
     assert found.index == "https://nearer/simple"
     assert f"{index.url}/links" in found.sources.find_links
     assert f"{tmp_path}/gone" not in found.sources.find_links
     assert find_resolver(isolated=True).configuration == PipConfiguration()
-
-
-def test_configured_sources_are_searched(index: PackageIndex) -> None:
     with serve_index() as main:
-        own = PipConfiguration(sources=Sources((), (f"{index.url}/links",)))
-        resolver = Resolver(find_resolver(isolated=True).uv, own)
-        found = resolver.resolve(["torch"], TARGET, Sources((main.url,)), 60)
-    assert [package.name for package in found.packages] == ["torch"]
+        torch = resolver.resolve(["torch"], TARGET, Sources((main.url,)), 60)
+    assert [package.name for package in torch.packages] == ["torch"]
 
 
 def test_the_environment_overrides_the_files() -> None:

@@ -6,14 +6,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import paramiko
 import pytest
 
-from infra.ec2.key_pair import generate_key_pair
 from infra.errors import ConnectionLostError, HostError, HostKeyError
 from provision.host import Login, wait_until_reachable
 from provision.host_keys import pin_host_keys, pinned_host_keys
@@ -29,17 +27,15 @@ def text_of(key: paramiko.PKey) -> str:
 
 
 @pytest.fixture
-def login(tmp_path: Path) -> Login:
-    key = tmp_path / "id"
-    key.write_text(generate_key_pair("test").private)
-    return Login(key, tmp_path / "known_hosts")
-
-
-@pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with serving(Server(paramiko.ECDSAKey.generate())) as server:
         monkeypatch.setattr("provision.ssh._PORT", server.port)
         yield server
+
+
+@pytest.fixture
+def host(login: Login) -> SshHost:
+    return SshHost("node0", ADDRESS, login, alias="i-0a")
 
 
 def test_the_first_key_is_pinned_under_the_alias_and_then_required(
@@ -97,7 +93,9 @@ def test_unreadable_pinned_keys_are_not_replaced(server: Server, login: Login) -
     assert server.logins == []
 
 
-def test_a_rejected_login_is_retried_during_the_first_boot(server: Server, login: Login) -> None:
+def test_a_rejected_login_is_retried_during_the_first_boot_and_named_at_the_deadline(
+    server: Server, host: SshHost
+) -> None:
     server.accepts = False
     heard: list[str] = []
 
@@ -105,25 +103,17 @@ def test_a_rejected_login_is_retried_during_the_first_boot(server: Server, login
         heard.append(reason)
         server.accepts = len(heard) > 2
 
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+    with pytest.raises(HostError, match="timed out after 1 min: SSH rejects") as caught:
+        wait_until_reachable(host, clock=FakeClock(), deadline_s=60)
+    assert "authorized_keys" in str(caught.value.hint)
     wait_until_reachable(host, clock=FakeClock(), on_wait=hear)
 
     assert all("SSH rejects the cluster's key" in reason for reason in heard)
     assert len(heard) == 3
 
 
-def test_a_rejected_login_is_named_at_the_deadline(server: Server, login: Login) -> None:
-    server.accepts = False
-
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
-    with pytest.raises(HostError, match="timed out after 1 min: SSH rejects") as caught:
-        wait_until_reachable(host, clock=FakeClock(), deadline_s=60)
-    assert "authorized_keys" in str(caught.value.hint)
-
-
-def test_a_broken_connection_is_not_a_failed_command(server: Server, login: Login) -> None:
+def test_a_broken_connection_is_not_a_failed_command(server: Server, host: SshHost) -> None:
     server.loses = True
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
 
     with pytest.raises(ConnectionLostError, match=r"\[node0\] the connection broke"):
         host.run("sleep 1")
@@ -135,9 +125,8 @@ def test_a_broken_connection_is_not_a_failed_command(server: Server, login: Logi
 
 
 def test_a_refused_session_is_tried_again_in_the_same_connection(
-    server: Server, login: Login
+    server: Server, host: SshHost
 ) -> None:
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
     host.run("true")
     server.refuses, server.says = 2, "content"
 
@@ -147,9 +136,10 @@ def test_a_refused_session_is_tried_again_in_the_same_connection(
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
-def test_a_machine_that_is_cut_off_is_noticed_within_a_minute(server: Server, login: Login) -> None:
+def test_a_machine_that_is_cut_off_is_noticed_within_a_minute(
+    server: Server, host: SshHost
+) -> None:
     """Keep-alives are sent, and the kernel gives up if none is answered for this long."""
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
     host.run("true")
 
     assert host._connection is not None
@@ -159,12 +149,12 @@ def test_a_machine_that_is_cut_off_is_noticed_within_a_minute(server: Server, lo
 
 
 def test_followed_output_comes_in_lines_as_a_terminal_shows_them(
-    server: Server, login: Login
+    server: Server, host: SshHost
 ) -> None:
     server.says = "one\r\n 10%\r 100%\n" + "x" * LINE_BYTES + "yz\n\nthe last"
     heard: list[str] = []
 
-    SshHost("node0", ADDRESS, login, alias="i-0a").run("work", on_text=heard.append)
+    host.run("work", on_text=heard.append)
 
     assert "\n".join(heard).split("\n") == ["one", " 100%", "x" * LINE_BYTES, "yz", "", "the last"]
 
@@ -176,23 +166,20 @@ def test_the_work_for_a_line_grows_with_its_length() -> None:
     assert taken == 100_000_000
 
 
-def test_a_followed_command_ends_in_time(server: Server, login: Login) -> None:
+def test_a_followed_command_ends_in_time(server: Server, host: SshHost) -> None:
     server.stays = True
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
     with pytest.raises(HostError, match=r"`work` did not finish within 0.1 s"):
         host.run("work", timeout_s=0.1, on_text=lambda _: None)
 
 
-def test_a_machine_without_ssh_is_named(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_ssh_is_named(host: SshHost, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((ADDRESS, 0)) as server:
         # Listens, and says nothing that SSH would say.
         monkeypatch.setattr("provision.ssh._PORT", server.getsockname()[1])
         monkeypatch.setattr("provision.ssh.CONNECT_TIMEOUT_S", 0.5)
-        host = SshHost("node0", ADDRESS, login, alias="i-0a")
-        with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
-            host.run("true")
-        with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
-            host.put(b"", "/tmp/file")
+        for use in (lambda: host.run("true"), lambda: host.put(b"", "/tmp/file")):
+            with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
+                use()
 
 
 @pytest.mark.parametrize(
@@ -200,10 +187,10 @@ def test_a_machine_without_ssh_is_named(login: Login, monkeypatch: pytest.Monkey
     [(0, None), (1, r"`work` ended with 1: no output"), (-1, "the connection broke")],
 )
 def test_what_a_command_sends_arrives_and_its_failure_comes_at_the_end(
-    server: Server, login: Login, exit_code: int, error: str | None
+    server: Server, host: SshHost, exit_code: int, error: str | None
 ) -> None:
     server.says, server.exit_code = "model" * 100_000, exit_code
-    chunks = SshHost("node0", ADDRESS, login, alias="i-0a").download("work")
+    chunks = host.download("work")
 
     found = bytearray()
     with pytest.raises(HostError, match=error) if error else nullcontext():
@@ -213,12 +200,11 @@ def test_what_a_command_sends_arrives_and_its_failure_comes_at_the_end(
 
 
 def test_a_file_is_private_before_it_has_content(
-    login: Login, monkeypatch: pytest.MonkeyPatch
+    host: SshHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cluster's own key is written so."""
     file = MagicMock()
     file.__enter__.return_value = file
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
     sftp = SimpleNamespace(open=lambda *_: file)
     monkeypatch.setattr(host, "_open", lambda: SimpleNamespace(sftp=lambda: sftp))
 
@@ -236,10 +222,8 @@ def test_only_the_clusters_key_is_tried(login: Login) -> None:
     assert (options["allow_agent"], options["look_for_keys"]) == (False, False)
 
 
-def test_a_stream_yields_lines_until_its_command_ends(server: Server, login: Login) -> None:
+def test_a_stream_yields_lines_until_its_command_ends(server: Server, host: SshHost) -> None:
     server.says = "first\nsecond \u00e9\nlast"
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
-
     stream = host.open_stream("work")
     stream.send("a beat\n")
 
@@ -248,10 +232,8 @@ def test_a_stream_yields_lines_until_its_command_ends(server: Server, login: Log
     assert server.logins == ["ubuntu"]
 
 
-def test_a_stream_ends_with_its_connection(server: Server, login: Login) -> None:
+def test_a_stream_ends_with_its_connection(server: Server, host: SshHost) -> None:
     server.loses = True
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
-
     stream = host.open_stream("work")
 
     assert list(stream) == []
@@ -262,9 +244,9 @@ def test_a_stream_ends_with_its_connection(server: Server, login: Login) -> None
     assert len(server.logins) == 2
 
 
-def test_closing_a_stream_ends_a_reader_in_another_thread(server: Server, login: Login) -> None:
+def test_closing_a_stream_ends_a_reader_in_another_thread(server: Server, host: SshHost) -> None:
     server.stays = True
-    stream = SshHost("node0", ADDRESS, login, alias="i-0a").open_stream("work")
+    stream = host.open_stream("work")
     seen: list[str] = []
     reader = threading.Thread(target=lambda: seen.extend(stream))
     reader.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,25 +19,19 @@ from provision.stacks.sources import (
     probe_all,
 )
 from provision.stacks.stack import Stack
-from tests.provision.package_index import PackageIndex, serve_index
+from tests.provision.package_index import PackageIndex, serve_index, serve_only_index
 
 PACKAGES = ("torch==2.7.0", "oneccl-bind-pt==2.7.0")
 
 
 @pytest.fixture
-def resolver(pypi: PackageIndex, monkeypatch: pytest.MonkeyPatch) -> Resolver:
-    """uv with one index instead of PyPI, and no other configuration of this machine."""
-    for name in [name for name in os.environ if name.startswith("PIP_") or "proxy" in name.lower()]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", pypi.url)
-    monkeypatch.setenv("UV_NO_CACHE", "1")
+def resolver(pypi: PackageIndex) -> Resolver:
     return find_resolver(answer_s=5)
 
 
 @pytest.fixture
-def pypi() -> Iterator[PackageIndex]:
-    with serve_index() as index:
+def pypi(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    with serve_only_index(monkeypatch) as index:
         index.add("torch", "2.6.0")
         index.add("torch", "2.7.0")
         yield index

@@ -30,11 +30,14 @@ def boot_script(idle_timeout: timedelta | None = None, *, ena_express: bool = Fa
     return "\n".join(json.loads(body)["bootcmd"])
 
 
-def boot(machine: Machine, idle_timeout: timedelta | None = None) -> None:
-    for name in ("systemctl", "systemd-run", "sysctl"):
+def boot(
+    machine: Machine, idle_timeout: timedelta | None = None, *, ena_express: bool = False
+) -> None:
+    for name in ("systemctl", "systemd-run", "sysctl", "ip"):
         machine.replace(name)
     machine.path("/etc/hosts").touch()
-    done = machine.shell(boot_script(idle_timeout), program="sh")
+    script = boot_script(idle_timeout, ena_express=ena_express)
+    done = machine.shell(script, program="sh")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -95,6 +98,15 @@ def test_the_guards_are_started_without_waiting_for_the_boot(
         (script,) = re.findall(r"ExecStart=/bin/sh (\S+)", service)
         assert script == str(machine.path(f"/run/spr-cluster/{name}"))
         assert machine.path(f"/run/spr-cluster/{name}").exists()
+    expiry = machine.path("/run/spr-cluster/expiry").read_text()
+    assert f"launch_expires={int(EXPIRES.timestamp())}\n" in expiry
+    if idle_timeout:
+        assert "idle_timeout=3600\n" in machine.path("/run/spr-cluster/idle").read_text()
+    # A new disk is read in the background, without waiting for it.
+    (warm,) = [call for call in machine.calls if call.startswith("systemd-run")]
+    assert warm.endswith(f"/bin/sh {machine.path('/run/spr-cluster/warm')}")
+    assert "--no-block" in warm
+    assert "IOSchedulingClass=idle" in warm
 
 
 def test_a_guard_that_does_not_start_is_a_failed_boot(machine: Machine) -> None:
@@ -103,15 +115,6 @@ def test_a_guard_that_does_not_start_is_a_failed_boot(machine: Machine) -> None:
     done = machine.shell(boot_script(), program="sh")
 
     assert done.returncode != 0
-
-
-def test_values_reach_the_scripts(machine: Machine) -> None:
-    boot(machine, timedelta(minutes=45))
-
-    assert f"launch_expires={int(EXPIRES.timestamp())}\n" in (
-        machine.path("/run/spr-cluster/expiry").read_text()
-    )
-    assert "idle_timeout=2700\n" in machine.path("/run/spr-cluster/idle").read_text()
 
 
 def environment_of(machine: Machine) -> dict[str, str]:
@@ -190,11 +193,8 @@ def test_a_copy_of_a_machine_forgets_its_parents_cluster_once(machine: Machine) 
     hosts.write_text(
         "127.0.0.1 localhost\n# spr-cluster begin\n172.31.0.4 node0\n# spr-cluster end\n::1 six\n"
     )
-    (machine.folder / "link").symlink_to(hosts)
-    machine.replace("systemctl")
-    machine.replace("systemd-run")
 
-    assert machine.shell(boot_script(), program="sh").returncode == 0
+    boot(machine)
 
     assert [path.name for path in ssh.iterdir()] == ["id_own"]
     assert not machine.path("/home/ubuntu/hosts").exists()
@@ -204,7 +204,7 @@ def test_a_copy_of_a_machine_forgets_its_parents_cluster_once(machine: Machine) 
 
     # Later boots leave alone what cloud-init and `up` have written since.
     (ssh / "authorized_keys").write_text("of the owner")
-    assert machine.shell(boot_script(), program="sh").returncode == 0
+    boot(machine)
     assert (ssh / "authorized_keys").read_text() == "of the owner"
 
 
@@ -223,11 +223,7 @@ def add_interface(machine: Machine, name: str, driver: str) -> None:
 
 def boot_with_express(machine: Machine) -> list[str]:
     """Boot; return the calls that change the network."""
-    for name in ("systemctl", "systemd-run", "sysctl", "ip"):
-        machine.replace(name)
-    machine.path("/etc/hosts").touch()
-    done = machine.shell(boot_script(ena_express=True), program="sh")
-    assert done.returncode == 0
+    boot(machine, ena_express=True)
     return [call for call in machine.calls if call.startswith(("ip ", "ethtool ", "sysctl "))]
 
 
@@ -272,15 +268,6 @@ def test_a_container_stays_as_it_is(machine: Machine) -> None:
 
 
 # The first read of a disk
-
-
-def test_a_new_disk_is_read_in_the_background_without_waiting_for_it(machine: Machine) -> None:
-    boot(machine)
-
-    (call,) = [call for call in machine.calls if call.startswith("systemd-run")]
-    assert call.endswith(f"/bin/sh {machine.path('/run/spr-cluster/warm')}")
-    assert "--no-block" in call
-    assert "IOSchedulingClass=idle" in call
 
 
 def test_every_byte_of_the_software_is_read(machine: Machine) -> None:

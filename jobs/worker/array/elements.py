@@ -48,15 +48,13 @@ class Delivery:
     """Whether the other node is that of rank 0, which must have them."""
     _waiting: queue.Queue[Any] = field(default_factory=queue.Queue)
 
-    def __post_init__(self) -> None:
-        self._thread = Thread(target=self._run, daemon=True)
-
     def __enter__(self) -> Delivery:
         self.to, self._is_first = self.rank.remote.call(
             "join", self.rank.identity.rank, socket.gethostname()
         )
         if self._is_first:  # what this node published as the first one of an earlier attempt
             shutil.rmtree(Path(OUTPUT) / ELEMENTS, ignore_errors=True)
+        self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
         return self
 

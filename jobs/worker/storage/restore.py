@@ -28,8 +28,8 @@ from .stage import Progress, Source, resolve
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
-_RECORD, _RESULTS, _CHECKPOINTS = "job.json", "output/results.json", f"{STATE}/{CHECKPOINTS}"
-_END = "end.json"
+_RECORD, _END, _RESULTS = "job.json", "end.json", "output/results.json"
+_CHECKPOINTS = f"{STATE}/{CHECKPOINTS}"
 # The versions of its data too: another version would not continue the same run.
 _FILES = re.compile(
     r"job\.json|end\.json|data\.json|log(\..+)?|(data|model|output|output\.state)/.+"

@@ -40,7 +40,7 @@ def main() -> int:
         state = state_folder(Path(shared.output))
         runner = TrialRunner(rank.identity.rank, shared, rank.remote, rank.stop, state)
         if rank.identity.rank:
-            return rank.follow(runner.join_and_run)
+            return rank.follow(runner.run_all)
         studied = StudyPlan.from_fields(json.loads(plan))
         return lead(studied, runner, rank, resume="--resume" in more)
 
@@ -67,7 +67,7 @@ def lead(plan: StudyPlan, runner: TrialRunner, rank: PoolRank, *, resume: bool) 
     coordinator = Coordinator(plan, options, state, events, rank.identity.size)
     if has_state:
         events.note(f"{len(coordinator.ended())} of {plan.trials} trials have ended before")
-    if rank.lead(coordinator, runner.join_and_run):
+    if rank.lead(coordinator, runner.run_all):
         return coordinator.finish(Path(options.output))
     coordinator.save()
     if name := newest((state / CHECKPOINTS).glob("*")):

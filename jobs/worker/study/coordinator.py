@@ -32,13 +32,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, newest
+from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, newest, step_of
 from ..runtime.errors import first_line
 from ..runtime.events import Events
 from ..runtime.output import RESULTS, save_json
 from ..supervisor.launch import BEGIN, LAUNCH
 from ..tasks import format_score
-from ..training.checkpoints import prune
 from ..training.options import TrainOptions, flag
 from .plan import STUDY, Domain, StudyPlan
 
@@ -289,7 +288,9 @@ class Coordinator:
             shutil.copytree(self.folder / BEST, partial / BEST)
         (partial / LAST).write_text(json.dumps({"trials": step}))
         partial.rename(target)
-        prune(self.state.with_suffix(""), _KEPT)
+        for old in sorted(folder.iterdir(), key=step_of)[:-_KEPT]:
+            # Renamed first: an interrupted removal must not leave half a checkpoint.
+            shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
         seconds = time.monotonic() - begin
         self._pauses_until = begin + seconds + _PAUSE * seconds
         taken = [each.user_attrs["seconds"] for each in self.ended()]

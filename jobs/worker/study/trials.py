@@ -49,21 +49,14 @@ class TrialRunner:
         # Trackers name a run after this folder.
         return self._folder / f"{Path.cwd().name}-trial-{number + 1}"
 
-    def join(self) -> None:
-        """Find the node that gets the best trial's output, and how much time is left."""
+    def run_all(self) -> None:
+        """Run trials until none is left, or this process is to stop."""
         shutil.rmtree(self._folder, ignore_errors=True)
         host, node, left = self.remote.call("join", self.rank, socket.gethostname())
         # SSH knows nodes by Slurm's names.
         self._to = "" if host == socket.gethostname() else node or host
         if left is not None:
             self.stop.expire_after(left)
-
-    def join_and_run(self) -> None:
-        self.join()
-        self.run_all()
-
-    def run_all(self) -> None:
-        """Run trials until none is left, or this process is to stop."""
         while not self.stop.requested:
             trial = self.remote.call("ask")
             if not trial:

@@ -25,7 +25,7 @@ from .commands import REQUEUED, SlurmJob
 from .deadline import Deadline
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, FIRST, LAUNCH, SECRETS, parse_launch
-from .nodes import prepare, send_end, send_file
+from .nodes import prepare, send_file
 from .staging import stage_data
 from .storing import Storing
 from .transfers import Uploads
@@ -159,7 +159,9 @@ class Supervisor:
             self._write_end(content)
         if not succeeded:
             head.send_results()
-        send_end(launch.folder, self._others(), json.dumps(content))
+        # So that a new head does not restart the job.
+        text, forget = json.dumps(content), f"rm -f {SECRETS}"
+        send_file(launch.folder, self._others(), END, text, before=forget)
         head.remove(SECRETS)
         self._store(content)
         return code

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
@@ -133,8 +133,9 @@ class SlurmJob:
     attempt: int
 
     @staticmethod
-    def from_environ(environ: Mapping[str, str] = os.environ) -> SlurmJob:
+    def from_environ() -> SlurmJob:
         """Return the job of this process."""
+        environ = os.environ
         names = _ask(["scontrol", "show", "hostnames", environ["SLURM_JOB_NODELIST"]]).split()
         again = int(environ.get("SLURM_RESTART_COUNT") or 0)
         return SlurmJob(environ["SLURM_JOB_ID"], tuple(names), again + 1)

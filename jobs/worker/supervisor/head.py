@@ -69,7 +69,7 @@ class HeadFolder:
         """Return the content of a JSON file; {} if there is none."""
         script = f"cat {shlex.quote(f'{self.folder}/{name}')} 2>/dev/null"
         with suppress(ValueError, TypeError):
-            return dict(json.loads(ask(self._argv(script), _SSH_S) or ""))
+            return dict(json.loads(ask(self.argv(script), _SSH_S) or ""))
         return {}
 
     def remove(self, name: str) -> None:
@@ -101,15 +101,16 @@ class HeadFolder:
     def _send_results(self) -> bool:
         packing = render_pack(self.folder, node=self.node, first=True)
         with subprocess.Popen(packing, stdout=subprocess.PIPE) as pack:
-            done = succeeds(self._argv(render_unpack(self.folder)), _RESULTS_S, stdin=pack.stdout)
+            done = succeeds(self.argv(render_unpack(self.folder)), _RESULTS_S, stdin=pack.stdout)
             if not done:
                 pack.kill()
         return done and pack.returncode == 0
 
     def _run(self, script: str, content: bytes = b"") -> bool:
-        return succeeds(self._argv(script), _SSH_S, input=content)
+        return succeeds(self.argv(script), _SSH_S, input=content)
 
-    def _argv(self, script: str) -> list[str]:
+    def argv(self, script: str) -> list[str]:
+        """Return the command that runs a shell script on the head."""
         return [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
 
     def _copy_log(self) -> None:
@@ -166,5 +167,5 @@ class HeadFolder:
         log = shlex.quote(f"{self.folder}/{self.log.name}")
         script = f"mkdir -p {shlex.quote(self.folder)}; touch {log}; stat -c %s {log}"
         with suppress(ValueError):
-            return int(ask(self._argv(script), _SSH_S) or "")
+            return int(ask(self.argv(script), _SSH_S) or "")
         return None

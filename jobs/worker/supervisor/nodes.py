@@ -22,7 +22,6 @@ from .commands import SlurmJob, ask, succeeds
 from .head import SSH
 from .launch import (
     CHECKPOINTS,
-    END,
     LAUNCH,
     MASTER_PORT,
     SECRETS,
@@ -91,11 +90,6 @@ def send_files(folder: str, names: Iterable[str]) -> list[str]:
     return [
         n for n in names if not _succeeds(f"set -o pipefail; {{ {pack}; }} | {ssh} {n} {unpack}")
     ]
-
-
-def send_end(folder: str, names: Iterable[str], content: str) -> None:
-    """Record a job's end on other nodes, so that a new head does not restart it; delete its secrets."""
-    send_file(folder, names, END, content, before=f"rm -f {SECRETS}")
 
 
 def send_file(

@@ -42,7 +42,7 @@ class Storing:
         script = ["set -o pipefail; failed=", *(f"{line} || failed=1" for line in gather)]
         mark = f'[ -z "$failed" ] && touch {shlex.quote(self.launch.folder)}/{GATHERED}'
         gathering = f"bash -c {shlex.quote(chr(10).join([*script, mark]))}"
-        lost = Running(self._on_head(gathering), PUSH_S).wait().why
+        lost = Running(self.head.argv(gathering), PUSH_S).wait().why
         done, why = self.store()
         why = why or (f"of other nodes: {lost}" if lost and gathers else "")
         if why:
@@ -60,16 +60,13 @@ class Storing:
         """Store what is on the head; return what is there, or why that is not possible."""
         if not self.launch.bucket:
             return {}, ""
-        done = Running(self._on_head(render_push(self.launch, "all")), PUSH_S).wait()
+        done = Running(self.head.argv(render_push(self.launch, "all")), PUSH_S).wait()
         return ({}, done.why) if done.why else (json.loads(done.printed.splitlines()[-1]), "")
 
     def _render_gather(self, node: str, *, gathers: bool) -> str:
         folder = self.launch.folder
         pack = shlex.join(render_pack(folder, node=node, rank_files_only=not gathers))
         return f"{shlex.join([*SSH, node, pack])} < /dev/null | {render_unpack(folder)}"
-
-    def _on_head(self, script: str) -> list[str]:
-        return [*SSH, self.head.remote, script] if self.head.remote else ["sh", "-c", script]
 
     def run_command(self, state: object) -> None:
         """Run the user's command on the head, with its output in the log."""
@@ -85,7 +82,7 @@ class Storing:
             [*limit, "env", *variables, "sh", "-c", self.launch.spec.ending.on_finish]
         )
         script = f"cd {shlex.quote(folder)} && {words} 2>&1"
-        done = Running(self._on_head(script), _COMMAND_S + 30).wait()
+        done = Running(self.head.argv(script), _COMMAND_S + 30).wait()
         if done.printed:
             print(done.printed, flush=True)
         if done.why:

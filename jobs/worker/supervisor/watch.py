@@ -220,9 +220,9 @@ def blame(node: str, nodes: Sequence[str], ranks_per_node: int, message: str) ->
     return {"rank": rank, "host": node, "message": message, "lost_peer": True}
 
 
-def has_no_room(folder: str = ".") -> bool:
-    """Return whether the disk of a folder is full."""
-    found = os.statvfs(folder)
+def has_no_room() -> bool:
+    """Return whether the disk of the working folder is full."""
+    found = os.statvfs(".")
     return found.f_bavail * found.f_frsize < _NO_ROOM_BYTES
 
 

@@ -23,71 +23,63 @@ def look(after_s: float, *jobs: Job, latest: float = LATEST, queue: bool = True)
     return decide(Facts(D + after_s, D, latest, GRACE, jobs, queue, booted=100.0))
 
 
+LATE = D + 9 * 3600
+GATHERS = MODEL._replace(name="run-1", gathers=True)
+ENDED = LIMITED._replace(queued="", loss="model", ended=D + 7200)
+
+
 @pytest.mark.parametrize(
-    ("after_s", "hold"),
-    [(-121, ""), (-120, HEAD), (0, HEAD), (GRACE - 1, HEAD), (GRACE, ""), (9999, "")],
+    ("after_s", "jobs", "latest", "hold"),
+    [
+        # What is only on the head holds it in the grace period.
+        *((after_s, [MODEL], LATEST, "") for after_s in (-121, GRACE, 9999)),
+        *((after_s, [MODEL], LATEST, HEAD) for after_s in (-120, 0, GRACE - 1)),
+        (10, [MODEL._replace(loss="")], LATEST, ""),
+        # The workers have output of their own, or a running job.
+        (10, [MODEL, GATHERS], LATEST, ALL),
+        (10, [Job("run-1", queued="running")], LATEST, ALL),
+        (10, [Job("run-1", queued="waiting")], LATEST, ""),
+        # A job with a limit holds all until the latest end.
+        *((7200, [LIMITED._replace(queued=it)], LATE, ALL) for it in ("running", "waiting", "new")),
+        (9 * 3600, [LIMITED], LATE, ""),
+        # The grace period begins with its end.
+        (7200 + GRACE - 1, [ENDED], LATE, HEAD),
+        (7200 + GRACE, [ENDED], LATE, ""),
+        (7500, [ENDED], D + 7400, ""),
+    ],
 )
-def test_what_is_only_on_the_head_holds_it_in_the_grace_period(after_s: float, hold: str) -> None:
-    assert look(after_s, MODEL).hold == hold
-
-
-def test_nothing_is_held_for_what_was_fetched_or_pushed() -> None:
-    assert look(10, MODEL._replace(loss="")) == Decision()
-
-
-def test_workers_are_held_for_output_of_their_own_and_for_a_running_job() -> None:
-    assert look(10, MODEL, MODEL._replace(name="run-1", gathers=True)).hold == ALL
-    assert look(10, Job("run-1", queued="running")).hold == ALL
-    assert look(10, Job("run-1", queued="waiting")).hold == ""
+def test_what_is_held_and_until_when(
+    after_s: float, jobs: list[Job], latest: float, hold: str
+) -> None:
+    assert look(after_s, *jobs, latest=latest).hold == hold
 
 
 def test_a_decision_says_why_and_until_when() -> None:
     found = look(10, MODEL)
 
     assert (found.why, found.until) == ("only on the nodes: the model of squad-1", LATEST)
-
-
-@pytest.mark.parametrize("queued", ["running", "waiting", "new"])
-def test_a_job_with_a_limit_holds_all_nodes_until_the_latest_end(queued: str) -> None:
-    job, latest = LIMITED._replace(queued=queued), D + 9 * 3600
-
-    assert look(2 * 3600, job, latest=latest).hold == ALL
-    assert look(9 * 3600, job, latest=latest).hold == ""
-
-
-def test_the_grace_period_begins_with_the_end_of_the_last_job_with_a_limit() -> None:
-    ended = LIMITED._replace(queued="", loss="model", ended=D + 7200)
-
-    assert look(7200 + GRACE - 1, ended, latest=D + 9 * 3600).hold == HEAD
-    assert look(7200 + GRACE, ended, latest=D + 9 * 3600).hold == ""
-    # Never beyond the latest end.
-    assert look(7500, ended, latest=D + 7400).hold == ""
-
-
-def test_the_nodes_end_with_a_job_that_is_done_and_safe() -> None:
     assert look(-5000, SAFE).off == "job squad-1 is done (--down-when-done)"
 
 
 @pytest.mark.parametrize(
-    "other",
+    "jobs",
     [
-        Job("squad-2", queued="running"),
-        Job("squad-2", queued="waiting"),
-        Job("squad-2", queued="new"),
-        Job("squad-2", loss="model", ended=50),
+        # Another job, or a loss.
+        *([SAFE, Job("squad-2", queued=queued)] for queued in ("running", "waiting", "new")),
+        [SAFE, Job("squad-2", loss="model", ended=50)],
+        [SAFE._replace(loss="model")],
+        # It came with an image, or with the copies of a lost head's jobs.
+        [SAFE._replace(ended=90)],
+        [SAFE._replace(ended=0)],
+        # Nobody asked for it.
+        [MODEL._replace(loss="")],
     ],
 )
-def test_another_job_or_a_loss_keeps_the_nodes(other: Job) -> None:
-    assert look(-5000, SAFE, other).off == ""
-    assert look(-5000, SAFE._replace(loss="model")).off == ""
+def test_the_nodes_end_only_with_a_job_of_this_machine_that_is_done_and_safe(
+    jobs: list[Job],
+) -> None:
+    assert look(-5000, *jobs).off == ""
     assert look(-5000, SAFE, queue=False).off == ""
-
-
-def test_a_job_from_before_this_machine_ends_nothing() -> None:
-    """It came with an image, or with the copies of a lost head's jobs."""
-    assert look(-5000, SAFE._replace(ended=90)).off == ""
-    assert look(-5000, SAFE._replace(ended=0)).off == ""
-    assert look(-5000, MODEL._replace(loss="")).off == "", "nobody asked for it"
 
 
 def test_pushes_are_tried_again_after_longer_and_longer_pauses() -> None:

@@ -172,18 +172,14 @@ def test_the_real_sampler_describes_this_machine_and_a_job_that_runs(tmp_path: P
     assert 0 <= found["busy"] <= 100
 
 
-def test_it_ends_with_its_standard_input(tmp_path: Path) -> None:
-    with begin(tmp_path) as node:
-        next(iter(node))
-        node.close()
-        assert node.process.wait(60) == 0
-
-
-def test_it_ends_when_its_output_is_not_read_any_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_read", [True, False])
+def test_it_ends_with_its_standard_input_or_when_its_output_is_not_read_any_more(
+    tmp_path: Path, is_read: bool
+) -> None:
     with begin(tmp_path) as node:
         next(iter(node))
         assert node.process.stdout is not None
-        node.process.stdout.close()
+        node.close() if is_read else node.process.stdout.close()
         assert node.process.wait(60) == 0
 
 

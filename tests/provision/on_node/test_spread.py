@@ -71,7 +71,7 @@ def arrives(nodes: Path, version: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("nodes", [16], indirect=True)
+@pytest.mark.parametrize("nodes", [8], indirect=True)
 def test_every_node_has_the_folder_in_its_job(nodes: Path) -> None:
     first = arrives(nodes, "1")
     assert give(nodes, first) == ""
@@ -85,11 +85,10 @@ def test_every_node_has_the_folder_in_its_job(nodes: Path) -> None:
         assert same.st_nlink == 2 or node.name == "node0", "it was not sent again"
         assert not list(node.glob("spr-folders/.p*"))
         assert (node / "spr-folders/.last-p").resolve().name == "p-2"
-    # The first node gives to a few of the fifteen, and they to the others.
+    # The first node gives to a few of the seven, and they to the others.
     connections = (nodes.parent / "connections").read_text().splitlines()
-    assert {row.split()[1] for row in connections if row.startswith("node0 ")} == {
-        *("node1", "node9", "node13", "node15")
-    }
+    given = {row.split()[1] for row in connections if row.startswith("node0 ")}
+    assert given == {"node1", "node5", "node7"}
     (nodes / "node0/spr-folders/p-1").rename(nodes / "node0/spr-folders/.p-1")
     assert give(nodes, first) == "", "again, because an earlier try did not finish"
 

@@ -35,6 +35,7 @@ def job(tmp_path: Path) -> Path:
     staged.parent.mkdir(parents=True)
     staged.write_text("x")
     (folder / "data/eval.csv").symlink_to(staged)
+    (folder / "model").symlink_to(staged.parent)
     return folder
 
 
@@ -83,13 +84,6 @@ def test_only_what_differs_is_stored_again(job: Path, bucket: Any, proxy: Proxy)
     assert bucket.Object("team/squad-1/log").get()["Body"].read() == b"content of LOG"
 
 
-def test_job_that_has_not_ended_is_not_marked_as_stored(job: Path, bucket: Any) -> None:
-    (job / "end.json").unlink()
-    assert run("all", job) == 0
-    assert "log" in names(bucket)
-    assert not (job / push.PUSHED).exists()
-
-
 def test_checkpoint_is_complete_last_and_the_one_before_stays(
     job: Path, bucket: Any, proxy: Proxy
 ) -> None:
@@ -119,11 +113,15 @@ def test_users_own_checkpoints_are_stored_and_stay(job: Path, bucket: Any) -> No
     assert "output/checkpoints/best.pt" in names(bucket)
 
 
-def test_unfinished_job_is_stored_with_its_checkpoint(job: Path, bucket: Any) -> None:
-    (job / "output/results.json").unlink()
+def test_unfinished_job_is_stored_with_its_checkpoint_and_not_marked(
+    job: Path, bucket: Any
+) -> None:
+    for name in ("output/results.json", "end.json"):
+        (job / name).unlink()
     save_checkpoint(job, 7)
     assert run("all", job) == 0
-    assert f"output.state/checkpoints/step-000007/{LAST}" in names(bucket)
+    assert {"log", f"output.state/checkpoints/step-000007/{LAST}"} <= {*names(bucket)}
+    assert not (job / push.PUSHED).exists()
 
 
 def test_after_an_interruption_only_the_rest_is_stored(

@@ -16,13 +16,10 @@ from jobs.places.plan import JobPaths
 from jobs.places.queue.history import list_jobs
 from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor import transfers
-from jobs.worker.supervisor.attempt import describe
 from jobs.worker.supervisor.transfers import Copies, Transfer, Uploads
-from jobs.worker.supervisor.watch import describe_notice, parse_notices
 from tests.jobs.context import event
 from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 
-NODES = ("node0", "node1", "node2")
 SPOT = "spot: EC2 takes it back at 2026-11-22T18:30:00Z"
 DISK = "disk: /home/ubuntu/spr-jobs has 3 MiB free"
 # A program that saves a checkpoint when it is asked to end.
@@ -42,21 +39,6 @@ def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, str, list[str]]:
     return end, "\n".join(lines), reasons
 
 
-def test_only_our_reasons_count() -> None:
-    text = f"node0|slow disk\nnode1|{DISK}\nnode2|{SPOT}\nnode3|spotless\nx\n"
-    assert parse_notices(text) == {"node1": DISK, "node2": SPOT}
-
-
-def test_a_node_that_goes_is_named_by_its_first_rank() -> None:
-    found = describe_notice({"node1": SPOT, "node9": DISK}, NODES, 2)
-    text = "its node, node1, goes: EC2 takes it back at 2026-11-22T18:30:00Z"
-    assert describe(found) == f"rank 2 on node1: {text}"
-    found = describe_notice({"node2": DISK}, NODES, 1)
-    text = "its node, node2, has a full disk: /home/ubuntu/spr-jobs has 3 MiB free"
-    assert describe(found) == f"rank 2 on node2: {text}"
-    assert describe_notice({"node9": DISK}, NODES, 1) == {}
-
-
 def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(head: ThisMachine) -> None:
     head.connect("node1", "node2")
     paths = submit(head, SAVES, nodes=2, retries=1, again=("echo", "resumed"))
@@ -67,9 +49,9 @@ def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(head: ThisMachine)
 
     assert (end.state, end.attempt, end.nodes) == ("succeeded", 2, ("node0", "node2"))
     assert Path(paths.output, "checkpoint").exists()
-    why = describe_notice({"node1": SPOT}, NODES[:2], 1)
-    assert f"{why['message']}; stopping" in log  # what a program saves is unknown
-    assert f"attempt 1 ended: {describe(why)}; the job will run again" in log
+    why = "its node, node1, goes: EC2 takes it back at 2026-11-22T18:30:00Z"
+    assert f"{why}; stopping" in log  # what a program saves is unknown
+    assert f"attempt 1 ended: rank 1 on node1: {why}; the job will run again" in log
     assert log.endswith("resumed")
 
 
@@ -81,8 +63,8 @@ def test_without_retries_the_job_fails_with_host_and_reason(head: ThisMachine) -
     end, _, _ = follow(head, paths)
 
     assert (end.state, end.exit_code, end.rank, end.host) == ("failed", 143, 1, "node1")
-    assert end.message
-    assert "has a full disk: /home/ubuntu/spr-jobs has 3 MiB free" in end.message
+    message = "its node, node1, has a full disk: /home/ubuntu/spr-jobs has 3 MiB free"
+    assert end.message == message
     wait_for(lambda: head.processes(SLURM_JOB_ID="1") == [])
 
 
@@ -100,9 +82,11 @@ def test_ranks_that_can_not_end_are_killed(head: ThisMachine) -> None:
 
 
 def test_a_node_that_somebody_drained_keeps_its_job(head: ThisMachine) -> None:
+    head.connect("node1")
     paths = submit(head, "touch ready; sleep 1; echo done")
     wait_for(Path(paths.root, "ready").exists)
-    drain(head, "node0", "slow fan")
+    drain(head, "node0", "spotless: slow fan")
+    drain(head, "node1", DISK)  # of no concern to the job
     end, log, _ = follow(head, paths)
     assert (end.state, log) == ("succeeded", "done")
 

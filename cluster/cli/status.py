@@ -10,7 +10,7 @@ from typing import Any
 from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import format_seconds, format_table
 from cluster.console.output import ask, emit, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.host_identity import verified_by
 from cluster.local_files import nearest_cluster, utc_now
@@ -27,22 +27,21 @@ from infra.words import counted, spoken_time
 
 # How long to wait for the head, after EC2's answers.
 _QUEUE_S = 3.0
-_EXAMPLES = """\
-  spr-cluster status
-  spr-cluster status --name bert --json
-"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusRequest(ClusterRequest):
+    """Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left. If the head
+    answers within seconds, also show how busy the queue is.
+
+    examples:
+      spr-cluster status
+      spr-cluster status --name bert --json
+    """
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "status",
-        "Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left. If the head\n"
-        "answers within seconds, also show how busy the queue is.",
-        _EXAMPLES,
-        run=run,
-        options=ClusterRequest,
-    )
+    add_request(parent, "status", run, StatusRequest)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class _View:
     queue: QueueSummary | NoAnswer
 
 
-def run(request: ClusterRequest) -> int:
+def run(request: StatusRequest) -> int:
     ctx = open_cluster(request)
     cloud, ec2 = ctx.cloud, ctx.clients.ec2
     found = describe_inventory(ec2, ctx.name)

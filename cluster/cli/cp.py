@@ -102,13 +102,6 @@ def build_argv(source: Place, target: Place, ssh_config: Path, *, recursive: boo
         return [*argv, "-e", ssh, "--", str(source), str(target)]
     if scp := shutil.which("scp"):
         say("rsync is not installed here: an interrupted copy will start over")
-        return [
-            scp,
-            "-C",
-            "-F",
-            str(ssh_config),
-            *(["-r"] if recursive else []),
-            str(source),
-            str(target),
-        ]
+        argv = [scp, "-C", "-F", str(ssh_config), *(["-r"] if recursive else [])]
+        return [*argv, str(source), str(target)]
     raise UsageError("neither rsync nor scp is installed on this machine")

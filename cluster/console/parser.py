@@ -53,10 +53,10 @@ class Parser(argparse.ArgumentParser):
         self._below: Any = None
         self._shows_all = False
 
-    def expect(self, metavar: str, heading: str, *, required: bool = True) -> None:
+    def expect(self, metavar: str, heading: str) -> None:
         """Say what the subcommands are that :func:`add_command` adds."""
-        self._heading, self.needs_command = heading, required
-        self._below = self.add_subparsers(prog=self.prog, metavar=metavar, required=required)
+        self._heading, self.needs_command = heading, True
+        self._below = self.add_subparsers(prog=self.prog, metavar=metavar, required=True)
 
     def walk(self) -> Iterator[Parser]:
         """Yield this parser and those of all subcommands."""

@@ -89,6 +89,7 @@ class PlanApplier:
         self.ctx.remember()
         # A past empty listing says nothing about new resources.
         self.ctx.files.removal.unlink(missing_ok=True)
+        machines = self.machines
         steps: dict[ActionKind, Callable[[], None]] = {
             ActionKind.CREATE_GROUP: self._create_group,
             ActionKind.OPEN_GROUP: self._open_group,
@@ -96,16 +97,16 @@ class PlanApplier:
             ActionKind.IMPORT_KEY: self._import_key,
             ActionKind.CREATE_PLACEMENT: self._create_placement,
             ActionKind.GUARD: self._guard,
-            ActionKind.DELETE_GUARDS: self._remove_guard,
+            ActionKind.DELETE_GUARDS: lambda: machines.guard.remove(),
             ActionKind.CREATE_PROFILE: self._create_profile,
-            ActionKind.RUN_HEAD: self._run_head,
+            ActionKind.RUN_HEAD: lambda: machines.add(HEAD, 1, self._find_image(), self.group),
             ActionKind.RUN_NODES: self._run_nodes,
-            ActionKind.PROMOTE: self.machines.promote,
-            ActionKind.REACH: self.machines.reach,
-            ActionKind.INSTALL: self._install,
+            ActionKind.PROMOTE: machines.promote,
+            ActionKind.REACH: machines.reach,
+            ActionKind.INSTALL: lambda: machines.install(self.stack, self.plan_input.recipe),
             ActionKind.CREATE_IMAGE: self._create_image,
             ActionKind.WAIT_IMAGE: self._wait_for_image,
-            ActionKind.RUN_WORKERS: self._run_workers,
+            ActionKind.RUN_WORKERS: lambda: machines.add_workers(self._find_image(), self.group),
             ActionKind.CONNECT: self._connect,
             ActionKind.VERIFY: self._verify,
             ActionKind.BEGIN_IMAGE: self._begin_image_for_next_time,
@@ -228,9 +229,6 @@ class PlanApplier:
         ids = [id_ for action in self.plan.actions if action.kind is kind for id_ in action.ids]
         self.machines.guard.protect(ids, self.record.latest)
 
-    def _remove_guard(self) -> None:
-        self.machines.guard.remove()
-
     def _create_profile(self) -> None:
         ClusterProfile(self.ctx.clients, self.spec.name, self.ctx.clock).make(self.spec)
         name = tags.profile_name(self.spec.name, self.ctx.cloud.region)
@@ -248,19 +246,10 @@ class PlanApplier:
         clients = self.ctx.clients
         return images.find_ubuntu_image(clients.ssm, clients.ec2, self.stack.ubuntu)
 
-    def _run_head(self) -> None:
-        self.machines.add(HEAD, 1, self._find_image(), self.group)
-
     def _run_nodes(self) -> None:
         """Buy all nodes together; the first becomes the head."""
         self.machines.add(WORKER, self.spec.nodes, self._find_image(), self.group)
         self.machines.promote()
-
-    def _run_workers(self) -> None:
-        self.machines.add_workers(self._find_image(), self.group)
-
-    def _install(self) -> None:
-        self.machines.install(self.stack, self.plan_input.recipe)
 
     @property
     def _has_jobs(self) -> bool:
@@ -371,8 +360,7 @@ class PlanApplier:
                 return self._probe_nodes(again=False)
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
-        amx_required = self.spec.amx_required
-        return answers, find_unusable(cluster, answers, amx_required=amx_required)
+        return answers, find_unusable(cluster, answers, amx_required=self.spec.amx_required)
 
     def _verify(self) -> None:
         cluster = self.machines.cluster

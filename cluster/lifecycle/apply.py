@@ -18,9 +18,9 @@ from cluster.verify.reachability import find_unusable
 from cluster.verify.results import NodeAnswer, expect, name_some
 from cluster.verify.verify import check_nodes, probe_nodes, summarize_problems
 from infra.aws.clients import error_code, translate_boto_error
-from infra.ec2 import images, instances, key_pair, network, tags
+from infra.ec2 import images, key_pair, network, tags
 from infra.ec2.cluster_record import record_tags
-from infra.ec2.instances import HEAD, WORKER
+from infra.ec2.instances import HEAD, WORKER, describe_instances, label_instances
 from infra.ec2.purchase import Offer
 from infra.errors import (
     ConnectionLostError,
@@ -89,11 +89,13 @@ class PlanApplier:
         self.ctx.remember()
         # A past empty listing says nothing about new resources.
         self.ctx.files.removal.unlink(missing_ok=True)
-        machines = self.machines
+        machines, ec2 = self.machines, self.ctx.clients.ec2
         steps: dict[ActionKind, Callable[[], None]] = {
             ActionKind.CREATE_GROUP: self._create_group,
-            ActionKind.OPEN_GROUP: self._open_group,
-            ActionKind.RECORD: self._write_record,
+            ActionKind.OPEN_GROUP: lambda: network.open_security_group(
+                ec2, self.group, self.spec.ssh_cidrs, self.spec.caller
+            ),
+            ActionKind.RECORD: lambda: label_instances(ec2, [self.group.id], self._record_tags()),
             ActionKind.IMPORT_KEY: self._import_key,
             ActionKind.CREATE_PLACEMENT: self._create_placement,
             ActionKind.GUARD: self._guard,
@@ -157,7 +159,7 @@ class PlanApplier:
     def _check_no_late_machines(self) -> None:
         """Plan again if EC2 only now lists machines that an interrupted command bought."""
         by_tag = tags.cluster_filter(self.spec.name)
-        shown = instances.describe_instances(self.ctx.clients.ec2, by_tag, ("pending", "running"))
+        shown = describe_instances(self.ctx.clients.ec2, by_tag, ("pending", "running"))
         if strays := {i.id for i in shown} - {i.id for i in self.machines.all}:
             raise PlanAgainError(f"EC2 shows more machines now: {', '.join(sorted(strays))}")
 
@@ -193,13 +195,6 @@ class PlanApplier:
         ec2 = self.ctx.clients.ec2
         self._group = network.create_security_group(ec2, self.spec.name, vpc_id, labels)
         self._record_created("security group", self._group.id)
-
-    def _open_group(self) -> None:
-        spec = self.spec
-        network.open_security_group(self.ctx.clients.ec2, self.group, spec.ssh_cidrs, spec.caller)
-
-    def _write_record(self) -> None:
-        instances.label_instances(self.ctx.clients.ec2, [self.group.id], self._record_tags())
 
     def _record_tags(self) -> dict[str, str]:
         """Return the tags of the group, the first resource; create the key if there is none yet."""

@@ -71,14 +71,9 @@ class OurImage:
         }
 
 
-def current_recipes(cloud: Cloud) -> dict[str, str]:
-    """Return the names of the current stacks by the recipes of their images in a cloud."""
-    return {recipe_digest(load_stack(name), cloud.base): name for name in stack_names()}
-
-
 def describe_our_images(cloud: Cloud, ec2: EC2Client) -> tuple[OurImage, ...]:
     """Return every image that carries our tag in the client's region, oldest first."""
-    recipes = current_recipes(cloud)
+    recipes = {recipe_digest(load_stack(name), cloud.base): name for name in stack_names()}
     found = describe_inventories(ec2, _KINDS)
     ours = [
         OurImage(image, name, recipes.get(image.tags.get(tags.INSTALLED, ""), ""), bool(it.alive))

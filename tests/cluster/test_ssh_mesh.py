@@ -45,27 +45,21 @@ NODES = tuple(make_node(rank) for rank in range(3))
 CLUSTER = Cluster("bert", NODES, len(NODES))
 
 
-def test_ssh_config_of_the_nodes() -> None:
-    check_golden(GOLDEN / "ssh_config", mesh.render_ssh_config(NODES))
+_LOCAL = (CLUSTER, "/home/me/.spr/id", "/home/me/.spr/known_hosts", "us-east-1")
 
 
-def test_known_hosts_of_the_nodes() -> None:
-    check_golden(GOLDEN / "known_hosts", mesh.render_known_hosts(NODES, HOST_KEYS))
-
-
-def test_etc_hosts_block() -> None:
-    check_golden(GOLDEN / "etc_hosts", mesh.render_hosts_block(NODES, HOSTNAMES))
-
-
-def test_hostfile() -> None:
-    check_golden(GOLDEN / "hosts", mesh.render_hostfile(NODES))
-
-
-def test_ssh_config_of_this_machine() -> None:
-    text = mesh.render_client_ssh_config(
-        CLUSTER, "/home/me/.spr/id", "/home/me/.spr/known_hosts", "us-east-1"
-    )
-    check_golden(GOLDEN / "client_ssh_config", text)
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("ssh_config", mesh.render_ssh_config(NODES)),
+        ("known_hosts", mesh.render_known_hosts(NODES, HOST_KEYS)),
+        ("etc_hosts", mesh.render_hosts_block(NODES, HOSTNAMES)),
+        ("hosts", mesh.render_hostfile(NODES)),
+        ("client_ssh_config", mesh.render_client_ssh_config(*_LOCAL)),
+    ],
+)
+def test_a_file_is_as_it_was(file: str, text: str) -> None:
+    check_golden(GOLDEN / file, text)
 
 
 def test_plain_openssh_reaches_the_others_through_the_head(tmp_path: Path) -> None:

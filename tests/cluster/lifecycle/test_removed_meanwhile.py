@@ -104,7 +104,7 @@ def test_the_wait_asks_ec2_twice_a_minute_however_many_nodes_it_waits_for(
     began = cloud.clock.now
 
     with pytest.raises(SprError, match="removed in the meantime"):
-        cloud.up(nodes=20)
+        cloud.up(nodes=8)
     calls = cloud.recorder.operations()[before:]
     waited = calls[calls.index("RunInstances") + 1 :]
     minutes = (cloud.clock.now - began) / 60

@@ -326,10 +326,13 @@ def test_down_finds_it_without_the_record(
     assert cloud.left() == []
 
 
-def test_an_account_shows_it_if_nothing_else_is_left(cloud: SimulatedCloud) -> None:
+def test_an_account_shows_it_if_nothing_else_is_left(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cloud.be("instant")
     cloud.up(nodes=1, bake="none", **GUARDED)
     lose_record(cloud)
+    monkeypatch.setattr("cluster.overview.connect", lambda _: cloud.ctx.clients)
     cloud.ctx.clients.scheduler.create_schedule_group(Name="spr-cluster-of-others")
     for image in cloud.found("images").images:
         cloud.ec2.deregister_image(ImageId=image.id)
@@ -374,7 +377,10 @@ def test_a_cluster_without_it_needs_no_permission_for_it(
     assert cloud.left() == []
 
 
-def test_whoever_may_not_look_has_none(cloud: SimulatedCloud) -> None:
+def test_whoever_may_not_look_has_none(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.overview.connect", lambda _: cloud.ctx.clients)
     for action in ("ListSchedules", "ListScheduleGroups", "GetRole"):
         code = "code = 'AccessDeniedException'\nstatus = 403\ntimes = 100\n"
         cloud.faults(f"[[error]]\naction = '{action}'\n{code}")

@@ -63,8 +63,7 @@ class Access:
         """Compare the rule with this machine's address; ``None`` if it fits or either is unknown."""
         ctx = self._ctx
         try:
-            name = ctx.files.folder.name
-            found = describe_inventory(ctx.clients.ec2, name, ("security_groups",))
+            found = describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",))
             group, record = found.group, found.record
             if group is None or not group.ssh_cidrs:
                 return None

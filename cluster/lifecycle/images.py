@@ -86,14 +86,11 @@ def describe_our_images(cloud: Cloud, ec2: EC2Client) -> tuple[OurImage, ...]:
 def choose_images(images: Sequence[OurImage], ids: Iterable[str]) -> tuple[OurImage, ...]:
     """Return the images with these IDs. Raises :class:`UsageError` for one that is not ours."""
     known = {our.image.id: our for our in images}
-    chosen = []
-    for id_ in dict.fromkeys(ids):
-        if id_ not in known:
-            raise UsageError(
-                f"no image {id_!r} made by this tool", hint="spr-cluster images shows them"
-            )
-        chosen.append(known[id_])
-    return tuple(chosen)
+    wanted = dict.fromkeys(ids)
+    if foreign := [id_ for id_ in wanted if id_ not in known]:
+        what = f"no image {foreign[0]!r} made by this tool"
+        raise UsageError(what, hint="spr-cluster images shows them")
+    return tuple(known[id_] for id_ in wanted)
 
 
 def delete_images(ec2: EC2Client, images: Sequence[OurImage], progress: Progress) -> None:

@@ -262,7 +262,7 @@ def _check_existing(
 
 def time_is_over(ctx: Context, record: ClusterRecord) -> SprError:
     """Return the error for a cluster whose nodes are shutting down, or wait for `fetch`."""
-    over = f"the time to live of cluster {ctx.files.folder.name!r} is over; its nodes"
+    over = f"the time to live of cluster {ctx.name!r} is over; its nodes"
     if not record.is_ended(ctx.now()):
         until = record.spoken_grace(ctx.now())
         return SprError(

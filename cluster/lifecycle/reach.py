@@ -70,8 +70,7 @@ def _networks(nodes: Sequence[Node]) -> list[Network]:
 
 
 def _group_of(ctx: Context) -> SecurityGroup | None:
-    name = ctx.files.folder.name
-    return describe_inventory(ctx.clients.ec2, name, ("security_groups",)).group
+    return describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",)).group
 
 
 def _look_at_routes(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:

@@ -38,7 +38,6 @@ def named(log: EventLog, event: str) -> list[dict[str, Any]]:
 
 def test_each_event_is_one_private_line(tmp_path: Path) -> None:
     log = make_log(tmp_path)
-    assert not log.exists
     assert log.read() == []
 
     log.record("bought", "2 x m7i.2xlarge", reason="first\nsecond", resources=["i-1"], zone="a")

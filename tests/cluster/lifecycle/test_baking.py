@@ -27,7 +27,6 @@ def purchases(cloud: SimulatedCloud) -> int:
 
 
 def test_without_an_image_all_nodes_are_bought_and_installed_at_once(cloud: SimulatedCloud) -> None:
-    cloud.be("instant")
     cloud.up(nodes=3, bake="none")
 
     cluster = cloud.cluster()
@@ -46,7 +45,6 @@ def test_without_an_image_all_nodes_are_bought_and_installed_at_once(cloud: Simu
 def test_an_installation_that_fails_on_one_node_is_done_again_there_alone(
     cloud: SimulatedCloud,
 ) -> None:
-    cloud.be("instant")
     numbers = itertools.count()
 
     def fail_the_second() -> None:

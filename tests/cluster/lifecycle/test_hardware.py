@@ -50,7 +50,6 @@ def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
     cloud: SimulatedCloud, mib_s: float
 ) -> None:
     """At 5 MiB/s the boot has read enough in time; at 0.5 `verify` waits, longer than usual."""
-    cloud.be("instant")
     cloud.faults(f"[disk]\nfirst_read_mib_s = {mib_s}\n")
     cloud.up(nodes=2)
 
@@ -66,7 +65,6 @@ def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
 def test_a_rate_of_initialization_that_is_refused_costs_nothing_but_a_note(
     cloud: SimulatedCloud,
 ) -> None:
-    cloud.be("instant")
     cloud.faults("[disk]\ninit_rate = false\n")
 
     cloud.up(nodes=2, volume_init_rate=200, volume_throughput=250)

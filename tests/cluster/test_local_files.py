@@ -83,7 +83,8 @@ def test_remove_deletes_the_files_and_can_keep_the_cloud() -> None:
 def test_one_command_at_a_time_changes_a_cluster() -> None:
     files = ClusterFiles.of("bert")
     home().mkdir()
-    hold = ["flock", "--no-fork", home() / ".bert.lock", "sh", "-c", "echo held; exec sleep 60"]
+    lock = str(home() / ".bert.lock")
+    hold = ["flock", "--no-fork", lock, "sh", "-c", "echo held; exec sleep 60"]
     with subprocess.Popen(hold, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"

@@ -138,7 +138,7 @@ class Context:
 
     def find_cluster(self) -> Cluster:
         """Return the running cluster. Raises :class:`UsageError` if there is none."""
-        return find_cluster(self.clients.ec2, self.files.folder.name, self._place, self.now())
+        return find_cluster(self.clients.ec2, self.name, self._place, self.now())
 
     def find_expiry(self) -> datetime | None:
         """Return when the cluster's nodes will shut down; ``None`` if EC2 doesn't say."""
@@ -152,15 +152,14 @@ class Context:
 
     def _find_record(self) -> ClusterRecord | None:
         with suppress(BotoCoreError, ClientError, SprError):
-            name = self.files.folder.name
-            return describe_inventory(self.clients.ec2, name, ("security_groups",)).record
+            return describe_inventory(self.clients.ec2, self.name, ("security_groups",)).record
         return None
 
     @property
     def _place(self) -> str:
-        return place_options(self.files.folder.name, self.cloud.name, self.cloud.region)
+        return place_options(self.name, self.cloud.name, self.cloud.region)
 
     @property
     def flags(self) -> str:
         """The options that name this cluster, for commands in messages."""
-        return f"--name {self.files.folder.name}{self._place}"
+        return f"--name {self.name}{self._place}"

@@ -277,10 +277,6 @@ class EventLog:
         kind = action.kind.name.lower()
         self.record(event, action.title, reason=reason, resources=action.ids, action=kind)
 
-    @property
-    def exists(self) -> bool:
-        return self.path.exists()
-
     def read(self) -> list[dict[str, Any]]:
         """Return the events, oldest first, skipping damaged lines."""
         lines = read_text(self.path, "", errors="replace").split("\n")

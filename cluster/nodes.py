@@ -179,7 +179,7 @@ def find_cluster(
     Raises :class:`UsageError` if there is none, or if it has no head.
     """
     found = describe_inventory(ec2, name, ("instances", "security_groups"))
-    record = found.record
+    record, flags = found.record, f"--name {name}{place}"
     jump = record.options["jump"] if record else None
     bucket = (record.options.get("bucket") if record else None) or ""
     running = [instance for instance in found.instances if instance.state == "running"]
@@ -189,25 +189,23 @@ def find_cluster(
         raise NoClusterError(
             f"the nodes of cluster {name!r} shut down at the end of its time to live, "
             f"{spoken_day(record.expires)}, with all jobs, checkpoints, and models on them",
-            hint=f"`spr-cluster up --name {name}{place}` creates new ones; "
-            f"`spr-cluster down --name {name}{place}` removes the rest",
+            hint=f"`spr-cluster up {flags}` creates new ones; `spr-cluster down {flags}` removes the rest",
             bucket=bucket,
         )
     if not nodes:
         raise NoClusterError(
             f"no cluster {name!r} is running in {ec2.meta.region_name}{nearest_cluster(name)}",
-            hint=f"`spr-cluster up --name {name}{place}` creates one; "
-            "--name, --cloud, and --region choose another",
+            hint=f"`spr-cluster up {flags}` creates one; --name, --cloud, and --region choose another",
             bucket=bucket,
         )
     if not has_head:
         wanted = record.nodes if record else None
         if is_unconnected([node.instance for node in nodes], wanted):
-            raise _not_complete(name, f"--name {name}{place}")
+            raise _not_complete(name, flags)
         raise UsageError(
             f"cluster {name!r} has no running head node",
-            hint=f"`spr-cluster repair --name {name}{place}` makes a worker the head, "
-            f"`spr-cluster down --name {name}{place}` removes the cluster",
+            hint=f"`spr-cluster repair {flags}` makes a worker the head, "
+            f"`spr-cluster down {flags}` removes the cluster",
         )
     wanted = record.nodes if record else len(nodes)
     if not record:

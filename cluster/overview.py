@@ -128,7 +128,8 @@ class Overview:
             return "none"
         alive = self.found.alive
         if not alive:
-            return "kept image" if self._is_kept() else self._without_machines(now)
+            unfinished = self.expires is not None and now < self.expires
+            return "kept image" if self._is_kept() else "no machines" if unfinished else "expired"
         if self.latest and now >= self.latest:
             return "expired"
         if self.expires and now >= self.expires:
@@ -150,10 +151,6 @@ class Overview:
     def _age(self, now: datetime) -> timedelta | None:
         """Return the time since its creation; ``None`` without a readable record."""
         return now - self.record.created if self.record else None
-
-    def _without_machines(self, now: datetime) -> str:
-        unfinished = self.expires is not None and now < self.expires
-        return "no machines" if unfinished else "expired"
 
     def _is_kept(self) -> bool:
         rest = self.found.without_image()

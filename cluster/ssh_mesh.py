@@ -63,22 +63,6 @@ def render_ssh_config(nodes: Sequence[Node]) -> str:
     return "\n\n".join([*blocks, common]) + "\n"
 
 
-def render_known_hosts(nodes: Sequence[Node], host_keys: Mapping[str, str]) -> str:
-    """Render ``~/.ssh/known_hosts``; ``host_keys`` maps node names to ``type base64``."""
-    return "".join(f"{n.name},{n.private_ip} {host_keys[n.name]}\n" for n in nodes)
-
-
-def render_hosts_block(nodes: Sequence[Node], hostnames: Mapping[str, str]) -> str:
-    """Render our part of ``/etc/hosts``: each node's address, ``nodeN``, and its hostname."""
-    lines = [f"{node.private_ip} {node.name} {hostnames[node.name]}" for node in nodes]
-    return "\n".join([_BEGIN, *lines, _END]) + "\n"
-
-
-def render_hostfile(nodes: Sequence[Node]) -> str:
-    """Render ``~/hosts`` for mpirun, head first; the names resolve to private addresses."""
-    return "".join(f"{node.name}\n" for node in nodes)
-
-
 def render_client_ssh_config(
     cluster: Cluster, key: str, known_hosts: str, region: str, prefix: str = ""
 ) -> str:
@@ -113,15 +97,17 @@ def render_client_ssh_config(
 def bundle_mesh(cluster: Cluster, facts: Mapping[str, HostFacts], key: KeyPair) -> bytes:
     """Return the files a node needs to work with the others, as a tar archive of its home folder."""
     nodes = cluster.nodes
-    host_keys = {name: fact.host_key for name, fact in facts.items()}
-    hostnames = {name: fact.hostname for name, fact in facts.items()}
+    known = [f"{n.name},{n.private_ip} {facts[n.name].host_key}\n" for n in nodes]
+    places = [f"{n.private_ip} {n.name} {facts[n.name].hostname}" for n in nodes]
     files = {
         _KEY: key.private,
         f"{_KEY}.pub": key.public + "\n",
         ".ssh/config": render_ssh_config(nodes),
-        ".ssh/known_hosts": render_known_hosts(nodes, host_keys),
-        "hosts": render_hostfile(nodes),
-        ".spr-cluster-hosts": render_hosts_block(nodes, hostnames),
+        ".ssh/known_hosts": "".join(known),
+        # For mpirun, head first; the names resolve to private addresses.
+        "hosts": "".join(f"{node.name}\n" for node in nodes),
+        # Our part of /etc/hosts: each node's address, its name, and its hostname.
+        ".spr-cluster-hosts": "\n".join([_BEGIN, *places, _END, ""]),
     }
     contents = {name: text.encode() for name, text in files.items()}
     contents |= configuration.slurm_files(cluster.name, nodes, facts)

@@ -213,7 +213,7 @@ def _check_account(ctx: Context, words: Sequence[str]) -> None:
 
 def record_failure(ctx: Context, failure: BaseException) -> BaseException:
     """Record the error that ends a command; return it with a hint about the event log."""
-    if not ctx.events.exists:
+    if not ctx.files.events.exists():
         return failure
     error = failure
     if isinstance(failure, Exception) and not isinstance(failure, SprError):

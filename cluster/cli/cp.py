@@ -14,17 +14,12 @@ from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.cli.ssh import NOT_CONNECTED, run_client
 from cluster.console.options import argument, switch
 from cluster.console.output import say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import SprError, UsageError
 
 # rsync's exit codes for lost connections and timeouts, and ssh's.
 _BROKEN = (10, 12, 20, 30, 35, 255)
 
-_EXAMPLES = """\
-  spr-cluster cp data.csv node0:              into the home folder
-  spr-cluster cp -r configs node1:work/
-  spr-cluster cp node0:work/model.bin .
-"""
 _REMOTE = re.compile(r"(?:node)?(\d+):(.*)", re.DOTALL)
 
 
@@ -50,7 +45,13 @@ def parse_place(text: str) -> Place:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRequest(ClusterRequest):
-    """The options of `cp`."""
+    """Copy files to a node or from it. An interrupted copy continues where it was.
+
+    examples:
+      spr-cluster cp data.csv node0:              into the home folder
+      spr-cluster cp -r configs node1:work/
+      spr-cluster cp node0:work/model.bin .
+    """
 
     recursive: bool = switch("copy folders", flags=("-r", "--recursive"))
     source: str = argument("PATH, or NODE:PATH", metavar="SOURCE")
@@ -59,14 +60,7 @@ class CopyRequest(ClusterRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "cp",
-        "Copy files to a node or from it. An interrupted copy continues where it was.",
-        _EXAMPLES,
-        run=run,
-        options=CopyRequest,
-    )
+    add_request(parent, "cp", run, CopyRequest)
 
 
 def run(request: CopyRequest) -> int:
@@ -108,13 +102,6 @@ def build_argv(source: Place, target: Place, ssh_config: Path, *, recursive: boo
         return [*argv, "-e", ssh, "--", str(source), str(target)]
     if scp := shutil.which("scp"):
         say("rsync is not installed here: an interrupted copy will start over")
-        return [
-            scp,
-            "-C",
-            "-F",
-            str(ssh_config),
-            *(["-r"] if recursive else []),
-            str(source),
-            str(target),
-        ]
+        argv = [scp, "-C", "-F", str(ssh_config), *(["-r"] if recursive else [])]
+        return [*argv, str(source), str(target)]
     raise UsageError("neither rsync nor scp is installed on this machine")

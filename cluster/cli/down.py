@@ -17,7 +17,7 @@ from cluster.cli.chosen_cluster import (
 from cluster.console.display import make_progress
 from cluster.console.options import YES, argument, switch
 from cluster.console.output import confirm, emit, say, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.deadline import describe_lifetime, extend
 from cluster.lifecycle.down import Removed, down
@@ -29,19 +29,18 @@ from infra.errors import UsageError
 from infra.spec import LONGEST_TTL
 from infra.words import parse_duration
 
-_DOWN_EXAMPLES = """\
-  spr-cluster down
-  spr-cluster down --name bert --yes --keep-image
-"""
-_EXTEND_EXAMPLES = """\
-  spr-cluster extend 2h
-  spr-cluster extend 30m --name bert
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class DownRequest(ClusterRequest):
-    """The options of `down`."""
+    """Remove a cluster: its nodes, image, snapshots, groups, and keys. `down` finds them by their
+    tags, so it works from any machine and in any unfinished state. At the end, it checks EC2 for
+    leftovers. It asks first if the machines cost money, if another user made the cluster, if a
+    job is running, or if results exist only on the nodes.
+
+    examples:
+      spr-cluster down
+      spr-cluster down --name bert --yes --keep-image
+    """
 
     keep_image: bool = switch(
         "keep the image and its snapshot, so a later `up` with this stack starts from it"
@@ -51,32 +50,20 @@ class DownRequest(ClusterRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class ExtendRequest(ClusterRequest):
-    """The options of `extend`."""
+    """Extend the time to live of a cluster, on its nodes and in its tags.
+
+    examples:
+      spr-cluster extend 2h
+      spr-cluster extend 30m --name bert
+    """
 
     time: str = argument("how much longer: 90m, 2h, 1d")
     yes: bool = switch("with --name: do not ask, even if another user made the cluster", flags=YES)
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "down",
-        "Remove a cluster: its nodes, image, snapshots, groups, and keys. `down` finds them by their\n"
-        "tags, so it works from any machine and in any unfinished state. At the end, it checks EC2 for\n"
-        "leftovers. It asks first if the machines cost money, if another user made the cluster, if a\n"
-        "job is running, or if results exist only on the nodes.",
-        _DOWN_EXAMPLES,
-        run=run_down,
-        options=DownRequest,
-    )
-    add_command(
-        parent,
-        "extend",
-        "Extend the time to live of a cluster, on its nodes and in its tags.",
-        _EXTEND_EXAMPLES,
-        run=run_extend,
-        options=ExtendRequest,
-    )
+    add_request(parent, "down", run_down, DownRequest)
+    add_request(parent, "extend", run_extend, ExtendRequest)
 
 
 def run_down(request: DownRequest) -> int:

@@ -19,7 +19,7 @@ from cluster.cli.chosen_cluster import (
 )
 from cluster.console.options import option
 from cluster.console.output import emit, say, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.local_files import ClusterFiles, EventLog, nearest_cluster, remembered_cloud
 from cluster.slurm.job_queue import NoAnswer, ask_head
 from infra.aws.clients import connect
@@ -27,11 +27,6 @@ from infra.ec2 import tags
 from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError, UsageError
 
-_EXAMPLES = """\
-  spr-cluster events
-  spr-cluster events --name bert --tail 20
-  spr-cluster events --json
-"""
 _INDENT = 17
 _HEAD_S = 3.0
 _READ = "cat ~/spr-jobs/.events.jsonl 2>/dev/null || true"
@@ -39,22 +34,21 @@ _READ = "cat ~/spr-jobs/.events.jsonl 2>/dev/null || true"
 
 @dataclass(frozen=True, kw_only=True)
 class EventsRequest(ClusterRequest):
-    """The options of `events`."""
+    """Show what commands on this machine did to a cluster, and why; the log survives `down`. Also
+    lists machines that another computer bought, and what the nodes did by themselves if the head
+    answers. Times are in UTC.
+
+    examples:
+      spr-cluster events
+      spr-cluster events --name bert --tail 20
+      spr-cluster events --json
+    """
 
     tail: int | None = option("only the last N events", parse=int, metavar="N")
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "events",
-        "Show what commands on this machine did to a cluster, and why; the log survives `down`. Also\n"
-        "lists machines that another computer bought, and what the nodes did by themselves if the head\n"
-        "answers. Times are in UTC.",
-        _EXAMPLES,
-        run=run,
-        options=EventsRequest,
-    )
+    add_request(parent, "events", run, EventsRequest)
 
 
 def run(request: EventsRequest) -> int:

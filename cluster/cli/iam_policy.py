@@ -10,7 +10,7 @@ from cluster.cli.chosen_cluster import CloudRequest, open_cloud
 from cluster.console.display import make_progress
 from cluster.console.options import option, switch
 from cluster.console.output import emit
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.aws.clients import connect
 from infra.errors import SprError, UsageError
 from infra.iam.dry_runs import judge
@@ -26,13 +26,6 @@ from infra.iam.simulation import Finding, State
 from infra.s3_url import S3Location, check_prefixes, parse_s3_url
 from infra.words import counted
 
-_EXAMPLES = """\
-  spr-cluster iam-policy > policy.json
-  aws iam create-policy --policy-name spr-cluster \\
-      --policy-document file://policy.json
-  spr-cluster iam-policy --instance-type r7iz.metal-16xl,c7i.xlarge
-  spr-cluster iam-policy --check --instance-type r7iz.metal-16xl
-"""
 _PREFIX = "s3://BUCKET/PREFIX"
 _LIMITS = {
     "simulation": "It cannot evaluate your organization's policies with conditions, nor the policies "
@@ -44,7 +37,18 @@ _LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRequest(CloudRequest):
-    """The options of `iam-policy`."""
+    """Print the minimal IAM policy that this tool requires, as JSON. It allows buying only the types in
+    --instance-type, and only machines and disks with this tool's tag; only EC2 resources with that
+    tag can be changed or deleted. Each of --bucket and --second-guard permits creating roles with any
+    permissions, if their names begin with spr-cluster-; --permissions-boundary limits them.
+
+    examples:
+      spr-cluster iam-policy > policy.json
+      aws iam create-policy --policy-name spr-cluster \\
+          --policy-document file://policy.json
+      spr-cluster iam-policy --instance-type r7iz.metal-16xl,c7i.xlarge
+      spr-cluster iam-policy --check --instance-type r7iz.metal-16xl
+    """
 
     instance_type: str | None = option(
         "types that can be bought: a,b,c (default: all bare-metal types with AMX, and a few virtual sizes)",
@@ -87,17 +91,7 @@ class PolicyRequest(CloudRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "iam-policy",
-        "Print the minimal IAM policy that this tool requires, as JSON. It allows buying only the types in\n"
-        "--instance-type, and only machines and disks with this tool's tag; only EC2 resources with that\n"
-        "tag can be changed or deleted. Each of --bucket and --second-guard permits creating roles with any\n"
-        "permissions, if their names begin with spr-cluster-; --permissions-boundary limits them.",
-        _EXAMPLES,
-        run=run,
-        options=PolicyRequest,
-    )
+    add_request(parent, "iam-policy", run, PolicyRequest)
 
 
 def run(request: PolicyRequest) -> int:

@@ -12,7 +12,7 @@ from cluster.cli.chosen_cluster import CloudRequest, open_place
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import YES, argument, switch
 from cluster.console.output import confirm, emit
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.lifecycle.images import OurImage, choose_images, delete_images, describe_our_images
 from cluster.local_files import utc_now
 from infra.aws.clients import connect
@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
 
-_EXAMPLES = """\
-  spr-cluster images --region eu-west-1
-  spr-cluster images --delete ami-0123456789abcdef0
-  spr-cluster images --delete --unused --yes
-"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImagesRequest(CloudRequest):
-    """The options of `images`."""
+    """Show every image that this tool made in a region, by any user, from its tags; or delete some. A
+    cluster that starts from an image installs nothing. Every cluster with the same recipe uses a
+    kept image, which costs only its snapshot: a few cents per GiB and month. The image of a cluster
+    that has machines is not deleted. Images of stacks in another folder's spr-cluster.toml count as
+    unused.
+
+    examples:
+      spr-cluster images --region eu-west-1
+      spr-cluster images --delete ami-0123456789abcdef0
+      spr-cluster images --delete --unused --yes
+    """
 
     ids: tuple[str, ...] = argument(
         "to delete, such as ami-0123456789abcdef0",
@@ -51,18 +54,7 @@ class ImagesRequest(CloudRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "images",
-        "Show every image that this tool made in a region, by any user, from its tags; or delete some. A\n"
-        "cluster that starts from an image installs nothing. Every cluster with the same recipe uses a\n"
-        "kept image, which costs only its snapshot: a few cents per GiB and month. The image of a cluster\n"
-        "that has machines is not deleted. Images of stacks in another folder's spr-cluster.toml count as\n"
-        "unused.",
-        _EXAMPLES,
-        run=run,
-        options=ImagesRequest,
-    )
+    add_request(parent, "images", run, ImagesRequest)
 
 
 def run(request: ImagesRequest) -> int:

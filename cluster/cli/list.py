@@ -10,7 +10,7 @@ from cluster.cli.chosen_cluster import CLOUD_NAMES, CloudRequest, find_other_own
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import YES, option, switch
 from cluster.console.output import confirm, emit, say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.down import down
 from cluster.local_files import ClusterFiles, known_clusters, remembered_account, utc_now
@@ -23,20 +23,16 @@ from infra.errors import SprError, UsageError
 from infra.wait import Progress
 from infra.words import counted
 
-_LIST_EXAMPLES = """\
-  spr-cluster list
-  spr-cluster list --all-regions --json
-"""
-_GC_EXAMPLES = """\
-  spr-cluster gc             show forgotten clusters, and ask
-  spr-cluster gc --all-regions --yes
-  spr-cluster gc --all       also kept images, and new clusters without nodes
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ListRequest(CloudRequest):
-    """The options of `list`."""
+    """Show every cluster that this machine made, on AWS and on the embedded cloud, and every cluster
+    that any user of this tool made in the AWS account, from its tags.
+
+    examples:
+      spr-cluster list
+      spr-cluster list --all-regions --json
+    """
 
     all_regions: bool = switch("every region that the account can use")
     cloud: str | None = option(
@@ -50,7 +46,14 @@ class ListRequest(CloudRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectRequest(ListRequest):
-    """The options of `gc`."""
+    """Find expired clusters and leftovers of ended ones, and offer to remove them. A cluster that has
+    machines and has not expired is never touched.
+
+    examples:
+      spr-cluster gc             show forgotten clusters, and ask
+      spr-cluster gc --all-regions --yes
+      spr-cluster gc --all       also kept images, and new clusters without nodes
+    """
 
     all: bool = switch(
         "also kept images, and new clusters without machines, even if `up` on another machine has just "
@@ -60,24 +63,8 @@ class CollectRequest(ListRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "list",
-        "Show every cluster that this machine made, on AWS and on the embedded cloud, and every cluster\n"
-        "that any user of this tool made in the AWS account, from its tags.",
-        _LIST_EXAMPLES,
-        run=run_list,
-        options=ListRequest,
-    )
-    add_command(
-        parent,
-        "gc",
-        "Find expired clusters and leftovers of ended ones, and offer to remove them. A cluster that has\n"
-        "machines and has not expired is never touched.",
-        _GC_EXAMPLES,
-        run=run_gc,
-        options=CollectRequest,
-    )
+    add_request(parent, "list", run_list, ListRequest)
+    add_request(parent, "gc", run_gc, CollectRequest)
 
 
 @dataclass(frozen=True)

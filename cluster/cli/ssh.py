@@ -15,19 +15,13 @@ from cluster import user_ssh
 from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.options import REST, argument, option, options_of, switch
 from cluster.console.output import has_terminal, say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.ec2 import key_pair
 from infra.errors import UsageError
 from infra.files import read_text
 from provision.host import SSH_USER
 from provision.run_on_nodes import on_all
 
-_EXAMPLES = """\
-  spr-cluster ssh                     a shell on the head node
-  spr-cluster ssh node1 -- lscpu      one command
-  spr-cluster ssh -L 8888             a shell, and the node's port 8888 here
-  spr-cluster ssh -L 8888 --no-shell  only the port, until Ctrl-C
-"""
 # The last line of the file may lack its end.
 AUTHORIZE = """# authorizing a key
 k={key} f=~/.ssh/authorized_keys; grep -qxF "$k" $f || printf '\\n%s\\n' "$k" >> $f"""
@@ -53,7 +47,14 @@ def parse_forward(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SshRequest(ClusterRequest):
-    """The options of `ssh`."""
+    """Open a shell on a node, or run a command there, with the cluster's key and pinned host keys.
+
+    examples:
+      spr-cluster ssh                     a shell on the head node
+      spr-cluster ssh node1 -- lscpu      one command
+      spr-cluster ssh -L 8888             a shell, and the node's port 8888 here
+      spr-cluster ssh -L 8888 --no-shell  only the port, until Ctrl-C
+    """
 
     node: str = argument("node0 (the head), node1, …", "node0")
     command: tuple[str, ...] = argument("a command, after --", (), takes=REST)
@@ -78,14 +79,7 @@ class SshRequest(ClusterRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "ssh",
-        "Open a shell on a node, or run a command there, with the cluster's key and pinned host keys.",
-        _EXAMPLES,
-        run=run,
-        options=SshRequest,
-    )
+    add_request(parent, "ssh", run, SshRequest)
 
 
 def _set_up(*, remove: bool) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from cluster.console.display import make_progress
 from cluster.console.options import JsonRequest, argument, option, switch
 from cluster.console.output import emit, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import SprError, UsageError
 from infra.project_file import find_project_file
 from infra.words import counted
@@ -21,22 +21,28 @@ from provision.stacks.lock import Lock, lock_path, read_lock, render_lock
 from provision.stacks.sources import Resolver, SourcesReport, check_sources, find_resolver
 from provision.stacks.stack import Stack
 
-_EXAMPLES = """\
-  spr-cluster stacks
-  spr-cluster stacks --check              is every package available?
-  spr-cluster stacks --check intel --lock the same packages on all later nodes
-  rm spr-cluster.locks/intel.txt          remove the lock: nodes resolve again
-
-your own stacks, in spr-cluster.toml in the working folder or above:
-  [stacks.mine]
-  base = "intel"                          the other keys change this stack
-  python_packages = ["datasets==4.1.0"]   replaces that package, or adds it
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StacksRequest(JsonRequest):
-    """The options of `stacks`."""
+    """Show the shipped stacks and your own: their packages, training flags, and support state.
+    Like `up`, it rejects versions that don't match. --check queries every index that a stack
+    names, from this machine, and resolves its packages for the nodes; the exit code is 1 if there
+    are problems. --lock then writes every package with its exact version and SHA-256 to
+    spr-cluster.locks/STACK.txt beside spr-cluster.toml. Nodes and images made from this folder
+    install exactly these packages. When the stack changes, its lock is rejected until you write it
+    again.
+
+    examples:
+      spr-cluster stacks
+      spr-cluster stacks --check              is every package available?
+      spr-cluster stacks --check intel --lock the same packages on all later nodes
+      rm spr-cluster.locks/intel.txt          remove the lock: nodes resolve again
+
+    your own stacks, in spr-cluster.toml in the working folder or above:
+      [stacks.mine]
+      base = "intel"                          the other keys change this stack
+      python_packages = ["datasets==4.1.0"]   replaces that package, or adds it
+    """
 
     names: tuple[str, ...] = argument("stacks (default: all)", (), takes="*", metavar="STACK")
     check: bool = switch("check that all packages are available; installs nothing")
@@ -57,20 +63,7 @@ class StacksRequest(JsonRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "stacks",
-        "Show the shipped stacks and your own: their packages, training flags, and support state.\n"
-        "Like `up`, it rejects versions that don't match. --check queries every index that a stack\n"
-        "names, from this machine, and resolves its packages for the nodes; the exit code is 1 if there\n"
-        "are problems. --lock then writes every package with its exact version and SHA-256 to\n"
-        "spr-cluster.locks/STACK.txt beside spr-cluster.toml. Nodes and images made from this folder\n"
-        "install exactly these packages. When the stack changes, its lock is rejected until you write it\n"
-        "again.",
-        _EXAMPLES,
-        run=run,
-        options=StacksRequest,
-    )
+    add_request(parent, "stacks", run, StacksRequest)
 
 
 def run(request: StacksRequest) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import format_seconds, format_table
 from cluster.console.output import ask, emit, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.host_identity import verified_by
 from cluster.local_files import nearest_cluster, utc_now
@@ -27,22 +27,21 @@ from infra.words import counted, spoken_time
 
 # How long to wait for the head, after EC2's answers.
 _QUEUE_S = 3.0
-_EXAMPLES = """\
-  spr-cluster status
-  spr-cluster status --name bert --json
-"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusRequest(ClusterRequest):
+    """Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left. If the head
+    answers within seconds, also show how busy the queue is.
+
+    examples:
+      spr-cluster status
+      spr-cluster status --name bert --json
+    """
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "status",
-        "Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left. If the head\n"
-        "answers within seconds, also show how busy the queue is.",
-        _EXAMPLES,
-        run=run,
-        options=ClusterRequest,
-    )
+    add_request(parent, "status", run, StatusRequest)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class _View:
     queue: QueueSummary | NoAnswer
 
 
-def run(request: ClusterRequest) -> int:
+def run(request: StatusRequest) -> int:
     ctx = open_cluster(request)
     cloud, ec2 = ctx.cloud, ctx.clients.ec2
     found = describe_inventory(ec2, ctx.name)
@@ -131,12 +130,6 @@ def _next_step(view: _View) -> str:
     return f"No machines. To continue: spr-cluster up {flags}" if state == "no machines" else ""
 
 
-def _queue_as_dict(queue: QueueSummary | NoAnswer) -> dict[str, Any] | None:
-    if isinstance(queue, QueueSummary):
-        return {**asdict(queue), "unknown": None}
-    return {"unknown": queue.why} if queue.why else None
-
-
 def _follow_address(ctx: Context) -> None:
     """Compare the SSH rule with this machine's address, and offer to fix it."""
     if (move := ctx.access.find_move()) is None:
@@ -158,7 +151,11 @@ def _row(node: Node, keys: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _as_dict(view: _View) -> dict[str, Any]:
-    nodes = view.nodes
+    nodes, queue = view.nodes, view.queue
+    if isinstance(queue, QueueSummary):
+        busy: dict[str, Any] | None = {**asdict(queue), "unknown": None}
+    else:
+        busy = {"unknown": queue.why} if queue.why else None
     listed = [
         {
             **node.as_dict(),
@@ -174,13 +171,8 @@ def _as_dict(view: _View) -> dict[str, Any]:
         "stack": nodes[0].instance.tags.get(tags.STACK, "") if nodes else "",
         "nodes": listed,
         "in_use_by": dict(zip(("command", "pid"), view.user, strict=True)) if view.user else None,
-        "queue": _queue_as_dict(view.queue),
+        "queue": busy,
     }
-
-
-def _source(row: Mapping[str, Any]) -> str:
-    """Return the source of the prices; "" for a cost of zero."""
-    return f" ({row['price_source']})" if row["price_source"] else ""
 
 
 def _summary(overview: Overview, now: datetime, flags: str) -> str:
@@ -194,9 +186,10 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
     nodes += "? nodes" if wanted is None else counted(wanted, "node")
     word = "in its grace period" if row["state"] == "grace" else row["state"]
     state = f"degraded: {nodes} running" if degraded else f"{word}: {nodes}"
+    source = f" ({row['price_source']})" if row["price_source"] else ""
     lines = [
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
-        f"{show_cost(row)} so far{_source(row)}"
+        f"{show_cost(row)} so far{source}"
     ]
     if overview.expires is not None:
         record = overview.record

@@ -10,7 +10,7 @@ from cluster.cli.chosen_cluster import open_cloud
 from cluster.console.display import format_table, make_progress
 from cluster.console.options import JsonRequest, argument, option, switch
 from cluster.console.output import emit, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.local_files import utc_now
 from cluster.overview import look_up_prices
 from infra.aws.clients import connect, has_credentials
@@ -26,12 +26,6 @@ from infra.errors import UsageError
 from infra.files import read_object
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION
 
-_EXAMPLES = """\
-  spr-cluster types
-  spr-cluster types c7i m7i.metal-24xl --all
-  spr-cluster types --region eu-west-1 --json
-  spr-cluster types c7i m7i --for results/squad-20260731-142501-k3f
-"""
 _SHOWN = 25
 _COLUMNS = (
     *("TYPE", "CORES", "MEMORY", "NETWORK", "AMX", "ON DEMAND", "SPOT", "$/PFLOPS-HOUR"),
@@ -52,7 +46,15 @@ _BASIS_OF_JOB = (
 
 @dataclass(frozen=True, kw_only=True)
 class TypesRequest(JsonRequest):
-    """The options of `types`."""
+    """Compare the instance types that have AMX, the cheapest for the same work first. Prices are
+    today's in the region, if this machine has AWS credentials, else those of the tool's table.
+
+    examples:
+      spr-cluster types
+      spr-cluster types c7i m7i.metal-24xl --all
+      spr-cluster types --region eu-west-1 --json
+      spr-cluster types c7i m7i --for results/squad-20260731-142501-k3f
+    """
 
     names: tuple[str, ...] = argument(
         "types or families, such as c7i (default: from 64 vCPUs)", (), takes="*", metavar="TYPE"
@@ -67,15 +69,7 @@ class TypesRequest(JsonRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "types",
-        "Compare the instance types that have AMX, the cheapest for the same work first. Prices are\n"
-        "today's in the region, if this machine has AWS credentials, else those of the tool's table.",
-        _EXAMPLES,
-        run=run,
-        options=TypesRequest,
-    )
+    add_request(parent, "types", run, TypesRequest)
 
 
 def read_job(folder: Path) -> MeasuredJob:

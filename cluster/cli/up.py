@@ -25,7 +25,7 @@ from cluster.cli.spec_options import AccessRequest, SpecRequest, read_change, sp
 from cluster.console.display import make_progress
 from cluster.console.options import YES, option, switch
 from cluster.console.output import confirm, emit, has_terminal, say, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.apply import BeforeImage, ImageContentError
 from cluster.lifecycle.busy_nodes import check_busy_nodes
@@ -49,24 +49,16 @@ from infra.words import counted, parse_duration, render_duration
 from provision.stacks.compatibility import runs_tasks
 from provision.stacks.load import load_stack
 
-_UP_EXAMPLES = """\
-  spr-cluster up --nodes 4 --dry-run      plan and price; changes nothing
-  spr-cluster up --nodes 4 --check        would it succeed? (also `doctor`)
-  spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --yes
-  spr-cluster up --nodes 4 --market spot-or-on-demand --max-price 3
-  spr-cluster up --nodes 8                grow (or shrink) an existing cluster
-  spr-cluster up                          continue after Ctrl-C or a crash
-  spr-cluster up --nodes 2 --cloud local  containers on this machine, free
-"""
-_REPAIR_EXAMPLES = """\
-  spr-cluster repair
-  spr-cluster repair --name bert --yes
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RepairRequest(ClusterRequest, AccessRequest):
-    """The options of `repair`."""
+    """Replace nodes that are missing, stopped, impaired, or unreachable. If the head is missing, a
+    worker becomes the head. A job that has lost a node and may run again waits for this.
+
+    examples:
+      spr-cluster repair
+      spr-cluster repair --name bert --yes
+    """
 
     dry_run: bool = switch("show the plan and its price; change nothing")
     yes: bool = switch("buy without asking", flags=YES)
@@ -74,7 +66,19 @@ class RepairRequest(ClusterRequest, AccessRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class UpRequest(SpecRequest, RepairRequest):
-    """The options of `up`."""
+    """Create a cluster, or change one. Nodes start from an image with the software; if there is none,
+    `up` installs the software and makes an image. It connects the nodes over SSH and checks AMX on
+    each. After an interruption, run `up` again to continue.
+
+    examples:
+      spr-cluster up --nodes 4 --dry-run      plan and price; changes nothing
+      spr-cluster up --nodes 4 --check        would it succeed? (also `doctor`)
+      spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --yes
+      spr-cluster up --nodes 4 --market spot-or-on-demand --max-price 3
+      spr-cluster up --nodes 8                grow (or shrink) an existing cluster
+      spr-cluster up                          continue after Ctrl-C or a crash
+      spr-cluster up --nodes 2 --cloud local  containers on this machine, free
+    """
 
     check: bool = switch(
         "only check whether this would succeed: account, quota, permissions, network, image, and the "
@@ -86,26 +90,8 @@ class UpRequest(SpecRequest, RepairRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "up",
-        "Create a cluster, or change one. Nodes start from an image with the software; if there is none,\n"
-        "`up` installs the software and makes an image. It connects the nodes over SSH and checks AMX on\n"
-        "each. After an interruption, run `up` again to continue.",
-        _UP_EXAMPLES,
-        run=run,
-        options=UpRequest,
-        more=spec_options(),
-    )
-    add_command(
-        parent,
-        "repair",
-        "Replace nodes that are missing, stopped, impaired, or unreachable. If the head is missing, a\n"
-        "worker becomes the head. A job that has lost a node and may run again waits for this.",
-        _REPAIR_EXAMPLES,
-        run=run_repair,
-        options=RepairRequest,
-    )
+    add_request(parent, "up", run, UpRequest, more=spec_options())
+    add_request(parent, "repair", run_repair, RepairRequest)
 
 
 def run(request: UpRequest) -> int:

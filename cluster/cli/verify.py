@@ -13,7 +13,7 @@ from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import make_console, make_progress
 from cluster.console.options import switch
 from cluster.console.output import emit, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.host_identity import FIRST_CONTACT, check_head_identity, verified_by
 from cluster.nodes import Cluster
@@ -33,11 +33,6 @@ from infra.instance_types import find_machine
 from infra.words import counted
 from provision.stacks.load import load_stack
 
-_EXAMPLES = """\
-  spr-cluster verify
-  spr-cluster verify --name bert --json
-  spr-cluster verify --no-bandwidth
-"""
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red", "skipped": "dim"}
 _MAX_SHOWN = 4
 PROGRAMS = ("spr-cluster ", "aws ")
@@ -45,7 +40,16 @@ PROGRAMS = ("spr-cluster ", "aws ")
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyRequest(ClusterRequest):
-    """The options of `verify`."""
+    """Check each node over the SSH path that jobs use: AMX, cores, memory, clock, power settings,
+    software, and disk. Then check the network between the nodes: names, ports, SSH, latency, and
+    bandwidth. Finally, start a rank on each node with mpirun. Prints a verdict for each check and
+    how to fix problems. Changes nothing. The exit code is 1 if a check failed, else 0.
+
+    examples:
+      spr-cluster verify
+      spr-cluster verify --name bert --json
+      spr-cluster verify --no-bandwidth
+    """
 
     bandwidth: bool = switch(
         "skip the bandwidth test, which takes a second", default=True, flags=("--no-bandwidth",)
@@ -56,17 +60,7 @@ class VerifyRequest(ClusterRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "verify",
-        "Check each node over the SSH path that jobs use: AMX, cores, memory, clock, power settings,\n"
-        "software, and disk. Then check the network between the nodes: names, ports, SSH, latency, and\n"
-        "bandwidth. Finally, start a rank on each node with mpirun. Prints a verdict for each check and\n"
-        "how to fix problems. Changes nothing. The exit code is 1 if a check failed, else 0.",
-        _EXAMPLES,
-        run=run,
-        options=VerifyRequest,
-    )
+    add_request(parent, "verify", run, VerifyRequest)
 
 
 def run(request: VerifyRequest) -> int:

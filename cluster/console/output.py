@@ -51,16 +51,12 @@ def wrap(text: str, indent: int = 2, stream: TextIO | None = None) -> str:
 def _wrap_line(line: str, width: int, indent: int) -> str:
     if len(line) <= width:
         return line
-    hanging = " " * (len(line) - len(line.lstrip(" ")) + indent)
-
-    def keep_together(command: re.Match[str]) -> str:
-        # The terminal itself wraps longer commands, so they can be copied as one line.
-        return command[0].replace(" ", _NO_BREAK)
-
+    # The terminal itself wraps longer commands, so they can be copied as one line.
+    together = _COMMAND.sub(lambda command: command[0].replace(" ", _NO_BREAK), line)
     filled = textwrap.fill(
-        _COMMAND.sub(keep_together, line),
+        together,
         width,
-        subsequent_indent=hanging,
+        subsequent_indent=" " * (len(line) - len(line.lstrip(" ")) + indent),
         break_long_words=False,
         break_on_hyphens=False,
     )

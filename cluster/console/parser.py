@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import re
 import shutil
 import textwrap
@@ -52,10 +53,10 @@ class Parser(argparse.ArgumentParser):
         self._below: Any = None
         self._shows_all = False
 
-    def expect(self, metavar: str, heading: str, *, required: bool = True) -> None:
+    def expect(self, metavar: str, heading: str) -> None:
         """Say what the subcommands are that :func:`add_command` adds."""
-        self._heading, self.needs_command = heading, required
-        self._below = self.add_subparsers(prog=self.prog, metavar=metavar, required=required)
+        self._heading, self.needs_command = heading, True
+        self._below = self.add_subparsers(prog=self.prog, metavar=metavar, required=True)
 
     def walk(self) -> Iterator[Parser]:
         """Yield this parser and those of all subcommands."""
@@ -233,3 +234,15 @@ def add_command(
         parser.request, parser.run = options, run
         parser.add([*options_of(options), *more])
     return parser
+
+
+def add_request(
+    parent: Parser,
+    name: str,
+    run: Callable[[Any], int],
+    options: type[Any],
+    more: Iterable[Option] = (),
+) -> None:
+    """Add a command. The docstring of ``options`` is its help: what it does, and ``examples:``."""
+    description, _, examples = (inspect.getdoc(options) or "").partition("\n\nexamples:\n")
+    add_command(parent, name, description, f"{examples}\n", None, run, options, more)

@@ -18,9 +18,9 @@ from cluster.verify.reachability import find_unusable
 from cluster.verify.results import NodeAnswer, expect, name_some
 from cluster.verify.verify import check_nodes, probe_nodes, summarize_problems
 from infra.aws.clients import error_code, translate_boto_error
-from infra.ec2 import images, instances, key_pair, network, tags
+from infra.ec2 import images, key_pair, network, tags
 from infra.ec2.cluster_record import record_tags
-from infra.ec2.instances import HEAD, WORKER
+from infra.ec2.instances import HEAD, WORKER, describe_instances, label_instances
 from infra.ec2.purchase import Offer
 from infra.errors import (
     ConnectionLostError,
@@ -89,23 +89,26 @@ class PlanApplier:
         self.ctx.remember()
         # A past empty listing says nothing about new resources.
         self.ctx.files.removal.unlink(missing_ok=True)
+        machines, ec2 = self.machines, self.ctx.clients.ec2
         steps: dict[ActionKind, Callable[[], None]] = {
             ActionKind.CREATE_GROUP: self._create_group,
-            ActionKind.OPEN_GROUP: self._open_group,
-            ActionKind.RECORD: self._write_record,
+            ActionKind.OPEN_GROUP: lambda: network.open_security_group(
+                ec2, self.group, self.spec.ssh_cidrs, self.spec.caller
+            ),
+            ActionKind.RECORD: lambda: label_instances(ec2, [self.group.id], self._record_tags()),
             ActionKind.IMPORT_KEY: self._import_key,
             ActionKind.CREATE_PLACEMENT: self._create_placement,
             ActionKind.GUARD: self._guard,
-            ActionKind.DELETE_GUARDS: self._remove_guard,
+            ActionKind.DELETE_GUARDS: lambda: machines.guard.remove(),
             ActionKind.CREATE_PROFILE: self._create_profile,
-            ActionKind.RUN_HEAD: self._run_head,
+            ActionKind.RUN_HEAD: lambda: machines.add(HEAD, 1, self._find_image(), self.group),
             ActionKind.RUN_NODES: self._run_nodes,
-            ActionKind.PROMOTE: self.machines.promote,
-            ActionKind.REACH: self.machines.reach,
-            ActionKind.INSTALL: self._install,
+            ActionKind.PROMOTE: machines.promote,
+            ActionKind.REACH: machines.reach,
+            ActionKind.INSTALL: lambda: machines.install(self.stack, self.plan_input.recipe),
             ActionKind.CREATE_IMAGE: self._create_image,
             ActionKind.WAIT_IMAGE: self._wait_for_image,
-            ActionKind.RUN_WORKERS: self._run_workers,
+            ActionKind.RUN_WORKERS: lambda: machines.add_workers(self._find_image(), self.group),
             ActionKind.CONNECT: self._connect,
             ActionKind.VERIFY: self._verify,
             ActionKind.BEGIN_IMAGE: self._begin_image_for_next_time,
@@ -156,7 +159,7 @@ class PlanApplier:
     def _check_no_late_machines(self) -> None:
         """Plan again if EC2 only now lists machines that an interrupted command bought."""
         by_tag = tags.cluster_filter(self.spec.name)
-        shown = instances.describe_instances(self.ctx.clients.ec2, by_tag, ("pending", "running"))
+        shown = describe_instances(self.ctx.clients.ec2, by_tag, ("pending", "running"))
         if strays := {i.id for i in shown} - {i.id for i in self.machines.all}:
             raise PlanAgainError(f"EC2 shows more machines now: {', '.join(sorted(strays))}")
 
@@ -193,13 +196,6 @@ class PlanApplier:
         self._group = network.create_security_group(ec2, self.spec.name, vpc_id, labels)
         self._record_created("security group", self._group.id)
 
-    def _open_group(self) -> None:
-        spec = self.spec
-        network.open_security_group(self.ctx.clients.ec2, self.group, spec.ssh_cidrs, spec.caller)
-
-    def _write_record(self) -> None:
-        instances.label_instances(self.ctx.clients.ec2, [self.group.id], self._record_tags())
-
     def _record_tags(self) -> dict[str, str]:
         """Return the tags of the group, the first resource; create the key if there is none yet."""
         files, record = self.ctx.files, self.record
@@ -228,9 +224,6 @@ class PlanApplier:
         ids = [id_ for action in self.plan.actions if action.kind is kind for id_ in action.ids]
         self.machines.guard.protect(ids, self.record.latest)
 
-    def _remove_guard(self) -> None:
-        self.machines.guard.remove()
-
     def _create_profile(self) -> None:
         ClusterProfile(self.ctx.clients, self.spec.name, self.ctx.clock).make(self.spec)
         name = tags.profile_name(self.spec.name, self.ctx.cloud.region)
@@ -248,19 +241,10 @@ class PlanApplier:
         clients = self.ctx.clients
         return images.find_ubuntu_image(clients.ssm, clients.ec2, self.stack.ubuntu)
 
-    def _run_head(self) -> None:
-        self.machines.add(HEAD, 1, self._find_image(), self.group)
-
     def _run_nodes(self) -> None:
         """Buy all nodes together; the first becomes the head."""
         self.machines.add(WORKER, self.spec.nodes, self._find_image(), self.group)
         self.machines.promote()
-
-    def _run_workers(self) -> None:
-        self.machines.add_workers(self._find_image(), self.group)
-
-    def _install(self) -> None:
-        self.machines.install(self.stack, self.plan_input.recipe)
 
     @property
     def _has_jobs(self) -> bool:
@@ -371,8 +355,7 @@ class PlanApplier:
                 return self._probe_nodes(again=False)
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
-        amx_required = self.spec.amx_required
-        return answers, find_unusable(cluster, answers, amx_required=amx_required)
+        return answers, find_unusable(cluster, answers, amx_required=self.spec.amx_required)
 
     def _verify(self) -> None:
         cluster = self.machines.cluster

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from paramiko import SSHConfig
 
 from cluster.context import Context
-from cluster.nodes import Node, rank_nodes
+from cluster.nodes import rank_nodes
 from cluster.slurm.job_queue import job_is_running, list_queue
 from infra.ec2 import tags
 from infra.errors import HostError
@@ -28,11 +28,13 @@ def check_busy_nodes(ctx: Context, plan_input: PlanInput, plan: Plan) -> None:
     }
     taken = healthy.keys() & {id_ for action in plan.terminations for id_ in action.ids}
     nodes = rank_nodes(plan.keep, plan_input.spec.nodes, plan_input.spec.jump)
-    if not (plan.changes and nodes and _may_run_jobs(nodes[0])):
+    if not (plan.changes and nodes):
         return
-    head = ctx.host_opener()(nodes[0])
+    head = nodes[0].instance
+    if head.state != "running" or tags.MESH not in head.tags:
+        return
     try:
-        busy = _find_busy(head)
+        busy = _find_busy(ctx.host_opener()(nodes[0]))
     except HostError:
         if taken:
             raise
@@ -48,31 +50,11 @@ def check_busy_nodes(ctx: Context, plan_input: PlanInput, plan: Plan) -> None:
             raise job_is_running(job, ctx.flags)
 
 
-def _may_run_jobs(head: Node) -> bool:
-    return head.instance.state == "running" and tags.MESH in head.instance.tags
-
-
 def _find_busy(head: Host) -> dict[str, tuple[str, str]]:
     """Return the running job and the name of each node in use, by the node's private address."""
     running = [job for job in list_queue(head) if not job.is_waiting]
     if not running:
         return {}
-    addresses = _parse_addresses(head.run("# listing the nodes\ncat ~/.ssh/config").stdout.split())
-    return {
-        addresses[node]: (job.name, node)
-        for job in running
-        for node in job.nodes
-        if node in addresses
-    }
-
-
-def _parse_addresses(words: Iterable[str]) -> dict[str, str]:
-    """Return the nodes' addresses by name from the head's own SSH configuration."""
-    addresses, name, before = {}, "", ""
-    for word in words:
-        if before == "Host":
-            name = word
-        elif before == "HostName":
-            addresses[name] = word
-        before = word
-    return addresses
+    # The head knows the nodes by the names that the job knows.
+    config = SSHConfig.from_text(head.run("# listing the nodes\ncat ~/.ssh/config").stdout)
+    return {config.lookup(node)["hostname"]: (j.name, node) for j in running for node in j.nodes}

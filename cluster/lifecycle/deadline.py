@@ -151,7 +151,7 @@ def _change(
         if is_guarded(found):
             # First: EC2's schedule must never end a machine before its own guard does.
             boundary = record.options["permissions_boundary"]
-            guard = ClusterGuard(ctx.clients, ctx.files.folder.name, ctx.clock, boundary)
+            guard = ClusterGuard(ctx.clients, ctx.name, ctx.clock, boundary)
             guard.protect(ids, record.latest, moves=True)
         # Then the tags: with a time before that of the nodes, `gc` would remove a live cluster.
         label_instances(ctx.clients.ec2, [found.group.id], deadline_tags(record))

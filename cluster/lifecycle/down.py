@@ -262,17 +262,16 @@ def _remove_all(
 
     for action in plan.actions:
         if generation and action.kind in _BY_NAME:
-            name = ctx.files.folder.name
-            groups = describe_inventory(ctx.clients.ec2, name, ("security_groups",))
+            groups = describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",))
             _require_approved(ctx, generation, groups)
         limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else HELD_DEADLINE_S
 
         with ctx.perform(action):
             try:
                 if action.kind is ActionKind.DELETE_GUARDS:
-                    ClusterGuard(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
+                    ClusterGuard(ctx.clients, ctx.name, ctx.clock).remove()
                 elif action.kind is ActionKind.DELETE_PROFILES:
-                    ClusterProfile(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
+                    ClusterProfile(ctx.clients, ctx.name, ctx.clock).remove()
                 else:
                     remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
             except DeadlineError as error:

@@ -71,14 +71,9 @@ class OurImage:
         }
 
 
-def current_recipes(cloud: Cloud) -> dict[str, str]:
-    """Return the names of the current stacks by the recipes of their images in a cloud."""
-    return {recipe_digest(load_stack(name), cloud.base): name for name in stack_names()}
-
-
 def describe_our_images(cloud: Cloud, ec2: EC2Client) -> tuple[OurImage, ...]:
     """Return every image that carries our tag in the client's region, oldest first."""
-    recipes = current_recipes(cloud)
+    recipes = {recipe_digest(load_stack(name), cloud.base): name for name in stack_names()}
     found = describe_inventories(ec2, _KINDS)
     ours = [
         OurImage(image, name, recipes.get(image.tags.get(tags.INSTALLED, ""), ""), bool(it.alive))
@@ -91,14 +86,11 @@ def describe_our_images(cloud: Cloud, ec2: EC2Client) -> tuple[OurImage, ...]:
 def choose_images(images: Sequence[OurImage], ids: Iterable[str]) -> tuple[OurImage, ...]:
     """Return the images with these IDs. Raises :class:`UsageError` for one that is not ours."""
     known = {our.image.id: our for our in images}
-    chosen = []
-    for id_ in dict.fromkeys(ids):
-        if id_ not in known:
-            raise UsageError(
-                f"no image {id_!r} made by this tool", hint="spr-cluster images shows them"
-            )
-        chosen.append(known[id_])
-    return tuple(chosen)
+    wanted = dict.fromkeys(ids)
+    if foreign := [id_ for id_ in wanted if id_ not in known]:
+        what = f"no image {foreign[0]!r} made by this tool"
+        raise UsageError(what, hint="spr-cluster images shows them")
+    return tuple(known[id_] for id_ in wanted)
 
 
 def delete_images(ec2: EC2Client, images: Sequence[OurImage], progress: Progress) -> None:

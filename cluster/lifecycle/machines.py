@@ -235,9 +235,8 @@ class Machines:
         head, others = self.cluster.head, [node for node in nodes if node.rank > 0]
         if head in nodes:
             self.ctx.progress.note(check_head_identity(self.ctx, head))
-            facts = {head.name: self.facts[head.instance.id]}
-            note = require_amx(facts, required=self.spec.amx_required)
-            self.ctx.progress.note(note)
+            facts, required = self.facts[head.instance.id], self.spec.amx_required
+            self.ctx.progress.note(require_amx(head.name, facts, required=required))
         if others:
             check_neighbors(self.ctx, self.head_host, others)
         if self.spec.amx_required:

@@ -66,7 +66,8 @@ def prepare(
     defaults = {
         "stack": _kept_stack(ctx, found) or DEFAULT_STACK,
         "amx_required": ctx.cloud.has_amx,
-        "bake": _default_bake(ctx, change.nodes),
+        # The cloud's faster way, unless too many nodes would load from one package index.
+        "bake": "head" if change.nodes > _MOST_INSTALLS else ctx.cloud.default_bake,
     }
     options = {**(record.options if record else {}), **change.given}
     if options.get("private") or options.get("jump"):
@@ -123,11 +124,6 @@ def _require_new_budget(
 
 def _recipe(ctx: Context, stack: str) -> str:
     return recipe_digest(load_stack(stack), ctx.cloud.base)
-
-
-def _default_bake(ctx: Context, nodes: int) -> str:
-    """Return the cloud's faster way, unless too many nodes would load from one package index."""
-    return "head" if nodes > _MOST_INSTALLS else ctx.cloud.default_bake
 
 
 def _kept_stack(ctx: Context, found: Inventory) -> str | None:
@@ -266,7 +262,7 @@ def _check_existing(
 
 def time_is_over(ctx: Context, record: ClusterRecord) -> SprError:
     """Return the error for a cluster whose nodes are shutting down, or wait for `fetch`."""
-    over = f"the time to live of cluster {ctx.files.folder.name!r} is over; its nodes"
+    over = f"the time to live of cluster {ctx.name!r} is over; its nodes"
     if not record.is_ended(ctx.now()):
         until = record.spoken_grace(ctx.now())
         return SprError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -42,14 +43,8 @@ def explain_cut_off(ctx: Context, nodes: Sequence[Node], reason: str) -> SprErro
     ``reason`` is why the last connection failed.
     """
     ids = [node.instance.id for node in nodes]
-    looks: list[Callable[[], Iterator[str]]] = [
-        lambda: _look_at_routes(ctx, nodes),
-        lambda: _look_at_block(ctx, nodes),
-        lambda: _look_at_acls(ctx, nodes),
-        lambda: _look_at_rule(ctx, nodes),
-        lambda: _look_at_port(ctx, nodes),
-    ]
-    lines = [f"\n  {line}" for look in looks for line in _patiently(look)]
+    looks = (_look_at_routes, _look_at_block, _look_at_acls, _look_at_rule, _look_at_port)
+    lines = [f"\n  {line}" for look in looks for line in _patiently(partial(look, ctx, nodes))]
     ctx.events.record("cut off", counted(len(ids), "node"), resources=ids)
     again = "run the same command again" if ctx.command == "bake" else f"spr-cluster up {ctx.flags}"
     cost = " and cost money" if ctx.cloud.billed else ""
@@ -75,8 +70,7 @@ def _networks(nodes: Sequence[Node]) -> list[Network]:
 
 
 def _group_of(ctx: Context) -> SecurityGroup | None:
-    name = ctx.files.folder.name
-    return describe_inventory(ctx.clients.ec2, name, ("security_groups",)).group
+    return describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",)).group
 
 
 def _look_at_routes(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:

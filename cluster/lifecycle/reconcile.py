@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,6 @@ from infra.plan.planner import PlanInput, check_head_is_not_stopped, plan_up
 from infra.plan.removal import remove
 from infra.words import counted
 from provision.stacks.load import load_stack
-from provision.stacks.stack import Stack
 
 # After replacing faulty machines this many times, the cause is something else.
 _MOST_REPLACEMENTS = 2
@@ -47,64 +47,36 @@ def bring_up(
 
     Raises :class:`SprError` naming the machines that are faulty even after replacement.
     """
-    try:
-        return _bring_up(ctx, plan_input, plan, offers, on_new_plan, before_image)
-    except ForeignClusterError:
-        _withdraw(ctx, plan_input)
-        raise
-
-
-def _withdraw(ctx: Context, plan_input: PlanInput) -> None:
-    """Remove what this command created before it found that another owns the cluster."""
-    if plan_input.group is not None:
-        return
-    found = observe(ctx, plan_input.spec.name)
-    public_key = key_pair.read_public(ctx.files.key)
-    own = key_pair.fingerprint(public_key)
-    for group in found.security_groups:
-        if group.tags.get(tags.OWNER_KEY) == own:
-            remove(ctx.clients.ec2, Action(ActionKind.DELETE_GROUPS, group.id, (group.id,)))
-    if not plan_input.public_key:
-        ctx.files.remove()
-
-
-def _bring_up(
-    ctx: Context,
-    plan_input: PlanInput,
-    plan: Plan,
-    offers: Callable[[], Sequence[Offer]],
-    on_new_plan: Callable[[PlanInput, Plan, str], None],
-    before_image: BeforeImage,
-) -> Cluster:
-    stack: Stack = load_stack(plan_input.spec.stack)
-    replacements, had_group = 0, plan_input.group is not None
-    if plan_input.found.security_groups and plan.changes:
-        # A new group is a claim by itself.
-        _require_unchanged(ctx, plan_input, written=0)
-    reason = _first_reason(plan_input)
-    for number in range(_MOST_ROUNDS):
-        _record_plan(ctx, plan_input, plan, reason)
-        try:
-            return PlanApplier(ctx, plan_input, stack, plan, offers, before_image).apply()
-        except ClientError as error:
-            if error_code(error) in _REMOVED:
-                _require_group(ctx, plan_input)
-            raise
-        except PlanAgainError as again:
-            reason = str(again)
-            replacements += bool(again.unhealthy) and not again.is_move
-            if replacements > _MOST_REPLACEMENTS:
-                break
-            unhealthy = {**plan_input.unhealthy, **again.unhealthy}
-            if not again.unhealthy:
-                # EC2 takes seconds to list resources that were just created or deleted.
-                ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
-        plan_input = _require_unchanged(
-            ctx, replace(plan_input, unhealthy=unhealthy), written=1, had_group=had_group
-        )
-        had_group = had_group or plan_input.group is not None
-        plan = plan_up(plan_input)
-        on_new_plan(plan_input, plan, reason)
+    with _withdrawing(ctx, plan_input):
+        stack = load_stack(plan_input.spec.stack)
+        replacements, had_group = 0, plan_input.group is not None
+        if plan_input.found.security_groups and plan.changes:
+            # A new group is a claim by itself.
+            _require_unchanged(ctx, plan_input, written=0)
+        reason = _first_reason(plan_input)
+        for number in range(_MOST_ROUNDS):
+            _record_plan(ctx, plan_input, plan, reason)
+            try:
+                return PlanApplier(ctx, plan_input, stack, plan, offers, before_image).apply()
+            except ClientError as error:
+                if error_code(error) in _REMOVED:
+                    _require_group(ctx, plan_input)
+                raise
+            except PlanAgainError as again:
+                reason = str(again)
+                replacements += bool(again.unhealthy) and not again.is_move
+                if replacements > _MOST_REPLACEMENTS:
+                    break
+                unhealthy = {**plan_input.unhealthy, **again.unhealthy}
+                if not again.unhealthy:
+                    # EC2 takes seconds to list resources that were just created or deleted.
+                    ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
+            plan_input = _require_unchanged(
+                ctx, replace(plan_input, unhealthy=unhealthy), written=1, had_group=had_group
+            )
+            had_group = had_group or plan_input.group is not None
+            plan = plan_up(plan_input)
+            on_new_plan(plan_input, plan, reason)
     raise SprError(
         f"the cluster did not come up: {reason}",
         hint="try another --instance-type or --region; "
@@ -112,6 +84,25 @@ def _bring_up(
         if replacements
         else "a resource without the cluster's tag has the same name: remove it, or choose another --name",
     )
+
+
+@contextmanager
+def _withdrawing(ctx: Context, plan_input: PlanInput) -> Iterator[None]:
+    """Remove what this command has created if it finds that another owns the cluster."""
+    try:
+        yield
+    except ForeignClusterError:
+        if plan_input.group is not None:
+            raise
+        found = observe(ctx, plan_input.spec.name)
+        public_key = key_pair.read_public(ctx.files.key)
+        own = key_pair.fingerprint(public_key)
+        for group in found.security_groups:
+            if group.tags.get(tags.OWNER_KEY) == own:
+                remove(ctx.clients.ec2, Action(ActionKind.DELETE_GROUPS, group.id, (group.id,)))
+        if not plan_input.public_key:
+            ctx.files.remove()
+        raise
 
 
 def _first_reason(plan_input: PlanInput) -> str:

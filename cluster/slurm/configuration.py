@@ -71,11 +71,6 @@ JobCompLoc={ENDED_JOBS}
 """
 
 
-def make_munge_key() -> bytes:
-    """Return a new key for the nodes' daemons to authenticate one another."""
-    return secrets.token_bytes(_KEY_BYTES)
-
-
 def render_slurm_conf(name: str, nodes: Sequence[Node], facts: Mapping[str, HostFacts]) -> str:
     """Render ``slurm.conf``, which is the same on every node. ``facts`` are by node name."""
     head = nodes[0]
@@ -123,7 +118,7 @@ def slurm_files(
     folder = resources.files("cluster").joinpath("slurm", "files")
     files = {script: folder.joinpath(script).read_bytes() for script in _SCRIPTS}
     files |= {"slurm.conf": render_slurm_conf(name, nodes, facts).encode()}
-    files |= {"munge.key": make_munge_key()}
+    files |= {"munge.key": secrets.token_bytes(_KEY_BYTES)}
     files |= {"limits.py": resources.files(on_node).joinpath("limits.py").read_bytes()}
     cores = {node.name: order_cores(facts[node.name]) for node in nodes}
     files |= {"cores.json": json.dumps(cores).encode()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from cluster.verify.reachability import FIX_CLOCK
@@ -226,19 +226,17 @@ def check_clock_service(node: str, health: NodeHealth, expected: Expected) -> Ch
     return CheckResult(node, "time service", Verdict.WARN, found, "chrony synchronizes it", remedy)
 
 
-def require_amx(facts: Mapping[str, HostFacts], *, required: bool) -> str:
-    """Check for AMX and return a note for the user.
+def require_amx(node: str, facts: HostFacts, *, required: bool) -> str:
+    """Check a node for AMX and return a note for the user.
 
     Raises :class:`HostError` if AMX is required and missing.
     """
-    lacking = {name: fact for name, fact in facts.items() if fact.missing_amx}
-    if not lacking:
+    if not facts.missing_amx:
         return "AMX available: " + ", ".join(sorted(AMX_FLAGS))
-    name, fact = next(iter(lacking.items()))
-    text = f"no AMX: {fact.model} lacks {', '.join(fact.missing_amx)}"
+    text = f"no AMX: {facts.model} lacks {', '.join(facts.missing_amx)}"
     if required:
         raise HostError(
-            name,
+            node,
             text,
             hint="choose a type with AMX (--instance-type r7iz.metal-16xl), "
             "or continue without it: --allow-no-amx",

@@ -141,30 +141,29 @@ def parse_report(answer: Mapping[str, Any], *, all_pairs: bool) -> NetworkReport
 
     return NetworkReport(
         silent=dict(answer["silent"]),
-        links=tuple(_parse_link(*pair, found) for pair, found in pairs("reach").items()),
+        links=tuple(
+            NetworkLink(
+                *(*pair, found["address"], found.get("error"), found.get("round_trip")),
+                clock_s=found.get("clock"),
+                clock_error_s=found.get("shortest", 0.0) / 2,
+            )
+            for pair, found in pairs("reach").items()
+        ),
         ssh={pair: found.get("error") for pair, found in pairs("ssh").items()},
         gbit={pair: found.get("gbit", found.get("error")) for pair, found in pairs("send").items()},
         all_pairs=all_pairs,
     )
 
 
-def _parse_link(source: str, target: str, found: Mapping[str, Any]) -> NetworkLink:
-    return NetworkLink(
-        source=source,
-        target=target,
-        address=found["address"],
-        error=found.get("error"),
-        round_trip_s=found.get("round_trip"),
-        clock_s=found.get("clock"),
-        clock_error_s=found.get("shortest", 0.0) / 2,
-    )
-
-
 def check_network(report: NetworkReport, expected: Expected) -> tuple[CheckResult, ...]:
     """Check everything that the nodes measured between them."""
     answered = [node for node in expected.addresses if node not in report.silent]
+    remedy = f"Replace the node:\n{expected.command('repair')}"
     return (
-        *_check_silent(report, expected),
+        *(
+            CheckResult(node, "answers", Verdict.FAIL, reason, "an answer in time", remedy)
+            for node, reason in report.silent.items()
+        ),
         *check_names(report, answered, expected),
         *check_ports(report, answered, expected),
         *check_ssh_pairs(report, answered, expected),
@@ -172,12 +171,6 @@ def check_network(report: NetworkReport, expected: Expected) -> tuple[CheckResul
         *check_bandwidth(report, answered, expected),
         describe_pairs(report, len(expected.addresses)),
     )
-
-
-def _check_silent(report: NetworkReport, expected: Expected) -> Iterator[CheckResult]:
-    for node, reason in report.silent.items():
-        remedy = f"Replace the node:\n{expected.command('repair')}"
-        yield CheckResult(node, "answers", Verdict.FAIL, reason, "an answer in time", remedy)
 
 
 def describe_pairs(report: NetworkReport, nodes: int) -> CheckResult:

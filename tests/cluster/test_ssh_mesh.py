@@ -15,13 +15,12 @@ import pytest
 from cluster import ssh_mesh as mesh
 from cluster.nodes import Cluster, Node
 from infra.ec2.instances import Instance
-from provision.facts import HostFacts, parse_facts
+from provision.facts import parse_facts
 from provision.host import Host
 from tests.fakes import FakeHost, facts_answer
 from tests.golden import check_golden
 
 GOLDEN = Path(__file__).with_name("golden")
-HOST_KEYS = {f"node{rank}": f"ssh-ed25519 KEY{rank}" for rank in range(3)}
 
 
 def make_node(rank: int) -> Node:
@@ -40,31 +39,13 @@ def make_node(rank: int) -> Node:
     return Node(rank, instance)
 
 
-HOSTNAMES = {f"node{rank}": f"ip-172-31-0-{10 + rank}" for rank in range(3)}
 NODES = tuple(make_node(rank) for rank in range(3))
 CLUSTER = Cluster("bert", NODES, len(NODES))
 
 
-def test_ssh_config_of_the_nodes() -> None:
-    check_golden(GOLDEN / "ssh_config", mesh.render_ssh_config(NODES))
-
-
-def test_known_hosts_of_the_nodes() -> None:
-    check_golden(GOLDEN / "known_hosts", mesh.render_known_hosts(NODES, HOST_KEYS))
-
-
-def test_etc_hosts_block() -> None:
-    check_golden(GOLDEN / "etc_hosts", mesh.render_hosts_block(NODES, HOSTNAMES))
-
-
-def test_hostfile() -> None:
-    check_golden(GOLDEN / "hosts", mesh.render_hostfile(NODES))
-
-
 def test_ssh_config_of_this_machine() -> None:
-    text = mesh.render_client_ssh_config(
-        CLUSTER, "/home/me/.spr/id", "/home/me/.spr/known_hosts", "us-east-1"
-    )
+    place = ("/home/me/.spr/id", "/home/me/.spr/known_hosts", "us-east-1")
+    text = mesh.render_client_ssh_config(CLUSTER, *place)
     check_golden(GOLDEN / "client_ssh_config", text)
 
 
@@ -88,8 +69,14 @@ def test_plain_openssh_reaches_the_others_through_the_head(tmp_path: Path) -> No
     assert not any(line.startswith("proxycommand") for line in worker)
 
 
-def test_only_the_nodes_get_the_fresh_keys() -> None:
-    facts: dict[str, HostFacts] = {node.name: parse_facts(facts_answer()) for node in NODES}
+def test_all_nodes_get_the_same_files_and_fresh_keys() -> None:
+    facts = {
+        node.name: replace(
+            parse_facts(facts_answer(hostname=f"ip-172-31-0-{10 + node.rank}")),
+            host_key=f"ssh-ed25519 KEY{node.rank}",
+        )
+        for node in NODES
+    }
     hosts = {node.name: FakeHost(node.name, [("tar -C", "")]) for node in NODES}
 
     def open_host(node: Node) -> Host:
@@ -120,3 +107,12 @@ def test_only_the_nodes_get_the_fresh_keys() -> None:
             "hosts",
         ]
         assert {member.mode for member in archive} == {0o600}
+        for name, golden in (
+            (".ssh/config", "ssh_config"),
+            (".ssh/known_hosts", "known_hosts"),
+            (".spr-cluster-hosts", "etc_hosts"),
+            ("hosts", "hosts"),
+        ):
+            file = archive.extractfile(name)
+            assert file
+            check_golden(GOLDEN / golden, file.read().decode())

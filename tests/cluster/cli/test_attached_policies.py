@@ -17,7 +17,7 @@ OPTIONS = {NODES: ("--bucket", "s3://team-b"), GUARD: ("--second-guard",)}
 def test_the_rest_is_removed_and_the_role_tried_again(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, role: str, times: int
 ) -> None:
-    monkeypatch.setattr("cluster.lifecycle.down.TERMINATE_DEADLINE_S", 60)
+    monkeypatch.setattr("cluster.lifecycle.down.TERMINATE_DEADLINE_S", 20)
     line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
     line.must("up", "--nodes", "1", *OPTIONS[role], "--yes")
     attach_foreign_policy(role)

@@ -113,12 +113,20 @@ def test_a_key_that_the_nodes_could_not_use_is_found_before_anything_is_made(
         ("alias/mine", ("--bucket-kms-key", KEY.replace(ID, "mine"))),
     ],
 )
-def test_the_nodes_write_and_read_with_the_buckets_key(
+def test_a_key_that_the_nodes_can_use_is_no_fault(
     line: CommandLine, encrypt: Encrypt, key: str | None, given: tuple[str, ...]
 ) -> None:
     encrypt(key)
 
-    line.must(*UP, *given)
+    code, found = examine(line, *BUCKET, *given)
+
+    assert (code, "bucket" in found) == (0, False)
+
+
+def test_the_nodes_write_and_read_with_the_buckets_key(line: CommandLine, encrypt: Encrypt) -> None:
+    encrypt(KEY)
+
+    line.must(*UP, "--bucket-kms-key", KEY)
 
     s3 = connect_node(line)
     s3.put_object(Bucket="team-b", Key="results/a", Body=b"a")

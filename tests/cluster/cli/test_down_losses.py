@@ -22,7 +22,7 @@ from tests.harness.command_line import CommandLine
 from tests.jobs.context import SUBMITTED
 
 _ASKS = "# listing what would be lost"
-_LOST = "running squad-2\nmodel squad-1\ncheckpoint squad-0\nresults run-1\n"
+_LOST = "running squad-2\nwaiting a user's job\nmodel squad-1\ncheckpoint squad-0\nresults run-1\n"
 _NO_TERMINAL = "this needs confirmation, but there is no terminal: {}\n  → --yes confirms"
 
 
@@ -66,8 +66,9 @@ def test_what_would_be_lost_is_named_and_asked_about(tutor: CommandLine) -> None
         "Only on the nodes: the model of squad-1, the checkpoint of squad-0, the results of run-1. "
         "To keep results: spr-cluster fetch JOB --name tutor"
     )
-    assert f"\nJob squad-2 is running.\n{kept}\n" in f"\n{result.err}"
-    message = _NO_TERMINAL.format(f"Job squad-2 is running. {kept}")
+    jobs = ("Job squad-2 is running.", "Job a user's job is waiting.")
+    assert "\n".join(["", *jobs, kept, ""]) in f"\n{result.err}"
+    message = _NO_TERMINAL.format(" ".join([*jobs, kept]))
     assert (result.code, result.message) == (2, message)
     assert tutor.changes == before
     assert tutor.must("down", "--name", "tutor", "--yes").out.startswith("Nothing left")
@@ -101,20 +102,6 @@ def test_ctrl_c_at_the_question_changes_nothing(
     assert tutor.changes == before
     assert ClusterFiles.of("tutor").key.exists()
     assert ClusterFiles.of("tutor").user() is None
-
-
-def test_a_billed_cluster_shows_it_with_its_question(line: CommandLine) -> None:
-    line.begin("--nodes", "2")
-    line.stage("node0", _ASKS, Result(0, "running squad-2\n", ""))
-
-    result = line.run("down")
-
-    assert (result.code, result.message) == (
-        2,
-        _NO_TERMINAL.format("Job squad-2 is running."),
-    )
-    assert "Cluster spr in us-east-1: 2 instances" in result.err
-    assert "Job squad-2 is running.\n" in result.err
 
 
 def test_a_head_that_fails_does_not_stop_down(tutor: CommandLine) -> None:
@@ -271,24 +258,24 @@ def test_no_name_in_the_output_is_left_out(head: Path, name: str) -> None:
     assert find(head) == ["results run-1"]
 
 
-@pytest.mark.parametrize(
-    ("outputs", "is_lost"), [(None, True), ([], False), (["*.pt"], False), (["out"], True)]
-)
-def test_what_a_program_wrote_to_its_working_folder_is_lost(
-    head: Path, outputs: list[str] | None, is_lost: bool
-) -> None:
-    job = make_job(head, "run-1", "work/sent.py", "output.state/started")
-    (job / "job.json").write_text(json.dumps({"more": {"outputs": outputs}}))
-    for name, source in worker_files().items():
-        (job / name).parent.mkdir(parents=True, exist_ok=True)
-        (job / name).write_bytes(source.read_bytes())
+def test_what_a_program_wrote_to_its_working_folder_is_lost(head: Path) -> None:
+    outputs = {"run-1": None, "run-2": [], "run-3": ["*.pt"], "run-4": ["out"]}
+    jobs = [make_job(head, name, "work/sent.py", "output.state/started") for name in outputs]
+    for job in jobs:
+        more = {"outputs": outputs[job.name]}
+        (job / "job.json").write_text(json.dumps({"more": more}))
+        for name, source in worker_files().items():
+            (job / name).parent.mkdir(parents=True, exist_ok=True)
+            (job / name).write_bytes(source.read_bytes())
     assert find(head) == []
     time.sleep(0.02)
-    (job / "work/out").mkdir()
-    (job / "work/out/model.bin").write_text("model")
-    assert find(head) == (["results run-1"] if is_lost else [])
+    for job in jobs:
+        (job / "work/out").mkdir()
+        (job / "work/out/model.bin").write_text("model")
+    assert sorted(find(head)) == ["results run-1", "results run-4"]
 
-    (job / "fetched").touch()
+    for job in jobs:
+        (job / "fetched").touch()
     assert find(head) == []
 
 
@@ -320,12 +307,6 @@ def test_the_script_finds_jobs_in_the_queue(head: Path) -> None:
         "waiting squad-2",
         "results squad-12",
     ]
-
-
-def test_waiting_jobs_are_named(tutor: CommandLine) -> None:
-    tutor.stage("node0", _ASKS, Result(0, "waiting squad-2\nrunning a user's job\n", ""))
-    result = tutor.run("down", "--name", "tutor")
-    assert "Job squad-2 is waiting.\nJob a user's job is running.\n" in result.err
 
 
 def test_the_marker_lies_where_the_script_looks(head: Path) -> None:

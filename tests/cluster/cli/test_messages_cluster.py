@@ -63,9 +63,7 @@ _ON_A_CLUSTER = (
         "up --nodes 1 --yes",
         act=f.all_of(
             f.stage("node0", "^squeue ", Result(0, "7|RUNNING|node[0-1]|None|squad-1\n", "")),
-            f.stage(
-                "node0", "^# listing the nodes", Result(0, "Host node1 HostName 172.31.0.5", "")
-            ),
+            f.stage("node0", "^# listing", Result(0, "Host node1\nHostName 172.31.0.5", "")),
         ),
         code=2,
     ),

@@ -42,7 +42,6 @@ _TABLE = (
     Remedy("no cluster", "verify", _OURS.format("up"), exists=False),
     Remedy("key open to others", "verify", r"→ (chmod 600 .+)", f.open_key),
     Remedy("key lost", "verify", _OURS.format("down"), f.lose_key, cured=_UP),
-    Remedy("key lost, up", _UP, _OURS.format("down"), f.lose_key),
     Remedy("key damaged", "repair --yes", _OURS.format("down"), f.damage_key, cured=_UP),
     Remedy("nodes lost", "verify", _OURS.format("up"), lose_all),
     Remedy("record damaged", _UP, _OURS.format("down"), f.record("nodes", "many")),
@@ -50,7 +49,6 @@ _TABLE = (
         "time over", _UP, _OURS.format("extend 2h"), f.record("expires", "2020-01-01T00:00:00Z")
     ),
     Remedy("other stack", "up --stack intel --yes", _OURS.format("down"), cured=_UP),
-    Remedy("other type", "up --instance-type c7i.metal-24xl --yes", _OURS.format("down")),
     Remedy("no image", "images --delete ami-1", r"(spr-cluster images)", cured="images"),
     Remedy(
         "no default VPC",

@@ -69,9 +69,8 @@ def run(words: str) -> int:
     return main([*words.split(), "--cloud", "local"])
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
+def test_where_nothing_is(shipped: FakeCloud, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, shown in (
         ("down --name nope --yes", "Nothing of cluster nope exists in local us-east-1."),
         ("gc --all --yes", "No forgotten clusters."),
         ("list", "No clusters in local, us-east-1, account 123456789012."),
@@ -79,13 +78,9 @@ def run(words: str) -> int:
         ("images", "No images in local us-east-1."),
         ("up --dry-run --second-guard", "Nothing was changed."),
         ("doctor --second-guard", "`up` should succeed in local us-east-1"),
-    ],
-)
-def test_where_nothing_is(
-    shipped: FakeCloud, words: str, shown: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(words) == 0
-    assert shown in capsys.readouterr().out
+    ):
+        assert run(words) == 0
+        assert shown in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["down --name bert --yes", "gc --all --yes"])

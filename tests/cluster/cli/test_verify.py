@@ -64,21 +64,20 @@ def test_a_healthy_cluster_passes_and_nothing_is_changed(cluster: CommandLine) -
 
 def test_a_defect_fails_with_its_node_check_and_remedy(cluster: CommandLine) -> None:
     change(cluster, 1, health={"tcmalloc": {"path": None}})
+    change(cluster, 2, health={"said": {check_governor.command: "powersave"}})
 
     result = verify(cluster, code=1)
 
     assert "fail: tcmalloc on node1\n  → spr-cluster ssh --name spr node1 -- " in result.out
-    assert "1 failed, 0 warnings" in result.out
+    assert "1 failed, 1 warning" in result.out
     assert re.fullmatch(
         r"spr-cluster: 1 of \d+ checks failed: tcmalloc on node1", result.err.splitlines()[-1]
     )
-    assert wrong(checks(cluster, code=1)) == [("node1", "tcmalloc", "fail")]
-
-
-def test_a_warning_is_not_a_failure(cluster: CommandLine) -> None:
-    change(cluster, 2, health={"said": {check_governor.command: "powersave"}})
-
-    assert wrong(checks(cluster)) == [("node2", "governor", "warn")]
+    found = checks(cluster, "--no-bandwidth", code=1)
+    assert wrong(found) == [("node2", "governor", "warn"), ("node1", "tcmalloc", "fail")]
+    assert not [c for c in found if c["check"] == "bandwidth"]
+    change(cluster, 1, health={})
+    verify(cluster)  # a warning is not a failure
 
 
 def test_a_node_without_amx_fails_and_is_never_ok(cluster: CommandLine) -> None:
@@ -114,9 +113,8 @@ def test_a_node_that_the_head_cannot_reach_is_probed_from_here(cluster: CommandL
     assert launcher["found"] == "not tested: the head can't connect to node1"
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_an_incomplete_cluster_fails(cluster: CommandLine, rank: int) -> None:
-    cluster.lose(cluster.ids()[rank])
+def test_an_incomplete_cluster_fails(cluster: CommandLine) -> None:
+    cluster.lose(cluster.ids()[1])
 
     found = checks(cluster, code=1)
 
@@ -124,8 +122,7 @@ def test_an_incomplete_cluster_fails(cluster: CommandLine, rank: int) -> None:
     (nodes,) = [c for c in found if c["check"] == "nodes"]
     assert nodes["found"] == "2 of 3 running"
     assert nodes["remedy"].endswith("\nspr-cluster repair --name spr")
-    names = {"node0", "node1", "node2"} - {f"node{rank}"}
-    assert {c["node"] for c in found if c["check"] == "amx"} == names
+    assert {c["node"] for c in found if c["check"] == "amx"} == {"node0", "node2"}
     assert not [c for c in found if c["check"] in ("names", "ports")]
 
 
@@ -138,10 +135,6 @@ def test_a_running_job_is_not_disturbed(cluster: CommandLine) -> None:
     (launcher,) = [c for c in found if c["check"] == "mpirun"]
     assert (launcher["verdict"], "job squad-1 is running" in launcher["found"]) == ("skipped", True)
     assert not [c for c in found if c["check"] == "bandwidth"]
-
-
-def test_bandwidth_can_be_skipped(cluster: CommandLine) -> None:
-    assert not [c for c in checks(cluster, "--no-bandwidth") if c["check"] == "bandwidth"]
 
 
 def test_a_single_node_has_no_peers(line: CommandLine) -> None:

@@ -48,7 +48,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
 
     def before(number: int) -> None:
         alive.append(len(cloud.found("instances").alive))
-        if number == 3:
+        if number == 2:
             cloud.faults("")
 
     begun = cloud.clock.monotonic()
@@ -56,8 +56,8 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     cluster = bring_up_when_possible(plan(cloud, **given), wait, bring(cloud, before))
 
     assert len(cluster.nodes) == 3
-    assert alive == [0] * 4
-    assert cloud.clock.monotonic() - begun > 3 * 20
+    assert alive == [0] * 3
+    assert cloud.clock.monotonic() - begun > 2 * 20
     # The machines live for the whole time, whenever they were bought.
     record = cloud.found().record
     assert record
@@ -68,13 +68,13 @@ def test_when_the_time_is_over_nothing_is_left_running(cloud: SimulatedCloud) ->
     cloud.faults(_NO_ROOM.format(1))
     cloud.clock.pace = 3
     begun = cloud.clock.monotonic()
-    wait = CapacityWait(timedelta(minutes=20), lambda: plan(cloud))
+    wait = CapacityWait(timedelta(minutes=3), lambda: plan(cloud))
 
     with pytest.raises(NoCapacityError) as caught:
         bring_up_when_possible(plan(cloud), wait, bring(cloud, lambda _: None))
 
-    assert "waited 2" in str(caught.value.hint)
-    assert 20 * 60 <= cloud.clock.monotonic() - begun < 40 * 60
+    assert "waited " in str(caught.value.hint)
+    assert 3 * 60 <= cloud.clock.monotonic() - begun < 12 * 60
     assert not cloud.found("instances").alive
 
 

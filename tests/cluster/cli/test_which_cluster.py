@@ -165,7 +165,7 @@ def test_messages_repeat_what_this_machine_does_not_know(line: CommandLine) -> N
 
 
 def test_list_shows_what_is_here_without_an_account(line: CommandLine, no_account: None) -> None:
-    line.begin("--nodes", "1", *_LOCAL, "--name", "tutor")
+    line.begin("--nodes", "2", *_LOCAL, "--name", "tutor")
     know("bought", "aws", "eu-west-1")
 
     shown = line.must("list")
@@ -195,7 +195,7 @@ def test_list_searches_every_place_that_this_machine_knows(line: CommandLine) ->
 def test_list_shows_the_rest_if_a_cloud_does_not_answer(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.begin("--nodes", "1", *_LOCAL, "--name", "tutor")
+    line.begin("--nodes", "2", *_LOCAL, "--name", "tutor")
     whole = line.open_cloud
     dead = "http://127.0.0.1:9"
 
@@ -215,7 +215,7 @@ def test_list_shows_the_rest_if_a_cloud_does_not_answer(
 def test_gc_finds_clusters_of_the_embedded_cloud_without_an_account(
     line: CommandLine, no_account: None
 ) -> None:
-    line.begin("--nodes", "1", "--ttl", "1h", *_LOCAL, "--name", "tutor")
+    line.begin("--nodes", "2", *_LOCAL, "--name", "tutor")
 
     result = line.must("gc")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import io
-import json
 import os
 import pty
 import struct
@@ -271,19 +270,6 @@ def test_at_80_columns_the_tree_breaks_no_word() -> None:
 
 def test_on_a_real_terminal_of_80_columns_no_line_is_longer(tmp_path: Path) -> None:
     """What is wrapped by the terminal itself would be broken anywhere."""
-    home = tmp_path / "home" / "spr"
-    home.mkdir(parents=True)
-    event = {
-        "time": "2026-11-22T05:49:12Z",
-        "event": "refused",
-        "what": "r7iz.metal-16xl in us-east-1a",
-    }
-    reason = "InsufficientInstanceCapacity: we currently do not have sufficient capacity"
-    (home / "events.jsonl").write_text(json.dumps({**event, "reason": reason}) + "\n")
-    lines = run_on_terminal(tmp_path, "events")
-    assert lines[0].startswith("Nov 22 05:49:12  refused: r7iz.metal-16xl in us-east-1a; reason:")
-    assert len(lines) == 3
-    assert all(len(line) <= 80 for line in lines)
     refused = run_on_terminal(tmp_path, "down", "--name", "An-Impossible-Name-That-Is-Long")
     assert all(len(line) <= 80 for line in refused)
     assert " ".join(" ".join(refused).split()) == (

@@ -34,9 +34,8 @@ def test_a_worker_that_does_not_work_is_replaced(cloud: SimulatedCloud, kind: st
     assert bought == [1, 2, 1]
 
 
-@pytest.mark.parametrize("kind", ["never-boots", "dies"])
-def test_a_head_that_does_not_come_up_is_replaced(cloud: SimulatedCloud, kind: str) -> None:
-    cloud.faults(f'profile = "metal"\n{fate(0, kind)}')
+def test_a_head_that_does_not_come_up_is_replaced(cloud: SimulatedCloud) -> None:
+    cloud.faults(f'profile = "metal"\n{fate(0, "dies")}')
     cloud.clock.pace = 60
 
     cloud.up(nodes=2)
@@ -61,9 +60,8 @@ def test_a_first_machine_without_ssh_is_replaced_if_another_answers_or_boots(
     assert bought == [2, 2 if second else 1]
 
 
-@pytest.mark.parametrize("kind", ["never-boots", "dies"])
-def test_where_no_machine_works_it_ends_clearly_and_soon(cloud: SimulatedCloud, kind: str) -> None:
-    cloud.faults(fate("*", kind))
+def test_where_no_machine_works_it_ends_clearly_and_soon(cloud: SimulatedCloud) -> None:
+    cloud.faults(fate("*", "never-boots"))
     cloud.clock.pace = 60
 
     with pytest.raises(SprError, match="the cluster did not come up: node0") as caught:

@@ -59,9 +59,11 @@ def test_repair_beside_a_job_gives_a_lost_nodes_name_to_its_replacement(three: C
 
     repaired = json.loads(three.must("repair", "--yes", "--json").out)
 
+    assert repaired["changed"] is True
     new = ({*three.ids()} - {head, last}).pop()
     names = {node["name"]: node["instance"] for node in repaired["nodes"]}
     assert names == {"node0": head, "node1": new, "node2": last}
+    assert "Up to date: 3 nodes" in three.must("repair").out
 
 
 def test_a_running_jobs_nodes_are_not_renamed(three: CommandLine) -> None:

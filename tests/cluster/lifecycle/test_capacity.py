@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from infra.ec2.purchase import NoCapacityError
 from tests.harness.simulated_cloud import SimulatedCloud
-
-
-def no_room(zone: str = "*", **more: Any) -> str:
-    values = {"zone": f'"{zone}"', "free": 0, **more}
-    return "[[capacity]]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
 
 
 def zones(cloud: SimulatedCloud) -> set[str]:
@@ -21,38 +14,16 @@ def zones(cloud: SimulatedCloud) -> set[str]:
 
 def test_a_zone_without_room_is_passed_over(cloud: SimulatedCloud) -> None:
     first = cloud.first_zone()
-    cloud.faults(no_room(first))
+    cloud.faults(f'[[capacity]]\nzone = "{first}"\nfree = 0\n')
 
     cloud.up(nodes=3)
 
     assert len(zones(cloud)) == 1
     assert zones(cloud) != {first}
     assert any(f"in {first}" in note for note in cloud.progress.notes)
-
-
-def test_outside_the_placement_group_there_may_be_room(cloud: SimulatedCloud) -> None:
-    cloud.faults(no_room(group="true"))
-
-    cloud.up(nodes=3)
-
-    assert zones(cloud) == {cloud.first_zone()}
-    assert all("Placement" not in r for r in cloud.purchases()[-1:])
-
-
-def test_another_type_is_bought_where_the_first_has_no_room(cloud: SimulatedCloud) -> None:
-    cloud.faults(no_room(instance_type='"r7iz.*"'))
-
-    cluster = cloud.up(nodes=2, instance_types=("r7iz.metal-16xl", "m7i.metal-24xl"))
-
-    assert {node.instance.instance_type for node in cluster.nodes} == {"m7i.metal-24xl"}
-
-
-def test_spot_that_is_full_is_bought_on_demand_where_that_is_allowed(cloud: SimulatedCloud) -> None:
-    cloud.faults(no_room(market='"spot"'))
-
-    cloud.up(nodes=2, market="spot-or-on-demand")
-
-    assert not any(machine.spot_request for machine in cloud.found("instances").instances)
+    refused = [event for event in cloud.ctx.events.read() if event["event"] == "refused"]
+    assert all(first in event["what"] for event in refused)
+    assert refused[0]["reason"].startswith("InsufficientInstanceCapacity: ")
 
 
 def test_a_head_alone_moves_with_all_to_where_there_is_room(cloud: SimulatedCloud) -> None:

@@ -26,17 +26,6 @@ def test_a_wider_range_stays_for_a_caller_in_it_until_another_is_named(
     assert cloud.group.ssh_cidrs == ("203.0.113.99/32",)
 
 
-def test_a_key_deleted_in_ec2_is_imported_again(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=1)
-    cloud.ec2.delete_key_pair(KeyName="spr-cluster-bert")
-    key = cloud.ctx.files.key.read_text()
-
-    cloud.up(nodes=2)
-
-    assert cloud.cluster().is_whole
-    assert cloud.ctx.files.key.read_text() == key
-
-
 def test_the_time_to_live_stays_as_it_was_set(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=1, ttl=2 * HOUR)
     cloud.clock.sleep(3000)

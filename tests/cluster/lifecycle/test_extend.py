@@ -35,12 +35,24 @@ def deadlines(cloud: SimulatedCloud) -> set[int]:
     return {cloud.machine(node.instance.id).get("expires", 0) for node in nodes}
 
 
+def latest(cloud: SimulatedCloud) -> set[str]:
+    """The latest end as every tag and every node tells it."""
+    found = cloud.found()
+    labels = [*(group.tags for group in found.security_groups), *(m.tags for m in found.instances)]
+    machines = [cloud.machine(machine.id) for machine in found.instances]
+    at = (int(machine["rest"].split()[0]) for machine in machines)
+    times = [tags.render_time(datetime.fromtimestamp(each, timezone.utc)) for each in at]
+    return {each[tags.LATEST] for each in labels} | set(times)
+
+
 def test_all_nodes_and_all_tags_get_the_new_time(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=3, ttl=2 * HOUR)
+    cloud.prepared(nodes=3, ttl=2 * HOUR, grace=HOUR)
+    assert latest(cloud) == {cloud.expires(3 * HOUR)}
 
     record = run(cloud, HOUR)
 
     assert ends(cloud) == {cloud.expires(3 * HOUR)}
+    assert latest(cloud) == {cloud.expires(4 * HOUR)}
     assert deadlines(cloud) == {int(record.expires.timestamp())}
     assert tags.render_time(record.expires) == cloud.expires(3 * HOUR)
     assert not cloud.plan().changes
@@ -120,25 +132,6 @@ def test_a_cluster_is_revived_in_its_grace_period_only(cloud: SimulatedCloud) ->
     cloud.clock.sleep(5400)
     with pytest.raises(SprError, match="the time to live of cluster 'bert' is over"):
         run(cloud, HOUR)
-
-
-def latest(cloud: SimulatedCloud) -> set[str]:
-    """The latest end as every tag and every node tells it."""
-    found = cloud.found()
-    labels = [*(group.tags for group in found.security_groups), *(m.tags for m in found.instances)]
-    machines = [cloud.machine(machine.id) for machine in found.instances]
-    at = (int(machine["rest"].split()[0]) for machine in machines)
-    times = [tags.render_time(datetime.fromtimestamp(each, timezone.utc)) for each in at]
-    return {each[tags.LATEST] for each in labels} | set(times)
-
-
-def test_the_grace_period_moves_along(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2, ttl=2 * HOUR, grace=HOUR)
-    assert latest(cloud) == {cloud.expires(3 * HOUR)}
-
-    run(cloud, HOUR)
-
-    assert latest(cloud) == {cloud.expires(4 * HOUR)}
 
 
 def test_jobs_move_only_the_latest_end_and_never_back(cloud: SimulatedCloud) -> None:

@@ -83,10 +83,6 @@ def assert_nothing_was_replaced(cloud: SimulatedCloud) -> None:
             r"subnet-\w+ and \d more: route table rtb-\w+ has no route for 0.0.0.0/0; its machines",
         ),
         (
-            'block_public_access = "block-ingress"',
-            r"VPC Block Public Access is block-ingress in us-east-1: machines in subnet-\w+, ",
-        ),
-        (
             'acl = "no-ssh"',
             r"subnet-\w+ and \d more: network ACL acl-\w+ denies SSH \(TCP in from 203.0.113.7/32, port "
             r"22\): rule 1",
@@ -121,15 +117,6 @@ def test_machines_behind_a_firewall_are_bought_and_nothing_is_shouted(
     cloud.faults(firewall)
     cloud.up()
     assert cloud.cluster().is_whole
-
-
-def test_machines_on_which_no_ssh_server_works_are_kept_too(cloud: SimulatedCloud) -> None:
-    """What all of them have in common is not repaired by another purchase."""
-    cloud.faults('[[machine]]\nfate = "no-ssh"\n')
-
-    with pytest.raises(SprError, match=r"none of 1 node answers: .*connection refused"):
-        cloud.up(nodes=2)
-    assert len(cloud.purchases()) == 1
 
 
 def test_a_blocked_port_22_is_a_warning_because_it_may_be_open_to_ec2_alone(
@@ -178,29 +165,6 @@ def test_a_network_acl_that_is_closed_after_the_purchase_is_named(cloud: Simulat
     with pytest.raises(SprError, match=r"network ACL acl-\w+ DENIES SSH responses .*: rule 1\n"):
         cloud.up(nodes=1)
     assert_nothing_was_replaced(cloud)
-
-
-def test_the_same_machines_are_used_when_the_network_is_repaired(cloud: SimulatedCloud) -> None:
-    when(cloud, "RunInstances", CUT)
-    with pytest.raises(SprError, match="none of 3 nodes answers"):
-        cloud.up(nodes=3, bake="none")
-    bought = cloud.found("instances").ids()
-    cloud.faults("")
-
-    cloud.up()
-
-    assert cloud.cluster().is_whole
-    assert cloud.found("instances").ids() == bought
-
-
-def test_machines_that_are_still_booting_are_waited_for(cloud: SimulatedCloud) -> None:
-    """The time that a machine may stay silent begins when EC2's status checks are ok."""
-    cloud.faults("boot_s = 1500\n")
-    cloud.clock.pace = 5
-
-    cloud.up(nodes=1)
-
-    assert cloud.cluster().is_whole
 
 
 def test_a_head_that_is_older_than_a_boot_has_minutes_to_answer(cloud: SimulatedCloud) -> None:
@@ -374,21 +338,6 @@ def test_a_connected_head_that_is_lost_leaves_a_way_to_go_on(
     assert not cloud.recorder.of("TerminateInstances")
 
 
-def test_a_network_that_ends_before_the_last_check_loses_no_head(cloud: SimulatedCloud) -> None:
-    cloud.steps.before[HEALTH] = lambda: cut_and_break(cloud)
-
-    with pytest.raises(SprError, match="none of 1 node answers"):
-        cloud.up(nodes=2)
-    assert not cloud.recorder.of("TerminateInstances")
-    cloud.clock.sleep(10)
-    assert len(cloud.found("instances").instances) == 2
-
-
-def cut_and_break(cloud: SimulatedCloud) -> None:
-    cloud.faults(CUT)
-    raise NoAnswerError("node0", "the connection broke")
-
-
 # The address of this machine
 
 
@@ -448,35 +397,27 @@ def test_threads_that_open_nodes_at_once_share_one_look(
     assert made_in == [threading.current_thread()]
 
 
-def test_ranges_that_the_user_chose_are_not_replaced(cloud: SimulatedCloud) -> None:
-    cloud.up("192.0.2.0/24,auto,2001:db8::/64", nodes=1)
-    assert cloud.group.ssh_cidrs == ("192.0.2.0/24", "2001:db8::/64", CALLER)
+@pytest.mark.parametrize(
+    ("chosen", "later", "admitted"),
+    [
+        # Ranges that the user chose stay.
+        ("192.0.2.0/24,auto,2001:db8::/64", (), ("192.0.2.0/24", OTHER, "2001:db8::/64")),
+        # An address that the user names stays, until it is no longer named.
+        (None, (f"{CALLER},192.0.2.0/24", None), (CALLER, "192.0.2.0/24", OTHER)),
+        (CALLER, ("auto",), (OTHER,)),
+    ],
+)
+def test_only_an_address_that_the_user_did_not_choose_is_replaced(
+    cloud: SimulatedCloud, chosen: str | None, later: tuple[str | None, ...], admitted: tuple[str]
+) -> None:
+    cloud.up(chosen, nodes=1)
+    for ranges in later:
+        cloud.up(ranges)
     cloud.faults(MOVED)
 
     cloud.up()
 
-    assert cloud.group.ssh_cidrs == ("192.0.2.0/24", OTHER, "2001:db8::/64")
-
-
-def test_an_address_that_the_user_names_later_is_not_replaced(cloud: SimulatedCloud) -> None:
-    cloud.up(nodes=1)
-    cloud.up(f"{CALLER},192.0.2.0/24")
-    cloud.up()
-    cloud.faults(MOVED)
-
-    cloud.up()
-
-    assert set(cloud.group.ssh_cidrs) == {CALLER, "192.0.2.0/24", OTHER}
-
-
-def test_an_address_that_the_user_no_longer_names_is_replaced(cloud: SimulatedCloud) -> None:
-    cloud.up(CALLER, nodes=1)
-    cloud.up("auto")
-    cloud.faults(MOVED)
-
-    cloud.up()
-
-    assert cloud.group.ssh_cidrs == (OTHER,)
+    assert {*cloud.group.ssh_cidrs} == {*admitted}
 
 
 def test_many_connections_that_fail_at_once_look_the_address_up_once(cloud: SimulatedCloud) -> None:

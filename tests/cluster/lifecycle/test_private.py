@@ -28,7 +28,7 @@ def nat(cloud: SimulatedCloud) -> SimulatedCloud:
 
 
 def test_a_private_cluster_is_reached_at_private_addresses(nat: SimulatedCloud) -> None:
-    cluster = nat.up(nodes=2, private=True)
+    cluster = nat.prepared(nodes=2, private=True)
 
     requests = nat.recorder.of("RunInstances")
     interfaces = [interface for r in requests for interface in r["NetworkInterfaces"]]
@@ -44,7 +44,7 @@ def test_a_private_cluster_is_reached_at_private_addresses(nat: SimulatedCloud) 
 
 
 def test_it_stays_private_and_its_rule_does_not_follow_this_machine(nat: SimulatedCloud) -> None:
-    nat.up(nodes=1, private=True)
+    nat.prepared(nodes=1, private=True)
     nat.faults(NAT + 'caller = "198.51.100.9/32"\n')
 
     plan = nat.plan()
@@ -53,14 +53,6 @@ def test_it_stays_private_and_its_rule_does_not_follow_this_machine(nat: Simulat
     assert not plan.changes
     assert not nat.ctx.access.find_move()
     assert all(not node.public_ip for node in nat.cluster().nodes)
-
-
-def test_no_private_machine_is_bought_that_could_not_install(nat: SimulatedCloud) -> None:
-    nat.faults(NAT + 'block_public_access = "block-bidirectional"\n')
-
-    with pytest.raises(UsageError, match="Block Public Access is block-bidirectional"):
-        nat.up(nodes=1, private=True)
-    assert nat.left() == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +69,7 @@ def test_no_private_machine_is_bought_that_could_not_install(nat: SimulatedCloud
 def test_the_jump_is_remembered_and_used_by_every_way_of_ssh(
     nat: SimulatedCloud, jump: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nat.up(nodes=1, private=True, jump=jump)
+    nat.prepared(nodes=1, private=True, jump=jump)
 
     head = nat.cluster().head
     wanted = command.format(ip=head.private_ip, id=head.instance.id)
@@ -93,7 +85,7 @@ def test_the_jump_is_remembered_and_used_by_every_way_of_ssh(
 def test_down_asks_the_head_over_the_jump_what_would_be_lost(
     nat: SimulatedCloud, jump: str | None
 ) -> None:
-    nat.up(nodes=1, private=True, **({"jump": jump} if jump else {}))
+    nat.prepared(nodes=1, private=True, **({"jump": jump} if jump else {}))
     asked: list[Node] = []
 
     def make_host(node: Node, files: ClusterFiles) -> Host:
@@ -106,7 +98,7 @@ def test_down_asks_the_head_over_the_jump_what_would_be_lost(
 
 
 def test_with_an_unreadable_record_it_is_unknown_what_would_be_lost(nat: SimulatedCloud) -> None:
-    nat.up(nodes=1, private=True, jump="ssm")
+    nat.prepared(nodes=1, private=True, jump="ssm")
     group = nat.group
     nat.ec2.create_tags(Resources=[group.id], Tags=[{"Key": "spr-cluster:nodes", "Value": "many"}])
 
@@ -134,23 +126,8 @@ def test_without_the_program_of_the_jump_nothing_is_bought(
     assert nat.left() == []
 
 
-def test_another_jump_can_be_named_later(nat: SimulatedCloud) -> None:
-    nat.up(nodes=1, private=True)
-
-    nat.up(jump="ssm")
-
-    node: Node = nat.cluster().head
-    assert node.jump == "ssm"
-
-
-def test_without_a_way_out_nothing_is_bought(cloud: SimulatedCloud) -> None:
-    with pytest.raises(UsageError, match=r"sends 0\.0\.0\.0/0 to igw-\w+; its machines"):
-        cloud.up(nodes=2, private=True)
-    assert cloud.left() == []
-
-
 def test_with_an_image_no_way_out_is_needed(nat: SimulatedCloud) -> None:
-    nat.up(nodes=2, private=True)
+    nat.prepared(nodes=2, private=True)
     nat.down(keep_image=True)
     nat.faults("[network]\ninternet_gateway = false\n")
 
@@ -213,6 +190,7 @@ def test_a_public_cluster_may_get_a_jump_later(cloud: SimulatedCloud) -> None:
     cloud.up(nodes=2, jump="ssm")
 
     assert cloud.cluster().is_whole
+    assert cloud.cluster().head.jump == "ssm"
 
 
 def test_a_node_to_which_the_jump_does_not_lead_is_neither_terminated_nor_bought_again(

@@ -108,7 +108,6 @@ def buy_and_be_killed(cloud: SimulatedCloud, **given: Any) -> None:
 def test_only_the_second_guard_ends_a_machine_that_never_boots(
     cloud: SimulatedCloud, second_guard: bool
 ) -> None:
-    cloud.be("instant")
     cloud.faults(NO_GUEST)
     buy_and_be_killed(cloud, **{**GUARDED, "second_guard": second_guard})
     (bare,) = machines(cloud)
@@ -127,7 +126,6 @@ def test_only_the_second_guard_ends_a_machine_that_never_boots(
 
 
 def test_machines_that_end_themselves_are_left_to_it(cloud: SimulatedCloud) -> None:
-    cloud.be("instant")
     cloud.up(nodes=2, **GUARDED)
     cloud.clock.sleep(2 * 3600)
     assert machines(cloud) == []
@@ -171,7 +169,6 @@ def test_each_machine_has_a_schedule_and_the_role_the_least_rights(cloud: Simula
 
 
 def test_the_role_may_end_no_other_machine(cloud: SimulatedCloud) -> None:
-    cloud.be("instant")
     cloud.up(nodes=1, **GUARDED)
     (other,) = cloud.fake.run()
     clients, group = cloud.ctx.clients, f"spr-cluster-{NAME}"
@@ -208,12 +205,7 @@ def test_a_role_that_never_works_is_a_failure(cloud: SimulatedCloud) -> None:
 
 @pytest.mark.parametrize(
     ("client", "operation"),
-    [
-        ("scheduler", "CreateScheduleGroup"),
-        ("iam", "CreateRole"),
-        ("iam", "PutRolePolicy"),
-        ("scheduler", "CreateSchedule"),
-    ],
+    [("iam", "PutRolePolicy"), ("scheduler", "CreateSchedule")],
 )
 def test_the_next_up_mends_what_a_kill_left(
     cloud: SimulatedCloud, client: str, operation: str
@@ -258,7 +250,6 @@ def test_extend_moves_it_before_anything_else(cloud: SimulatedCloud) -> None:
 
 
 def test_repair_gives_the_new_machine_a_schedule(cloud: SimulatedCloud) -> None:
-    cloud.be("instant")
     cluster = cloud.up(nodes=2, **GUARDED)
     cloud.end(cluster.workers[0].instance.id)
 
@@ -317,7 +308,6 @@ def lose_record_and_schedules(cloud: SimulatedCloud) -> None:
 def test_down_finds_it_without_the_record(
     cloud: SimulatedCloud, lose: Callable[[SimulatedCloud], None]
 ) -> None:
-    cloud.be("instant")
     cloud.up(nodes=1, **GUARDED)
     lose(cloud)
 
@@ -326,10 +316,12 @@ def test_down_finds_it_without_the_record(
     assert cloud.left() == []
 
 
-def test_an_account_shows_it_if_nothing_else_is_left(cloud: SimulatedCloud) -> None:
-    cloud.be("instant")
+def test_an_account_shows_it_if_nothing_else_is_left(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cloud.up(nodes=1, bake="none", **GUARDED)
     lose_record(cloud)
+    monkeypatch.setattr("cluster.overview.connect", lambda _: cloud.ctx.clients)
     cloud.ctx.clients.scheduler.create_schedule_group(Name="spr-cluster-of-others")
     for image in cloud.found("images").images:
         cloud.ec2.deregister_image(ImageId=image.id)
@@ -374,7 +366,10 @@ def test_a_cluster_without_it_needs_no_permission_for_it(
     assert cloud.left() == []
 
 
-def test_whoever_may_not_look_has_none(cloud: SimulatedCloud) -> None:
+def test_whoever_may_not_look_has_none(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.overview.connect", lambda _: cloud.ctx.clients)
     for action in ("ListSchedules", "ListScheduleGroups", "GetRole"):
         code = "code = 'AccessDeniedException'\nstatus = 403\ntimes = 100\n"
         cloud.faults(f"[[error]]\naction = '{action}'\n{code}")

@@ -21,8 +21,9 @@ def expires(cloud: SimulatedCloud) -> int:
     return int(found.timestamp())
 
 
-@pytest.mark.parametrize("change", [{"timer": "dead"}, {"expires": 1_999_999_999}])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "change"), [(0, {"timer": "dead"}), (1, {"expires": 1_999_999_999})]
+)
 def test_up_sets_the_timer_of_an_existing_node_again(
     cloud: SimulatedCloud, rank: int, change: dict[str, object]
 ) -> None:

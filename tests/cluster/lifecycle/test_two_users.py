@@ -154,7 +154,7 @@ def down_held_at(cloud: SimulatedCloud, call: str, meanwhile: Callable[[], objec
     cloud.down()
 
 
-@pytest.mark.parametrize("call", ["TerminateInstances", "DeletePlacementGroup", "DeleteKeyPair"])
+@pytest.mark.parametrize("call", ["TerminateInstances", "DeletePlacementGroup"])
 def test_down_leaves_a_newer_cluster_of_the_same_name_alone(
     cloud: SimulatedCloud, tmp_path: Path, call: str
 ) -> None:

@@ -48,26 +48,6 @@ def test_the_workers_answer_lost_buys_them_once(cloud: SimulatedCloud) -> None:
     assert len(cloud.recorder.of("RunInstances")) >= 5
 
 
-def test_what_ec2_shows_late_is_waited_for(cloud: SimulatedCloud) -> None:
-    cloud.faults("visibility_s = 12")
-
-    cloud.up(nodes=2)
-
-    cloud.clock.sleep(12)
-    assert cloud.cluster().is_whole
-    assert len(cloud.found("instances").instances) == 2
-
-
-def test_three_calls_of_ten_are_throttled_and_nothing_is_lost(cloud: SimulatedCloud) -> None:
-    cloud.faults('seed = 3\n[[throttle]]\naction = "*"\nrate = 0.3\n')
-
-    cloud.up(nodes=2)
-
-    cloud.faults("")
-    assert cloud.cluster().is_whole
-    assert len(cloud.left()) == 11
-
-
 def test_what_comes_in_pages_is_found_on_all_of_them(cloud: SimulatedCloud) -> None:
     zone = cloud.first_zone()
     full = f'[[capacity]]\nzone = "{zone}"\nfree = 0\n'

@@ -53,47 +53,62 @@ def test_a_good_network_passes_all_checks() -> None:
     assert one(results, "cluster", "pairs").found == "all 6 ordered pairs of nodes tested"
 
 
-def test_the_node_with_closed_ports_is_blamed_not_its_peers() -> None:
-    closed = {(a, "node1"): {"error": "timed out"} for a in ("node0", "node2")}
-
-    results = check_network(measured(reach=closed), ON_AWS)
-
-    assert verdicts_of(results) == [("node1", "ports", "fail")]
-    result = one(results, "node1", "ports")
-    assert result.found == "node0, node2 can't reach it: timed out"
-    assert "Open the security group:\nspr-cluster up --name bert\n" in result.remedy
+def each(sources: str, targets: str, answer: Any) -> dict[tuple[str, str], Any]:
+    return {(f"node{a}", f"node{b}"): answer for a in sources for b in targets}
 
 
-def test_a_node_that_blocks_outgoing_connections_is_blamed() -> None:
-    closed = {("node2", b): {"error": "timed out"} for b in ("node0", "node1")}
-
-    results = check_network(measured(reach=closed), ON_AWS)
-
-    assert verdicts_of(results) == [("node2", "ports", "fail")]
-    assert one(results, "node2", "ports").found == "it can't reach node0, node1: timed out"
+CLOSED: dict[str, Any] = {"error": "timed out"}
+ELSEWHERE = {"address": "10.0.0.9", **CLOSED}
+NO_LOGIN = "Permission denied (publickey)."
 
 
-def test_a_wrong_name_is_found_on_the_node_that_resolves_it() -> None:
-    wrong = {("node1", "node2"): {"address": "10.0.0.9", "error": "timed out"}}
+# What the nodes measure, the one failure, and what is said of it.
+@pytest.mark.parametrize(
+    ("wrong", "failure", "found", "remedy"),
+    [
+        (
+            {"reach": each("02", "1", CLOSED)},
+            ("node1", "ports", "fail"),
+            "node0, node2 can't reach it: timed out",
+            "Open the security group:\nspr-cluster up --name bert\n",
+        ),
+        (
+            {"reach": each("2", "01", CLOSED)},
+            ("node2", "ports", "fail"),
+            "it can't reach node0, node1: timed out",
+            "Look for a firewall on the node:\n",
+        ),
+        (
+            {"reach": each("1", "2", ELSEWHERE)},
+            ("node1", "names", "fail"),
+            "node2 is 10.0.0.9",
+            "spr-cluster ssh --name bert node0 -- 'sed -n \"/^# spr-cluster begin/,",
+        ),
+        (
+            {"ssh": each("01", "2", NO_LOGIN)},
+            ("node2", "ssh pairs", "fail"),
+            f"node0, node1 can't reach it: {NO_LOGIN}",
+            "'ssh -v node2 true'",
+        ),
+        (
+            {"reach": each("1", "02", {"round_trip": 2e-3})},
+            ("node1", "latency", "warn"),
+            "2000 us (slowest peer 2000 us)",
+            "Find out what else runs:\n",
+        ),
+    ],
+    ids=["in", "out", "name", "login", "slow"],
+)
+def test_a_fault_is_found_once_on_the_node_that_has_it(
+    wrong: dict[str, Any], failure: tuple[str, str, str], found: str, remedy: str
+) -> None:
+    results = check_network(measured(**wrong), ON_AWS)
 
-    results = check_network(measured(reach=wrong), ON_AWS)
-
-    assert verdicts_of(results) == [("node1", "names", "fail")]
-    assert one(results, "node1", "names").found == "node2 is 10.0.0.9"
-    assert one(results, "node1", "names").wanted == "node2 is 172.31.0.12"
-    assert one(results, "node1", "names").remedy.startswith(
-        "spr-cluster ssh --name bert node0 -- 'sed -n \"/^# spr-cluster begin/,"
-    )
-
-
-def test_a_refused_login_is_reported() -> None:
-    refused = {(a, "node2"): "Permission denied (publickey)." for a in ("node0", "node1")}
-
-    results = check_network(measured(ssh=refused), ON_AWS)
-
-    assert verdicts_of(results) == [("node2", "ssh pairs", "fail")]
-    found = one(results, "node2", "ssh pairs").found
-    assert found == "node0, node1 can't reach it: Permission denied (publickey)."
+    assert verdicts_of(results) == [failure]
+    result = one(results, *failure[:2])
+    assert result.found == found
+    assert remedy in result.remedy
+    assert failure[1] != "names" or result.wanted == "node2 is 172.31.0.12"
 
 
 def test_a_node_that_hangs_is_named() -> None:
@@ -122,15 +137,6 @@ def test_on_an_unknown_network_the_nodes_are_compared_with_each_other() -> None:
         ("node1", "bandwidth", "warn")
     ]
     assert verdicts_of(check_network(measured(send=same), IN_CONTAINERS)) == []
-
-
-def test_slow_round_trips_are_a_warning() -> None:
-    slow = {("node1", b): {"round_trip": 2e-3} for b in ("node0", "node2")}
-
-    results = check_network(measured(reach=slow), ON_AWS)
-
-    assert verdicts_of(results) == [("node1", "latency", "warn")]
-    assert one(results, "node1", "latency").found == "2000 us (slowest peer 2000 us)"
 
 
 def test_a_skewed_clock_is_measured_by_the_head() -> None:

@@ -37,10 +37,6 @@ def ask(text: str) -> dict[str, NodeAnswer]:
     return probe_nodes(FakeHost("node0", [("^# querying the health of all nodes", text)]), STACK)
 
 
-def unusable(text: str, *, amx_required: bool = True) -> dict[str, str]:
-    return find_unusable(CLUSTER, ask(text), amx_required=amx_required)
-
-
 def test_answers_and_refusals_are_parsed() -> None:
     refused = row("node2", 255, "ssh: connect to host node2: no route")
 
@@ -56,17 +52,20 @@ def test_answers_and_refusals_are_parsed() -> None:
     assert compare_clocks(answers) == {"node1": (0.5, 1.0)}
 
 
-def test_a_node_that_hangs_has_another_reason_than_one_that_refuses() -> None:
-    late = ask(row("node1", None, ""))["node1"]
+@pytest.mark.parametrize(
+    ("code", "text", "is_reached", "reason"),
+    [
+        (None, "", False, "no answer within 60 s"),
+        # A node without a working Python.
+        (127, "sh: 1: exec: python3: not found", True, "sh: 1: exec: python3: not found"),
+    ],
+)
+def test_a_node_that_hangs_has_another_reason_than_one_that_fails(
+    code: int | None, text: str, is_reached: bool, reason: str
+) -> None:
+    found = ask(row("node1", code, text))["node1"]
 
-    assert (late.reached, late.reason) == (False, "no answer within 60 s")
-
-
-def test_a_node_without_a_working_python_counts_as_reached() -> None:
-    broken = ask(row("node1", 127, "sh: 1: exec: python3: not found"))["node1"]
-
-    assert (broken.reached, broken.value) == (True, None)
-    assert broken.reason == "sh: 1: exec: python3: not found"
+    assert (found.reached, found.value, found.reason) == (is_reached, None, reason)
 
 
 def test_the_command_fits_what_linux_takes_as_one_argument() -> None:
@@ -78,50 +77,51 @@ def test_the_command_fits_what_linux_takes_as_one_argument() -> None:
     assert len(head.commands[0]) < 32_000
 
 
-def test_a_healthy_cluster_has_no_unusable_nodes() -> None:
-    assert unusable("".join(answer(node.name) for node in NODES)) == {}
+REFUSED = "Permission denied (publickey)."
 
 
-def test_silent_and_unreachable_nodes_are_named_with_their_reasons() -> None:
-    text = answer("node0") + row("node2", 255, "Permission denied (publickey).")
-
-    assert unusable(text) == {
-        "node1": "the head got no answer",
-        "node2": "the head can't connect over SSH: Permission denied (publickey).",
-    }
-
-
-def test_a_node_whose_probe_fails_is_named() -> None:
-    text = answer("node0") + answer("node1") + row("node2", 1, "Segmentation fault")
-
-    assert unusable(text) == {"node2": "the probe failed: Segmentation fault"}
-
-
-def test_a_worker_without_amx_is_named_if_amx_is_required() -> None:
-    lacking = answer("node2", processor={"amx": ["amx_tile"]})
-    text = answer("node0") + answer("node1") + lacking
-
-    assert unusable(text) == {"node2": "no AMX: lacks amx_bf16, amx_int8"}
-    assert unusable(text, amx_required=False) == {}
-
-
-def test_amx_that_the_kernel_does_not_grant_counts_as_missing() -> None:
-    lying = answer("node2", processor={"tile_data": "EINVAL"})
-    text = answer("node0") + answer("node1") + lying
-
-    assert unusable(text) == {"node2": "no AMX: lacks the kernel's permission (EINVAL)"}
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([answer(node.name) for node in NODES], {}),
+        (
+            [answer("node0"), row("node2", 255, REFUSED)],
+            {
+                "node1": "the head got no answer",
+                "node2": f"the head can't connect over SSH: {REFUSED}",
+            },
+        ),
+        (
+            [answer("node0"), answer("node1"), row("node2", 1, "Segmentation fault")],
+            {"node2": "the probe failed: Segmentation fault"},
+        ),
+        (
+            [answer("node0"), answer("node1"), answer("node2", processor={"amx": ["amx_tile"]})],
+            {"node2": "no AMX: lacks amx_bf16, amx_int8"},
+        ),
+        (
+            [answer("node0"), answer("node1", processor={"tile_data": "EINVAL"}), answer("node2")],
+            {"node1": "no AMX: lacks the kernel's permission (EINVAL)"},
+        ),
+    ],
+)
+def test_nodes_that_jobs_can_not_use_are_named_with_the_reason(
+    answers: list[str], expected: dict[str, str]
+) -> None:
+    assert find_unusable(CLUSTER, ask("".join(answers)), amx_required=True) == expected
+    others = {node: why for node, why in expected.items() if "AMX" not in why}
+    assert find_unusable(CLUSTER, ask("".join(answers)), amx_required=False) == others
 
 
 @pytest.mark.parametrize("flag", ["amx_bf16", "amx_tile", "amx_int8"])
 def test_each_amx_flag_is_required(flag: str) -> None:
-    facts = {"node0": parse_facts(facts_answer(flags=AMX.replace(flag, "")))}
+    facts = parse_facts(facts_answer(flags=AMX.replace(flag, "")))
 
     with pytest.raises(HostError, match=f"lacks {flag}"):
-        require_amx(facts, required=True)
-    assert "no AMX" in require_amx(facts, required=False)
+        require_amx("node0", facts, required=True)
+    assert "no AMX" in require_amx("node0", facts, required=False)
 
 
 def test_available_amx_is_reported() -> None:
-    assert require_amx({"node0": parse_facts(facts_answer())}, required=True).startswith(
-        "AMX available"
-    )
+    found = require_amx("node0", parse_facts(facts_answer()), required=True)
+    assert found.startswith("AMX available")

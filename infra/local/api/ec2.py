@@ -17,7 +17,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.elastic_network_interfaces import NetworkInterface
 from moto.ec2.models.instances import Instance
-from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
+from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX, get_prefix
 
 from infra.local.api import refusals, responses
 from infra.local.api.images import LocalImages
@@ -29,6 +29,12 @@ from infra.local.api.requests import READS
 from infra.local.api.runtime import Runtime
 from infra.local.api.spot_requests import SpotRequests
 from infra.local.machines.host import choose_range, used_ranges
+
+# moto's DescribeTags derives a resource's kind from its id's prefix.
+for _kind, _prefix in (("placement-group", "pg"), ("spot-instances-request", "sir")):
+    EC2_RESOURCE_TO_PREFIX[_kind] = _prefix
+    EC2_PREFIX_TO_RESOURCE[_prefix] = _kind
+
 
 _PLAIN_ATTACHMENT: Any = vars(NetworkInterface)["attachment"]
 

@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-Cloud, Point = TypeVar("Cloud"), TypeVar("Point")
+Cloud = TypeVar("Cloud")
+Point = TypeVar("Point")
 
 ROOT = Path(__file__).resolve().parent.parent
 

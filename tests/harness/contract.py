@@ -91,7 +91,8 @@ class Observer(Protocol):
 @contextmanager
 def watching(observer: Observer) -> Iterator[None]:
     """Show an observer all calls of this process."""
-    endpoint, client = botocore.endpoint, botocore.client.BaseClient
+    endpoint: Any = botocore.endpoint
+    client: Any = botocore.client.BaseClient
     convert, read = client._convert_to_request_dict, endpoint.convert_to_response_dict
 
     def watched_convert(self: Any, **given: Any) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from tests.infra.local.fakes import FakeCloud, FakePodman, refusal, tags
+from tests.infra.local.fakes import FakeCloud, FakePodman, FakeTime, refusal, tags
 
 NEAR = {"Placement": {"GroupName": "near"}}
 
@@ -65,15 +66,6 @@ def test_a_group_with_machines_stays_until_they_have_ended(
         resumed.faults("")
         ec2.terminate_instances(InstanceIds=ids[1:])
         assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
-        resumed.backend.runtime.clock = Later()
+        resumed.backend.runtime.clock = FakeTime(time.time() + 3600)
         ec2.delete_placement_group(GroupName="near")
     assert podman.state == {}
-
-
-class Later:
-    """A clock that runs an hour fast."""
-
-    def time(self) -> float:
-        import time
-
-        return time.time() + 3600

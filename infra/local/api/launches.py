@@ -48,7 +48,7 @@ class LaunchRequest:
         digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
         return LaunchRequest(
             most=int(param("MaxCount", 1)),
-            group=param("Placement.GroupName") or param("Placement.GroupId") or "",
+            group=param("Placement.GroupName", ""),
             reservation=param(
                 "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId",
                 "",
@@ -157,24 +157,18 @@ class Launches(Part):
         if target.get(key):
             return
         subnets = self._ec2.get_default_subnets()
-        zone = arguments.get("placement") or min(subnets)
-        if zone not in subnets:
-            raise EC2ClientError(
-                "MissingInput", f"No default subnet for availability zone: '{zone}'."
-            )
-        target[key] = subnets[zone].id
+        target[key] = subnets[min(subnets)].id
 
     def _fill_in_root_device(self, arguments: Arguments, image: Any) -> None:
         """Set the root volume's defaults: the image's size, and deletion on termination."""
         given = self._request.mappings
-        if not given and not arguments.get("launch_template"):
+        if not given:
             size_gib = refusals.require_root_size(image, None)
             ebs = {"VolumeSize": size_gib, "DeleteOnTermination": True}
             device = {"DeviceName": image.root_device_name, "Ebs": ebs}
             arguments["block_device_mappings"] = [device]
             return
-        filled = arguments.get("block_device_mappings", [])
-        for asked, mapping in zip(given, filled, strict=True):
+        for asked, mapping in zip(given, arguments["block_device_mappings"], strict=True):
             if mapping["DeviceName"] == image.root_device_name:
                 options, ebs = asked.get("Ebs", {}), mapping["Ebs"]
                 ebs["DeleteOnTermination"] = options.get("DeleteOnTermination", True)

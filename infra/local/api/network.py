@@ -51,9 +51,6 @@ class SecurityGroups(Part):
     """A region's security groups; moto stores them."""
 
     def delete(self, name: str | None = None, group_id: str | None = None) -> None:
-        if name and not group_id:
-            group = self._ec2.get_security_group_by_name_or_id(name)
-            group_id = group.id if group else None
         if group_id:
             refusals.require_unused_group(self._ec2, group_id)
         EC2Backend.delete_security_group(self._ec2, name, group_id)

@@ -359,7 +359,7 @@ def test_the_group_of_a_requested_interface_is_shown_and_in_use(fake_cloud: Fake
     }
     (instance_id,) = fake_cloud.run(NetworkInterfaces=[interface])
     assert [g["GroupId"] for g in fake_cloud.describe(instance_id)["SecurityGroups"]] == [group]
-    assert refusal(ec2.delete_security_group, GroupName="g") == "DependencyViolation"
+    assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
 
 
 # Resume

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 Cloud = TypeVar("Cloud")
+Point = TypeVar("Point")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -88,6 +89,11 @@ def run_shares(module: str, options: Sequence[str], jobs: int) -> list[Any]:
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
     return [json.loads(answer.splitlines()[-1]) for answer in answers]
+
+
+def choose(points: Sequence[Point], every: int) -> Sequence[Point]:
+    """Return every N-th point, at least one, and not from the first on, which is less telling."""
+    return points[min(every, len(points)) // 2 :: every]
 
 
 def run_sweep(

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import finish, run_sweep
+from benchmarks.common import choose, finish, run_sweep
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
     DONE,
@@ -118,8 +118,7 @@ def sweep(
         for number in range(kinds.count(kind))
         for moment in MOMENTS
     ]
-    # Not from the first on: with a large step, that would be one of two or three.
-    mine = points[every // 2 :: every][job::jobs]
+    mine = choose(points, every)[job::jobs]
     wrong = []
     for kill in mine:
         problems = try_point(cloud, home, scenario, kill, wanted)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import finish, run_sweep
+from benchmarks.common import choose, finish, run_sweep
 from cluster.context import Context
 from infra.ec2.key_pair import read_public
 from tests.harness.cloud import CloudProcess, cloud_process
@@ -238,8 +238,7 @@ def sweep(
     wrong, ran = [], 0
     # A loser makes fewer calls than planned: the longer schedules repeat one that was tried.
     tried: set[Schedule] = set()
-    # Not from the first on: there, one command ends before the other begins.
-    for schedule in planned[every // 2 :: every][job::jobs]:
+    for schedule in choose(planned, every)[job::jobs]:
         prefix = schedule._replace(during=0)
         if prefix in tried:
             continue

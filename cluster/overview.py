@@ -108,14 +108,12 @@ class Overview:
         record = self.record
         options = record.options if record else {}
         gib = options.get("volume_gib", ClusterOptions().volume_gib)
-        iops, mibps = options.get("volume_iops"), options.get("volume_throughput")
+        speed = {"iops": options.get("volume_iops"), "mibps": options.get("volume_throughput")}
         alive = self.found.alive
-        cost = self.prices.accrued(alive, now, gib, iops=iops, mibps=mibps)
+        cost = self.prices.accrued(alive, now, gib, **speed)
         if cost and record and alive and re.fullmatch(CLUSTER_NAME, self.name):
             public = bool(alive[0].public_ip)
-            node = self.prices.node(
-                alive[0].instance_type, gib, iops=iops, mibps=mibps, public=public
-            )
+            node = self.prices.node(alive[0].instance_type, gib, public=public, **speed)
             former_s = EventLog(ClusterFiles.of(self.name).events).former_s(record.created)
             cost = replace(cost, usd=cost.usd + (node.usd if node else 0) * former_s / 3600)
         return cost

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -51,7 +52,7 @@ class ClusterOption:
     """Valid values in words, for messages."""
     flag: str = ""
     parse: Callable[[str], Any] = str
-    """Parses the argument. Fields of type ``int`` or ``float`` need none."""
+    """Parses the argument. Numbers and durations need none, and durations no ``write``."""
     const: bool | None = None
     tag: str | None = ""
     write: Callable[[Any], str | None] = str
@@ -125,8 +126,6 @@ class ClusterOptions(BaseModel):
             "nodes shut down after this time (default: 8h); see `extend`",
             None,
             "from 1m to 30d",
-            parse=lambda text: parse_duration(text, "--ttl"),
-            write=render_duration,
         ),
     ] = Field(default=timedelta(hours=8), ge=timedelta(minutes=1), le=LONGEST_TTL)
     grace: Annotated[
@@ -135,8 +134,6 @@ class ClusterOptions(BaseModel):
             "then they wait this long for `fetch` of results that are nowhere else (default: 30m)",
             None,
             "from 0m to 24h",
-            parse=lambda text: parse_duration(text, "--grace"),
-            write=render_duration,
         ),
     ] = Field(default=timedelta(minutes=30), ge=timedelta(0), le=timedelta(hours=24))
     max_time: Annotated[
@@ -145,8 +142,6 @@ class ClusterOptions(BaseModel):
             "jobs with --max-time or --budget may extend the cluster's life to this time",
             "DURATION",
             "from 1m to 30d",
-            parse=lambda text: parse_duration(text, "--max-time"),
-            write=render_duration,
         ),
     ] = Field(default=None, ge=timedelta(minutes=1), le=LONGEST_TTL)
     budget: Annotated[
@@ -164,8 +159,6 @@ class ClusterOptions(BaseModel):
             "also shut down after this time without a job or SSH session",
             None,
             "from 5m to 30d",
-            parse=lambda text: parse_duration(text, "--idle-timeout"),
-            write=render_duration,
         ),
     ] = Field(default=None, ge=timedelta(minutes=5), le=LONGEST_TTL)
     second_guard: Annotated[
@@ -488,9 +481,14 @@ def _options() -> dict[str, ClusterOption]:
         (option,) = (each for each in field.metadata if isinstance(each, ClusterOption))
         name = key.replace("_", "-")
         tag = None if option.tag is None else option.tag or name
-        numbers = {int, float} & {field.annotation, *get_args(field.annotation)}
-        parse = numbers.pop() if numbers else option.parse
-        found[key] = replace(option, flag=option.flag or f"--{name}", tag=tag, parse=parse)
+        option = replace(option, flag=option.flag or f"--{name}", tag=tag)
+        kinds = {field.annotation, *get_args(field.annotation)}
+        if timedelta in kinds:
+            parse = partial(parse_duration, option=option.flag)
+            option = replace(option, parse=parse, write=render_duration)
+        elif numbers := {int, float} & kinds:
+            option = replace(option, parse=numbers.pop())
+        found[key] = option
     return found
 
 

@@ -85,36 +85,26 @@ class Prices:
         return Price(usd, known[0][0].source, all(price.is_here for price, _ in known))
 
     def node(
-        self,
-        instance_type: str,
-        gib: int,
-        *,
-        iops: int | None = None,
-        mibps: int | None = None,
-        public: bool = True,
+        self, instance_type: str, gib: int, *, public: bool = True, **speed: int | None
     ) -> Price | None:
-        """Return the hourly price of a machine with its disk and public address, if known."""
-        machine, disk = self.machines.get(instance_type), self.disk(gib, iops=iops, mibps=mibps)
+        """Return the hourly price of a machine with its disk and public address, if known.
+
+        ``speed`` is the disk's: see :meth:`disk`.
+        """
+        machine, disk = self.machines.get(instance_type), self.disk(gib, **speed)
         if machine is None or disk is None:
             return None
         usd = machine.usd + disk.usd + (ADDRESS_USD if public else 0)
         return Price(usd, machine.source, machine.is_here and disk.is_here)
 
     def accrued(
-        self,
-        machines: Iterable[Instance],
-        now: datetime,
-        gib: int,
-        *,
-        iops: int | None = None,
-        mibps: int | None = None,
+        self, machines: Iterable[Instance], now: datetime, gib: int, **speed: int | None
     ) -> Price | None:
         """Return the cost of machines since their launch, if every price is known."""
         costs = []
         for machine in machines:
-            each = self.node(
-                machine.instance_type, gib, iops=iops, mibps=mibps, public=bool(machine.public_ip)
-            )
+            public = bool(machine.public_ip)
+            each = self.node(machine.instance_type, gib, public=public, **speed)
             if each is None:
                 return None
             costs.append(replace(each, usd=each.usd * machine.hours(now)))

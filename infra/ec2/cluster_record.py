@@ -29,7 +29,6 @@ from infra.words import render_duration, spoken_duration, spoken_time
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
 _BOUND = f"{_PREFIX}bound"
-_GRACE = f"{_PREFIX}grace"
 GENERATION = f"{_PREFIX}generation"
 _JUST_NOW = timedelta(minutes=10)
 _SECOND, _HOUR = timedelta(seconds=1), timedelta(hours=1)

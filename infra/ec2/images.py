@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from botocore.exceptions import ClientError
 
-from infra.aws.clients import error_code, patient
+from infra.aws.clients import error_code, patient, unless
 from infra.ec2 import tags
 from infra.errors import CloudError
 from infra.wait import IMAGE_DEADLINE_S, Clock, wait_until
@@ -119,15 +119,14 @@ class Image:
 
 def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:
     """Return the current image of an Ubuntu release. Raises :class:`CloudError` if there is none."""
-    try:
-        image_id = ssm.get_parameter(Name=ubuntu_parameter(release))["Parameter"]["Value"]
-    except ClientError as error:
-        if error_code(error) != "ParameterNotFound":
-            raise
+    name = ubuntu_parameter(release)
+    found = unless({"ParameterNotFound"}, lambda: ssm.get_parameter(Name=name))
+    if found is None:
         raise CloudError(
             f"Canonical publishes no image of Ubuntu {release} in {ec2.meta.region_name}",
             hint="use another --region",
-        ) from None
+        )
+    image_id = found["Parameter"]["Value"]
     try:
         return describe_image(ec2, image_id)
     except (ClientError, CloudError) as error:
@@ -199,12 +198,9 @@ def wait_until_available(
     """Wait up to 90 minutes for an image. Raises :class:`CloudError` if EC2 fails to create it."""
 
     def probe() -> Image | None:
-        try:
-            image = describe_image(ec2, image_id)
-        except ClientError as error:
-            if error_code(error) == "InvalidAMIID.NotFound":
-                return None
-            raise
+        image = unless({"InvalidAMIID.NotFound"}, lambda: describe_image(ec2, image_id))
+        if image is None:
+            return None
         if image.state in ("failed", "error", "invalid"):
             raise CloudError(
                 f"image {image_id} {image.state}: {image.reason or 'no reason given'}",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.aws.clients import error_code, patient
+from infra.aws.clients import patient, unless
 from infra.ec2 import tags
 from infra.errors import CloudError, DeadlineError
 from infra.instance_types import is_metal
@@ -306,14 +306,11 @@ def terminate_instances(
     """Terminate machines and wait until EC2 reports them terminated."""
     if not ids:
         return
-    try:
-        ec2.terminate_instances(InstanceIds=list(ids))
-    except ClientError as error:
-        if error_code(error) != "InvalidInstanceID.NotFound":
-            raise
-        # EC2 rejects the whole call if one id is unknown.
-        if shown := [instance.id for instance in describe_by_id(ec2, ids)]:
-            ec2.terminate_instances(InstanceIds=shown)
+    unknown = {"InvalidInstanceID.NotFound"}
+    done = unless(unknown, lambda: ec2.terminate_instances(InstanceIds=list(ids)))
+    # EC2 rejects the whole call if one id is unknown.
+    if not done and (shown := [instance.id for instance in describe_by_id(ec2, ids)]):
+        ec2.terminate_instances(InstanceIds=shown)
 
     def probe() -> bool | None:
         states = {instance.state for instance in describe_by_id(ec2, ids)}

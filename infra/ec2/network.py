@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError
 
-from infra.aws.clients import error_code, when_visible
+from infra.aws.clients import error_code, unless, when_visible
 from infra.ec2 import tags
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, WITH_AMX, InstanceType, nearest_type
@@ -191,18 +191,18 @@ def describe_networks(
         if subnet_ids
         else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     )
-    try:
-        pages = ec2.get_paginator("describe_subnets").paginate(**selection)
-        found = [Network.from_aws(subnet) for page in pages for subnet in page["Subnets"]]
-    except ClientError as error:
-        if error_code(error) not in ("InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed"):
-            raise
+    pages = ec2.get_paginator("describe_subnets").paginate(**selection)
+    found = unless(
+        {"InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed"},
+        lambda: [Network.from_aws(subnet) for page in pages for subnet in page["Subnets"]],
+    )
+    if found is None:
         region = ec2.meta.region_name
         raise UsageError(
             f"--subnet-id {','.join(subnet_ids)}: no such subnet in {region}",
             hint=f"`aws ec2 describe-subnets --region {region}` lists them; without --subnet-id, the "
             "default VPC is used",
-        ) from None
+        )
     if subnet_ids and len({n.vpc_id for n in found}) > 1:
         places = ", ".join(f"{n.subnet_id} in {n.vpc_id}" for n in found)
         raise UsageError(f"--subnet-id: a cluster is in one VPC; these are in several: {places}")

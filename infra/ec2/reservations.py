@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from infra.aws.clients import DENIED, error_code
+from infra.aws.clients import DENIED, error_code, unless
 from infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,12 +85,8 @@ def find_open_reservations(
         "instance-type": list(types),
     }
     filters = [{"Name": name, "Values": given} for name, given in values.items()]
-    try:
-        usable = [each for each in _describe(ec2, Filters=filters) if not _why_unusable(each)]
-    except ClientError as error:
-        if error_code(error) not in DENIED:
-            raise
-        return ()
+    found = unless(DENIED, lambda: _describe(ec2, Filters=filters)) or ()
+    usable = [each for each in found if not _why_unusable(each)]
     return tuple(each for each in map(Reservation.from_aws, usable) if each.free >= missing)
 
 

@@ -26,7 +26,6 @@ from infra.ec2.inventory import Inventory, SecondGuard, describe_inventory
 from infra.lifetime import AFTER
 from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
 
-"""The time from a machine's deadline to its termination by the scheduler."""
 # https://aws.amazon.com/eventbridge/pricing/ ; IAM and schedule groups are free.
 COST = "free: one of 14 million free invocations a month for each node"
 _TAKEN = {"ConflictException"}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.aws.clients import DENIED, Clients, error_code
+from infra.aws.clients import DENIED, Clients, unless
 from infra.aws.cloud import Cloud
 from infra.errors import UsageError
 from infra.s3_url import parse_s3_url
@@ -39,13 +40,9 @@ def check_bucket(clients: Clients, spec: ClusterSpec, cloud: Cloud) -> Iterator[
     region = headers.get("x-amz-bucket-region", cloud.region)
     if region != cloud.region:
         yield f"{what}: the bucket is in {region}, so traffic from {cloud.region} costs money"
-    try:
-        found = clients.s3.get_bucket_encryption(
-            Bucket=bucket, ExpectedBucketOwner=clients.caller.account
-        )
-    except ClientError as error:
-        if error_code(error) not in DENIED:
-            raise
+    asked: Any = {"Bucket": bucket, "ExpectedBucketOwner": clients.caller.account}
+    found = unless(DENIED, lambda: clients.s3.get_bucket_encryption(**asked))
+    if found is None:
         yield (
             f"{what}: another account owns the bucket, or these credentials lack "
             "s3:GetEncryptionConfiguration; if it has its own KMS key, --bucket-kms-key is needed"

@@ -16,7 +16,7 @@ from typing import Any
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.aws.clients import DENIED, Clients, error_code
+from infra.aws.clients import DENIED, Clients, error_code, unless
 from infra.cost.quotas import ON_DEMAND_QUOTA
 from infra.ec2 import images, inventory, key_pair, network, tags
 from infra.ec2.images import RELEASES, ubuntu_parameter
@@ -36,13 +36,10 @@ _NO_POLICY = {"AWSOrganizationsNotInUseException", "EffectivePolicyNotFoundExcep
 
 def describe_tag_rules(clients: Clients) -> dict[str, Any]:
     """Return the organization's tag rules for this account, by lowercase tag key."""
-    try:
-        answer = clients.organizations.describe_effective_policy(PolicyType="TAG_POLICY")
-    except ClientError as error:
-        if error_code(error) not in _NO_POLICY:
-            raise
-        return {}
-    rules: dict[str, Any] = json.loads(answer["EffectivePolicy"]["PolicyContent"]).get("tags", {})
+    describe = partial(clients.organizations.describe_effective_policy, PolicyType="TAG_POLICY")
+    answer: Any = unless(_NO_POLICY, describe)
+    policy = json.loads(answer["EffectivePolicy"]["PolicyContent"]) if answer else {}
+    rules: dict[str, Any] = policy.get("tags", {})
     return rules
 
 

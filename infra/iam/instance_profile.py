@@ -9,9 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-
-from infra.aws.clients import DENIED, Clients, error_code, unless
+from infra.aws.clients import DENIED, Clients, unless
 from infra.aws.roles import EXISTS, delete_role, make_role, when_settled
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, Resource
@@ -122,31 +120,21 @@ def with_profile(
     clients: Clients, cluster: str, found: Inventory, *, is_certain: bool
 ) -> Inventory:
     """Add the role and profile to an inventory. Unless ``is_certain``, a denial means that there is none."""
-    try:
-        return replace(found, instance_profiles=ClusterProfile(clients, cluster).find())
-    except ClientError as error:
-        if is_certain or error_code(error) not in DENIED:
-            raise
-        return found
+    profile = ClusterProfile(clients, cluster)
+    profiles = profile.find() if is_certain else unless(DENIED, profile.find)
+    return replace(found, instance_profiles=profiles or ())
 
 
 def with_profiles(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, Inventory]:
     """Add a region's profiles to its clusters, including clusters with no other resources."""
     known, start = dict(clusters), tags.resource_name("")
-    region = clients.ec2.meta.region_name
-    end = tags.profile_name("", region).removeprefix(start)
-    try:
-        pages = clients.iam.get_paginator("list_instance_profiles").paginate()
-        names = [each["InstanceProfileName"] for page in pages for each in page["InstanceProfiles"]]
-        for name in names:
-            if name.startswith(start) and name.endswith(end):
-                cluster = name.removeprefix(start).removesuffix(end)
-                found = with_profile(
-                    clients, cluster, known.get(cluster, Inventory()), is_certain=True
-                )
-                if found:
-                    known[cluster] = found
-    except (ClientError, BotoCoreError) as error:
-        if not isinstance(error, ClientError) or error_code(error) not in DENIED:
-            raise
+    end = tags.profile_name("", clients.ec2.meta.region_name).removeprefix(start)
+    pages = clients.iam.get_paginator("list_instance_profiles").paginate()
+    listed = unless(DENIED, lambda: [each for page in pages for each in page["InstanceProfiles"]])
+    for name in (each["InstanceProfileName"] for each in listed or ()):
+        if name.startswith(start) and name.endswith(end):
+            cluster = name.removeprefix(start).removesuffix(end)
+            before = known.get(cluster, Inventory())
+            if found := with_profile(clients, cluster, before, is_certain=False):
+                known[cluster] = found
     return known

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from botocore.exceptions import ClientError
-
-from infra.aws.clients import DENIED, error_code
+from infra.aws.clients import DENIED, unless
 
 if TYPE_CHECKING:
     from types_boto3_iam import IAMClient
@@ -144,10 +142,6 @@ def find_principal(iam: IAMClient, caller: str, region: str) -> Principal:
     if match is None:
         return Principal(caller, region)
     partition, account, name = match.groups()
-    try:
-        # A session's ARN lacks its role's path, which single sign-on roles have.
-        return Principal(iam.get_role(RoleName=name)["Role"]["Arn"], region)
-    except ClientError as error:
-        if error_code(error) not in DENIED:
-            raise
-        return Principal(f"arn:{partition}:iam::{account}:role/{name}", region)
+    # A session's ARN lacks its role's path, which single sign-on roles have.
+    role = unless(DENIED, lambda: iam.get_role(RoleName=name)["Role"]["Arn"])
+    return Principal(role or f"arn:{partition}:iam::{account}:role/{name}", region)

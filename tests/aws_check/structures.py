@@ -27,7 +27,7 @@ class Structures:
         self.unmodeled: dict[str, set[str]] = {}
         """By operation: what botocore's model lacks."""
 
-    def on_request(self, operation: OperationModel, body: Any) -> None:
+    def on_request(self, operation: OperationModel, parameters: Any) -> None:
         return None
 
     def on_answer(self, operation: OperationModel, status: int, body: bytes) -> None:

@@ -76,11 +76,6 @@ def account_of(arn: str) -> str:
     return arn.split(":")[4]
 
 
-def place_of(account: str, region: str) -> str:
-    """Return the name of an account's region, so that accounts have separate container networks."""
-    return region if account == ACCOUNT else f"{account}-{region}"
-
-
 def _reply(action: str, result: dict[str, Any]) -> Reply:
     body = f'<{action}Response xmlns="{_XMLNS}"><{action}Result>{_render(result)}</{action}Result>'
     content = f"{body}</{action}Response>".encode()

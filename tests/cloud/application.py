@@ -12,12 +12,12 @@ from typing import Any
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.scheduler.models import scheduler_backends
+from moto.servicequotas.models import servicequotas_backends
 
 from infra.local.api.application import Application, answer_service_setting
 from infra.local.api.bucket_server import BucketServer
-from infra.local.api.quotas import show_quotas
 from infra.local.api.requests import ApiCall, Reply, error_reply
-from infra.local.api.schedules import show_schedules
+from infra.local.api.runtime import replace_backends
 from infra.local.machines.containers import NodeContainers
 from infra.local.state import StateFolder
 from tests.cloud.accounts import Accounts, account_of
@@ -57,8 +57,10 @@ class FaultyApplication(Application):
         is_new = account not in self._known_accounts
         regions = super()._regions_of(account)
         if is_new:
-            show_quotas(account, functools.partial(FaultyQuotas, faults=self.faults))
-            show_schedules(account, functools.partial(FaultyScheduler, runtime=self.runtime))
+            quotas = functools.partial(FaultyQuotas, faults=self.faults)
+            replace_backends(servicequotas_backends, account, quotas)
+            scheduler = functools.partial(FaultyScheduler, runtime=self.runtime)
+            replace_backends(scheduler_backends, account, scheduler)
         return regions
 
     def _run_schedules(self) -> bool:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
 
 from moto.iam.models import iam_backends
 
@@ -88,20 +87,15 @@ _KMS = ("Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext", "ReEncryptF
 SPOT_SERVICE = "spot.amazonaws.com"
 
 
-def parameters_of(call: ApiCall) -> dict[str, str]:
-    """Return the parameters of an EC2 or IAM call as sent: flat, with numbered lists."""
-    return dict(parse_qsl(call.body.decode("utf-8", "replace"), keep_blank_values=True))
-
-
 def requests_of(call: ApiCall, ec2: Any, tag_delay_s: float) -> Iterator[Request]:
     """Yield the requests that AWS authorizes for a call. Ignores tags younger than ``tag_delay_s``."""
     if call.service == "ec2":
-        asked = Ec2Call(call.action, parameters_of(call), ec2, tag_delay_s)
+        asked = Ec2Call(call.action, call.parameters, ec2, tag_delay_s)
         yield from asked.requests()
         return
     region, account = ec2.region_name, ec2.account_id
     if call.service == "iam":
-        yield from iam_requests(call, account, parameters_of(call))
+        yield from iam_requests(call, account, call.parameters)
         return
     if call.service == "scheduler":
         yield from scheduler_requests(call, account)

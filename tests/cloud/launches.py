@@ -18,8 +18,8 @@ from tests.cloud.faults import MachineRule, faults_of
 class LimitedLaunches(Launches):
     """A region's launches."""
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
+    def __init__(self, ec2: Any) -> None:
+        super().__init__(ec2)
         self._reserved = ""
 
     def _require_parts(self, image_id: str, arguments: Arguments) -> tuple[Any, str]:

@@ -23,8 +23,8 @@ _WHY_IT_DIED = {
 class FatefulLifecycle(InstanceLifecycle):
     """A region's instances over time, with the fates that the faults assign to them."""
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
+    def __init__(self, ec2: Any) -> None:
+        super().__init__(ec2)
         self.fates: dict[str, MachineRule] = {}
         self.impaired: set[str] = set()
         self.meter = Meter(self._runtime.conditions)
@@ -41,7 +41,7 @@ class FatefulLifecycle(InstanceLifecycle):
     def begin(self, instance: Instance) -> None:
         """Boot a new instance and schedule its fate, if it has one."""
         disks = (self._ec2.volumes[disk.volume_id] for _, disk in instance.get_block_device_mapping)
-        spot = self._spot_requests.find(instance.id) is not None
+        spot = self._ec2.spot_requests.find(instance.id) is not None
         self.meter.create(
             instance, self._runtime.now(), sum(disk.size for disk in disks), spot=spot
         )
@@ -95,13 +95,13 @@ class FatefulLifecycle(InstanceLifecycle):
         elif event == "reclaimed":
             self.end(instance)
             set_reason(instance, "Server.SpotInstanceTermination", "Spot instance termination")
-            self._spot_requests.close(instance.id, "instance-terminated-no-capacity")
+            self._ec2.spot_requests.close(instance.id, "instance-terminated-no-capacity")
             self._runtime.containers.remove([instance.id])
 
     def _interrupt(self) -> None:
         """Schedule notices for the spot instances that the faults interrupt."""
         for instance_id in faults_of(self._runtime).now.spot.interrupt:
-            request = self._spot_requests.find(instance_id)
+            request = self._ec2.spot_requests.find(instance_id)
             if request and request.code == "fulfilled":
                 self.schedule(self._ec2.get_instance(instance_id), "spot-notice", 0)
 
@@ -110,7 +110,7 @@ class FatefulLifecycle(InstanceLifecycle):
 
         https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
         """
-        request = self._spot_requests.find(instance.id)
+        request = self._ec2.spot_requests.find(instance.id)
         if request is None or request.code != "fulfilled":
             return
         request.set_code("marked-for-termination")

@@ -73,7 +73,8 @@ class FaultyEC2Response(LocalEC2Response):
         page = cut(str(self._get_action()), action_result.result, self.params, self._page_size())
         if page is not action_result.result:
             action_result = ActionResult(page)
-        return super().serialized(action_result)
+        status, headers, body = super().serialized(action_result)
+        return getattr(action_result.result, "http_status", status), headers, body
 
     def get_console_output(self) -> ActionResult:
         ec2, console = self.ec2_backend, self._faults.console
@@ -143,7 +144,6 @@ class FaultyEC2Response(LocalEC2Response):
         return answer
 
     def describe_capacity_reservations(self) -> ActionResult:
-        self.error_on_dryrun()
         ec2, ids = self.ec2_backend, self._get_param("CapacityReservationIds", [])
         rules = self._faults.reservation
         for id_ in {*ids} - {rule.id for rule in rules}:

@@ -50,8 +50,7 @@ def _find_keys_once(picker: Any, context: Any) -> tuple[str, ...]:
 def _call_moto(application: Any, environ: dict[str, Any]) -> Reply:
     """Call moto's only function for a service, such as EC2's, without Flask, which is half of the time."""
     callback = _only_callback(application)
-    # The embedded cloud asks Flask for what moto ignores in this call.
-    if callback is None or b"Action=CreateImage" in environ["wsgi.input"].getvalue():
+    if callback is None:
         return _call_flask(application, environ)
     request = normalize_request(application.request_class(environ))
     status, headers, body = callback(request, request.raw_url, dict(request.headers))

@@ -130,6 +130,8 @@ class CloudProcess:
     root: Path
     time: SharedTime
     process: subprocess.Popen[str]
+    clients: Clients
+    """For forks of this process, in which each finds them unused."""
 
     @property
     def machines(self) -> Path:
@@ -189,18 +191,13 @@ def cloud_process(root: Path) -> Iterator[CloudProcess]:
         url = json.loads(process.stdout.readline())
         try:
             with watching(Contract(KNOWN_DEVIATIONS, strict=True)):
-                cloud = CloudProcess(url, root, time, process)
-                _prepare_forks(cloud)
-                yield cloud
+                botocore_files.read_once()
+                clients = connect(make_cloud(url))
+                # To make them takes half of a fork's time.
+                assert all((clients.ec2, clients.buyer, clients.ssm, clients.quotas))
+                yield CloudProcess(url, root, time, process, clients)
         finally:
             process.kill()
-
-
-def _prepare_forks(cloud: CloudProcess) -> None:
-    """Read what every fork of this process needs, which is most of the time that one takes."""
-    botocore_files.read_once()
-    clients = cloud.connect()
-    assert all((clients.ec2, clients.ssm, clients.quotas))
 
 
 def _serve(root: Path, commands: TextIO) -> None:

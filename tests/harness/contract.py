@@ -1,6 +1,6 @@
 """Contract test: every request and every answer in a test is compared with AWS's service models.
 
-All of boto3's calls pass through :class:`botocore.endpoint.Endpoint`, on HTTP or not.
+All of boto3's calls pass through :mod:`botocore.client` and :mod:`botocore.endpoint`, on HTTP or not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
+import botocore.client
 import botocore.endpoint
+import pytest
 from botocore.model import OperationModel
 
 from tests.harness.shapes import check_answer, check_request
@@ -41,9 +43,9 @@ class Contract:
         self._strict = strict
         self._checked: dict[Any, tuple[str, ...]] = {}
 
-    def on_request(self, operation: OperationModel, body: Any) -> None:
-        key = (operation.name, str(body))
-        self._record(operation, "request", key, lambda: check_request(operation, body))
+    def on_request(self, operation: OperationModel, parameters: Any) -> None:
+        key = (operation.name, str(parameters))
+        self._record(operation, "request", key, lambda: check_request(operation, parameters))
 
     def on_answer(self, operation: OperationModel, status: int, body: bytes) -> None:
         key = (operation.name, status, hash(_VARIES.sub(b"", body)))
@@ -77,10 +79,10 @@ def require_announced(violations: Sequence[str], patterns: Sequence[str]) -> Non
 
 
 class Observer(Protocol):
-    """Sees the raw calls of this process; a retried call counts each time."""
+    """Sees the calls of this process."""
 
-    def on_request(self, operation: OperationModel, body: Any) -> None:
-        """Receive a request's body: a query as a dictionary, or JSON."""
+    def on_request(self, operation: OperationModel, parameters: Any) -> None:
+        """Receive a request's parameters, once however often it is sent."""
 
     def on_answer(self, operation: OperationModel, status: int, body: bytes) -> None:
         """Receive an answer's body."""
@@ -90,11 +92,13 @@ class Observer(Protocol):
 def watching(observer: Observer) -> Iterator[None]:
     """Show an observer all calls of this process."""
     endpoint: Any = botocore.endpoint
-    send, read = endpoint.Endpoint._send_request, endpoint.convert_to_response_dict
+    client: Any = botocore.client.BaseClient
+    convert, read = client._convert_to_request_dict, endpoint.convert_to_response_dict
 
-    def watched_send(self: Any, request: Any, operation: OperationModel) -> Any:
-        observer.on_request(operation, request["body"])
-        return send(self, request, operation)
+    def watched_convert(self: Any, **given: Any) -> Any:
+        request = convert(self, **given)
+        observer.on_request(given["operation_model"], given["api_params"])
+        return request
 
     def watched_read(response: Any, operation: OperationModel) -> Any:
         found = read(response, operation)
@@ -102,8 +106,7 @@ def watching(observer: Observer) -> Iterator[None]:
             observer.on_answer(operation, found["status_code"], found["body"])
         return found
 
-    endpoint.Endpoint._send_request, endpoint.convert_to_response_dict = watched_send, watched_read
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "_convert_to_request_dict", watched_convert)
+        patch.setattr(endpoint, "convert_to_response_dict", watched_read)
         yield
-    finally:
-        endpoint.Endpoint._send_request, endpoint.convert_to_response_dict = send, read

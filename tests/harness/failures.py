@@ -23,7 +23,6 @@ from tests.infra.local.fakes import Endpoint
 
 # Word for word, or a pattern where Python's own words differ between its versions.
 Message = str | re.Pattern[str]
-EMPTY = " is empty\n  → give it a value, or omit it"
 # Prepares a fault.
 Act = Callable[[CommandLine], None]
 

@@ -19,7 +19,7 @@ from cluster.lifecycle.down import down
 from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import ClusterFiles
-from infra.aws.clients import Clients, connect, translate_boto_error
+from infra.aws.clients import Clients, translate_boto_error
 from infra.ec2.cluster_record import ClusterRecord, parse_record
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import SprError
@@ -92,14 +92,13 @@ class Events:
 def make_context(cloud: CloudProcess, home: Path, events: Events | None = None) -> Context:
     """The tool's context on a harness's cloud, its time, and its machines."""
     os.environ["SPR_CLUSTER_HOME"] = str(home)
-    there = make_cloud(cloud.url)
-    clients = connect(there)
+    clients = cloud.clients
     hook: Callable[[str, str], None] = lambda _name, _moment: None  # noqa: E731
     if events:
         events.watch(clients)
         hook = lambda name, moment: events.tell("step", name, moment)  # noqa: E731
     return Context(
-        cloud=there,
+        cloud=make_cloud(cloud.url),
         clients=clients,
         files=ClusterFiles.of(NAME),
         clock=cloud.time,

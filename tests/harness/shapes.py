@@ -1,6 +1,6 @@
-"""AWS's service models as a contract: what a raw request or answer has that its model lacks.
+"""AWS's service models as a contract: what a request or a raw answer has that its model lacks.
 
-botocore drops unknown elements of an answer without a word, and checks only the types of a request.
+botocore drops unknown elements of an answer without a word, and checks no limits of a request.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_answer(operation: OperationModel, status: int, body: bytes) -> Found:
             operation, content
         )
     elif "json" in protocol:
-        yield from _check_json(operation.output_shape, content, "", strict=False)
+        yield from _check_json(operation.output_shape, content, "")
     else:
         yield from _check_root(operation, content)
 
@@ -167,7 +167,7 @@ def _check_entries(shape: Any, node: Any, path: str) -> Found:
 
 
 def _check_text(shape: Any, text: str, path: str, default_time: str = "iso8601") -> Found:
-    """A scalar as text: in XML, and in a query's request."""
+    """A scalar as text."""
     kind = shape.type_name
     if kind == "timestamp":
         form = shape.serialization.get("timestampFormat", default_time)
@@ -188,8 +188,7 @@ def _check_base64(text: str, path: str) -> Found:
         yield f"{path}: no base64"
 
 
-def _check_json(shape: Any, value: Any, path: str, *, strict: bool) -> Found:
-    """Check JSON; ``strict`` also checks a request's limits."""
+def _check_json(shape: Any, value: Any, path: str) -> Found:
     if shape is None:
         if value != {}:
             yield f"{path}: content that the model lacks"
@@ -198,19 +197,17 @@ def _check_json(shape: Any, value: Any, path: str, *, strict: bool) -> Found:
     if not _is_of(kind, value):
         yield f"{path}: a {type(value).__name__}, not a {kind}"
     elif kind == "structure":
-        yield from _check_members(shape, value, path, strict)
+        yield from _check_members(shape, value, path)
     elif kind == "list":
         for item in value:
-            yield from _check_json(shape.member, item, f"{path}[]", strict=strict)
+            yield from _check_json(shape.member, item, f"{path}[]")
     elif kind == "map":
         for key, item in value.items():
-            yield from _check_json(shape.key, key, f"{path}{{}}", strict=strict)
-            yield from _check_json(shape.value, item, f"{path}{{}}", strict=strict)
+            yield from _check_json(shape.key, key, f"{path}{{}}")
+            yield from _check_json(shape.value, item, f"{path}{{}}")
     else:
         text = str(value).lower() if kind == "boolean" else str(value)
         yield from _check_text(shape, text, path, "unixTimestamp")
-    if strict:
-        yield from _check_limits(shape, value, path)
 
 
 def _is_of(kind: str, value: Any) -> bool:
@@ -218,16 +215,15 @@ def _is_of(kind: str, value: Any) -> bool:
     return isinstance(value, _JSON_TYPES[kind]) and isinstance(value, bool) == (kind == "boolean")
 
 
-def _check_members(shape: Any, value: Mapping[str, Any], path: str, strict: bool) -> Found:
+def _check_members(shape: Any, value: Mapping[str, Any], path: str) -> Found:
     members = _members_by_tag(shape)
     for key, item in value.items():
         if key not in members:
             yield f"{_join(path, key)}: unknown member"
         # An answer's null is an absent member: https://smithy.io/2.0/aws/protocols/aws-restjson1-protocol.html
-        elif strict or item is not None:
+        elif item is not None:
             name, member = members[key]
-            yield from _check_deprecation(member, _join(path, name), strict)
-            yield from _check_json(member, item, _join(path, name), strict=strict)
+            yield from _check_json(member, item, _join(path, name))
     names = {name: key for key, (name, _) in members.items()}
     for name in shape.required_members:
         if name in names and names[name] not in value:
@@ -281,98 +277,34 @@ def _check_json_error(_: OperationModel, content: Any) -> Found:
 # Requests
 
 
-def check_request(operation: OperationModel, body: Any) -> Found:
-    """Yield what is wrong with a request's body: a query's keys, or JSON."""
-    protocol = protocol_of(operation)
-    if protocol in ("ec2", "query"):
-        sent = dict(body)
-        action, version = sent.pop("Action", ""), sent.pop("Version", "")
-        if action != operation.name or version != operation.service_model.api_version:
-            yield f": action {action}, version {version}"
-        tree = _grow(sent)
-        yield from _check_query(operation.input_shape, tree, "", protocol)
-        if protocol == "ec2" and isinstance(tree.get("Filter"), dict):
-            yield from _check_filters(operation.input_shape, tree["Filter"])
-    elif "json" in protocol:
-        content = json.loads(body) if body else {}
-        yield from _check_json(operation.input_shape, content, "", strict=True)
+def check_request(operation: OperationModel, parameters: Mapping[str, Any]) -> Found:
+    """Yield what is wrong with a call's parameters, whose names and types botocore itself checks."""
+    if protocol_of(operation) == "rest-xml" or operation.input_shape is None:
+        return
+    yield from _check_parameters(operation.input_shape, parameters, "")
+    if protocol_of(operation) == "ec2":
+        filters = parameters.get("Filters", parameters.get("Filter", ()))
+        names = [str(each.get("Name", "")) for each in filters]
+        unknown = unknown_filters(operation.input_shape, names) if names else ()
+        yield from (f"Filters: no filter {name!r}" for name in unknown)
 
 
-def _grow(query: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a query's flat keys as a tree: ``Filter.1.Name`` is at ``Filter``, ``1``, ``Name``."""
-    tree: dict[str, Any] = {}
-    for key, value in query.items():
-        *parents, last = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return tree
-
-
-def _check_query(shape: Any, node: Any, path: str, protocol: str) -> Found:
-    kind = shape.type_name if shape is not None else "structure"
-    if kind in ("structure", "list") and node == "":
-        return  # An empty list.
-    if kind == "structure":
-        yield from _check_query_members(shape, node, path, protocol)
-    elif kind == "list":
-        if protocol == "query" and not shape.serialization.get("flattened"):
-            node = node.get(shape.member.serialization.get("name", "member"), {})
-        for number, item in node.items():
-            if not number.isdigit():
-                yield f"{path}[]: {number} is no number"
-            yield from _check_query(shape.member, item, f"{path}[]", protocol)
-        yield from _check_limits(shape, list(node), path)
-    elif isinstance(node, dict):
-        yield f"{path}: members of a {kind}"
-    else:
-        text = node.decode() if isinstance(node, bytes) else str(node)
-        yield from _check_text(shape, text, path)
-        yield from _check_limits(shape, text, path)
-
-
-def _check_query_members(shape: Any, node: Any, path: str, protocol: str) -> Found:
-    members = _members_by_key(shape, protocol) if shape is not None else {}
-    for key, item in node.items():
-        if key not in members:
-            yield f"{_join(path, key)}: unknown parameter"
-        else:
-            name, member = members[key]
-            yield from _check_deprecation(member, _join(path, name), True)
-            yield from _check_query(member, item, _join(path, name), protocol)
-    sent = {members[key][0] for key in node if key in members}
-    for name in shape.required_members if shape is not None else ():
-        if name not in sent:
-            yield f"{_join(path, name)}: missing"
-
-
-@functools.cache
-def _members_by_key(shape: Any, protocol: str) -> dict[str, tuple[str, Any]]:
-    """Return a structure's members by their keys in a query.
-
-    https://smithy.io/2.0/aws/protocols/aws-ec2-query-protocol.html#query-key-resolution
-    """
-    found = {}
-    for name, member in shape.members.items():
-        told = member.serialization
-        key = told.get("name", name)
-        if protocol == "ec2":
-            key = told.get("queryName", key[0].upper() + key[1:])
-        elif member.type_name == "list" and told.get("flattened"):
-            key = member.member.serialization.get("name", key)
-        found[key] = (name, member)
-    return found
-
-
-def _check_filters(request: Any, items: Any) -> Found:
-    names = [str(item.get("Name", "")) for item in items.values()]
-    yield from (f"Filters: no filter {name!r}" for name in unknown_filters(request, names))
-
-
-def _check_deprecation(member: Any, path: str, strict: bool) -> Found:
-    if strict and member._shape_model.get("deprecated"):
-        yield f"{path}: deprecated"
+def _check_parameters(shape: Any, value: Any, path: str) -> Found:
+    if shape.type_name == "structure":
+        for name, item in value.items():
+            member, inner = shape.members[name], _join(path, name)
+            if member._shape_model.get("deprecated"):
+                yield f"{inner}: deprecated"
+            yield from _check_parameters(member, item, inner)
+    elif shape.type_name == "list":
+        for item in value:
+            yield from _check_parameters(shape.member, item, f"{path}[]")
+    elif shape.type_name == "map":
+        for item in value.values():
+            yield from _check_parameters(shape.value, item, f"{path}{{}}")
+    elif shape.type_name == "string":
+        yield from _check_text(shape, value, path)
+    yield from _check_limits(shape, value, path)
 
 
 def _check_limits(shape: Any, value: Any, path: str) -> Found:
@@ -390,8 +322,7 @@ def _check_limits(shape: Any, value: Any, path: str) -> Found:
 def _size(shape: Any, value: Any) -> float | None:
     """Return what a shape's limits mean: a number's value, or a length."""
     if shape.type_name in ("integer", "long", "float", "double"):
-        text = str(value)
-        return float(text) if _SCALARS["double"].fullmatch(text) else None
+        return float(value)
     return len(value) if shape.type_name in ("string", "list", "map") else None
 
 

@@ -32,6 +32,16 @@ def ec2_cloud(
 
 
 @pytest.fixture
+def http_cloud(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeCloud]:
+    """The embedded cloud as the tool reaches it: with HTTP, signatures, and this machine's time."""
+    leave_moto_as_it_was(monkeypatch)
+    with endpoint.serve(state_folder(tmp_path), FakePodman(), saving=False) as cloud:
+        yield cloud
+
+
+@pytest.fixture
 def ec2_calls(ec2_cloud: FakeCloud) -> Iterator[Recorder]:
     """Every EC2 request from here on."""
     recorder = Recorder()

@@ -20,6 +20,7 @@ from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.scheduler.models import scheduler_backends
+from moto.servicequotas.models import servicequotas_backends
 from moto.ssm.models import Parameter, ssm_backends
 from werkzeug.test import run_wsgi_app
 
@@ -29,10 +30,10 @@ from infra.local.api.ec2 import LocalEC2Backend, hide_invented_addresses, place_
 from infra.local.api.interceptors import answer_dry_run, refuse_stranger
 from infra.local.api.node_services import NodeServices
 from infra.local.api.prices import answer_get_products
-from infra.local.api.quotas import show_quotas
-from infra.local.api.requests import READS, ApiCall, Reply, error_reply, read_call
-from infra.local.api.runtime import Conditions, Runtime, ServerClock
-from infra.local.api.schedules import show_schedules
+from infra.local.api.quotas import LocalQuotas
+from infra.local.api.requests import READS, ApiCall, Reply, error_reply, json_reply, read_call
+from infra.local.api.runtime import Conditions, Runtime, ServerClock, replace_backends
+from infra.local.api.schedules import LocalScheduler
 from infra.local.machines.containers import NodeContainers
 from infra.local.machines.host import gateway_of
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
@@ -87,8 +88,8 @@ class Application:
         if account not in self._known_accounts:
             self._known_accounts.append(account)
             regions.backend = functools.partial(self.backend_type, runtime=self.runtime)
-            show_quotas(account)
-            show_schedules(account)
+            replace_backends(servicequotas_backends, account, LocalQuotas)
+            replace_backends(scheduler_backends, account, LocalScheduler)
         return regions
 
     def _backends(self) -> dict[str, Any]:
@@ -221,8 +222,6 @@ class Application:
 
     def _service(self, environ: dict[str, Any], call: ApiCall) -> Any:
         """Return moto's application for a service. The cache saves moto a slow search for every call."""
-        if not call.service:
-            return self._moto
         if call.service not in self._services:
             self._services[call.service] = self._moto.get_application(environ)
         return self._services[call.service]
@@ -240,8 +239,7 @@ class Application:
             self.open_region(region)
         except KeyError:
             return _NOT_FOUND
-        body = json.dumps({"gateway": gateway_of(self._regions[region].vpc_range)}).encode()
-        return Reply("200 OK", (("Content-Type", "application/json"),), body)
+        return json_reply({"gateway": gateway_of(self._regions[region].vpc_range)})
 
 
 def answer_service_setting(call: ApiCall, *, is_set: bool = True) -> Reply:
@@ -249,9 +247,7 @@ def answer_service_setting(call: ApiCall, *, is_set: bool = True) -> Reply:
     setting = json.loads(call.body)["SettingId"]
     role = "service-role/AWSSystemsManagerDefaultEC2InstanceManagementRole"
     value = role if is_set else "$None"
-    body = json.dumps({"ServiceSetting": {"SettingId": setting, "SettingValue": value}}).encode()
-    headers = (("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(body))))
-    return Reply("200 OK", headers, body)
+    return json_reply({"ServiceSetting": {"SettingId": setting, "SettingValue": value}})
 
 
 _SERVICES = frozenset({*list_of_moto_modules(), "pricing"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -33,24 +34,6 @@ from infra.local.machines.host import choose_range, used_ranges
 for _kind, _prefix in (("placement-group", "pg"), ("spot-instances-request", "sir")):
     EC2_RESOURCE_TO_PREFIX[_kind] = _prefix
     EC2_PREFIX_TO_RESOURCE[_prefix] = _kind
-
-
-def describe_tags(ec2: Any, filters: dict[str, list[str]] | None) -> Any:
-    """Return tags of resources. For plain ids, skip moto's slow pattern matching over all tags."""
-    ids = (filters or {}).get("resource-id", [])
-    is_by_id = filters and filters.keys() == {"resource-id"}
-    if not is_by_id or any(set("*?[") & set(i) for i in ids):
-        return EC2Backend.describe_tags(ec2, filters)
-    return [
-        {
-            "resource_id": id_,
-            "key": key,
-            "value": value,
-            "resource_type": EC2_PREFIX_TO_RESOURCE.get(get_prefix(id_), ""),
-        }
-        for id_ in ids
-        for key, value in ec2.tags.get(id_, {}).items()
-    ]
 
 
 _PLAIN_ATTACHMENT: Any = vars(NetworkInterface)["attachment"]
@@ -103,11 +86,9 @@ class LocalEC2Backend(EC2Backend):
         self.placement_groups = PlacementGroups(self)
         self.spot_requests = SpotRequests(self)
         self.images = LocalImages(self)
-        self.lifecycle = self.lifecycle_type(self, self.images, self.spot_requests)
-        self.instances = self.instances_type(self, self.images, self.lifecycle)
-        self.launches = self.launches_type(
-            self, self.images, self.lifecycle, self.placement_groups, self.spot_requests
-        )
+        self.lifecycle = self.lifecycle_type(self)
+        self.instances = self.instances_type(self)
+        self.launches = self.launches_type(self)
         super().__init__(region_name, account_id)
         self.images.offer_base_image()
 
@@ -178,7 +159,7 @@ class LocalEC2Backend(EC2Backend):
             "The embedded cloud has no public addresses: use the instance's private address",
         )
 
-    # moto's methods
+    # moto's methods, most of them answered by the parts
 
     def run_instances(
         self,
@@ -193,50 +174,34 @@ class LocalEC2Backend(EC2Backend):
     def associate_iam_instance_profile(self, *_: Any, **__: Any) -> None:
         """Do nothing: :class:`.Launches` knows all instances' profiles; moto would only note the first's."""
 
-    def start_instances(self, instance_ids: list[str]) -> Any:
-        return self.instances.start(instance_ids)
+    start_instances: Any = property(attrgetter("instances.start"))
+    stop_instances: Any = property(attrgetter("instances.stop"))
+    terminate_instances: Any = property(attrgetter("instances.terminate"))
+    create_image: Any = property(attrgetter("images.create"))
+    deregister_image: Any = property(attrgetter("images.deregister"))
+    describe_snapshots: Any = property(attrgetter("images.describe_snapshots"))
+    delete_snapshot: Any = property(attrgetter("images.delete_snapshot"))
+    describe_spot_instance_requests: Any = property(attrgetter("spot_requests.describe"))
+    cancel_spot_instance_requests: Any = property(attrgetter("spot_requests.cancel"))
+    delete_security_group: Any = property(attrgetter("security_groups.delete"))
+    revoke_security_group_ingress: Any = property(attrgetter("security_groups.revoke_ingress"))
 
-    def stop_instances(self, instance_ids: list[str]) -> Any:
-        return self.instances.stop(instance_ids)
-
-    def reboot_instances(self, instance_ids: list[str]) -> Any:
-        return self.instances.reboot(instance_ids)
-
-    def terminate_instances(self, instance_ids: list[str]) -> Any:
-        return self.instances.terminate(instance_ids)
+    def describe_tags(self, filters: dict[str, list[str]] | None = None) -> Any:
+        """Return tags of resources. For plain ids, skip moto's slow pattern matching over all tags."""
+        ids = (filters or {}).get("resource-id", [])
+        is_by_id = filters and filters.keys() == {"resource-id"}
+        if not is_by_id or any(set("*?[") & set(i) for i in ids):
+            return super().describe_tags(filters)
+        return [
+            {
+                "resource_id": id_,
+                "key": key,
+                "value": value,
+                "resource_type": EC2_PREFIX_TO_RESOURCE.get(get_prefix(id_), ""),
+            }
+            for id_ in ids
+            for key, value in self.tags.get(id_, {}).items()
+        ]
 
     def _load_amis(self) -> None:
         """Skip moto's 1,300 AMIs, because no container could start from them."""
-
-    def create_image(self, *arguments: Any, **named: Any) -> Any:
-        return self.images.create(*arguments, **named)
-
-    def deregister_image(self, ami_id: str) -> None:
-        self.images.deregister(ami_id)
-
-    def describe_snapshots(self, *arguments: Any, **named: Any) -> list[Any]:
-        return self.images.describe_snapshots(*arguments, **named)
-
-    def delete_snapshot(self, snapshot_id: str) -> Any:
-        return self.images.delete_snapshot(snapshot_id)
-
-    def describe_spot_instance_requests(self, *arguments: Any, **named: Any) -> Any:
-        return self.spot_requests.describe(*arguments, **named)
-
-    def cancel_spot_instance_requests(self, request_ids: list[str]) -> Any:
-        return self.spot_requests.cancel(request_ids)
-
-    def delete_security_group(self, name: str | None = None, group_id: str | None = None) -> None:
-        self.security_groups.delete(name, group_id)
-
-    def revoke_security_group_ingress(self, **asked: Any) -> None:
-        self.security_groups.revoke_ingress(**asked)
-
-    def modify_network_interface_attribute(self, *arguments: Any, **named: Any) -> None:
-        self.security_groups.set_of_interface(*arguments, **named)
-
-    def modify_instance_security_groups(self, *arguments: Any) -> Any:
-        return self.security_groups.set_of_instance(*arguments)
-
-    def describe_tags(self, filters: dict[str, list[str]] | None = None) -> Any:
-        return describe_tags(self, filters)

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flask import has_request_context, request
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.instances import Instance
 from moto.ec2.utils import random_ami_id
 
 from infra.local.api import refusals
-from infra.local.api.runtime import Runtime
+from infra.local.api.runtime import Part
 
 CANONICAL_ACCOUNT = "099720109477"
 # The disk size of Canonical's own images.
@@ -24,11 +23,10 @@ _BASE_GIB = 8
 
 @dataclass(frozen=True)
 class DiskCopy:
-    """A disk copy in progress; ``rebooting`` is the instance that reboots afterward, if any."""
+    """A disk copy in progress."""
 
     future: Future[None]
     ready_at: float
-    rebooting: str = ""
 
 
 class LocalAmi(Ami):
@@ -57,12 +55,11 @@ class LocalAmi(Ami):
             self.state_reason = {"Code": "Server.InternalError", "Message": error}
 
 
-class LocalImages:
+class LocalImages(Part):
     """A region's images: Canonical's and those created from instances. moto stores the AMIs."""
 
     def __init__(self, ec2: Any) -> None:
-        self._ec2 = ec2
-        self._runtime: Runtime = ec2.runtime
+        super().__init__(ec2)
         self._saved: set[str] = set()
         # Snapshots deleted while pending; EC2 deletes them once they are complete:
         # https://docs.aws.amazon.com/ebs/latest/userguide/ebs-deleting-snapshot.html
@@ -133,10 +130,9 @@ class LocalImages:
         image.add_tags(_tags_of(tag_specifications, "image"))
         image.ebs_snapshot.add_tags(_tags_of(tag_specifications, "snapshot"))
         self._saved.add(image_id)
-        reboot = not _is_no_reboot()
-        future = self._runtime.containers.save_image(instance_id, image_id, reboot=reboot)
+        future = self._runtime.containers.save_image(instance_id, image_id)
         ready_at = self._runtime.now() + self._runtime.conditions.image_s
-        self.copies[image_id] = DiskCopy(future, ready_at, instance_id if reboot else "")
+        self.copies[image_id] = DiskCopy(future, ready_at)
         return image
 
     def finish_copies(self) -> bool:
@@ -209,8 +205,3 @@ def _tags_of(specifications: Iterable[dict[str, Any]], resource: str) -> dict[st
         if specification["ResourceType"] == resource
         for tag in specification["Tags"]
     }
-
-
-def _is_no_reboot() -> bool:
-    """Return CreateImage's NoReboot parameter, which moto ignores."""
-    return has_request_context() and request.values.get("NoReboot", "").lower() == "true"

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from moto.ec2.exceptions import EC2ClientError, InvalidParameterCombination, OperationNotPermitted4
+from moto.ec2.exceptions import EC2ClientError, InvalidParameterCombination
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 
 from infra.errors import CloudError
 from infra.local.api import refusals
-from infra.local.api.images import LocalImages
-from infra.local.api.lifecycle import InstanceLifecycle, set_reason
-from infra.local.api.runtime import Runtime
+from infra.local.api.lifecycle import set_reason
+from infra.local.api.runtime import Part
 
 # EC2 shows a terminated instance for about an hour:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
@@ -33,14 +32,8 @@ def podman_errors() -> Iterator[None]:
         raise EC2ClientError("InternalError", error.message) from None
 
 
-class InstanceContainers:
+class InstanceContainers(Part):
     """Keeps a region's instances and containers in sync."""
-
-    def __init__(self, ec2: Any, images: LocalImages, lifecycle: InstanceLifecycle) -> None:
-        self._ec2 = ec2
-        self._runtime: Runtime = ec2.runtime
-        self._images = images
-        self._lifecycle = lifecycle
 
     # EC2's calls
 
@@ -53,7 +46,7 @@ class InstanceContainers:
             self._runtime.containers.start(i.id for i in stopped)
         started = EC2Backend.start_instances(self._ec2, instance_ids)
         for instance in stopped:
-            self._lifecycle.boot(instance)
+            self._ec2.lifecycle.boot(instance)
         return started
 
     def stop(self, instance_ids: list[str]) -> Any:
@@ -63,33 +56,21 @@ class InstanceContainers:
         with podman_errors():
             self._runtime.containers.stop(i.id for i in instances if i.state == "running")
         stopped = EC2Backend.stop_instances(self._ec2, instance_ids)
-        self._lifecycle.refresh_pids()
+        self._ec2.lifecycle.refresh_pids()
         return stopped
-
-    def reboot(self, instance_ids: list[str]) -> Any:
-        instances = self._ec2.get_multi_instances_by_id(instance_ids)
-        running = [i.id for i in instances if i.is_running()]
-        with podman_errors():
-            self._runtime.containers.stop(running)
-            self._runtime.containers.start(running)
-        self._lifecycle.refresh_pids()
-        return EC2Backend.reboot_instances(self._ec2, running)
 
     def terminate(self, instance_ids: list[str]) -> Any:
         if not instance_ids:
             raise InvalidParameterCombination("No instances specified")
         instances = self._ec2.get_multi_instances_by_id(instance_ids)
-        for instance in instances:
-            if str(instance.disable_api_termination).lower() == "true":
-                raise OperationNotPermitted4(instance.id)
         before = [(instance, copy.copy(instance.instance_state)) for instance in instances]
         for instance in instances:
             if instance.state not in ("shutting-down", "terminated"):
-                self._lifecycle.end(instance)
+                self._ec2.lifecycle.end(instance)
         with podman_errors():
             # Include terminated instances, because an earlier removal may have failed.
             self._runtime.containers.remove(instance_ids)
-        self._images.remove_unused()
+        self._ec2.images.remove_unused()
         return before
 
     def console_of(self, instance: Instance) -> str:
@@ -97,7 +78,7 @@ class InstanceContainers:
 
         https://cloudinit.readthedocs.io/en/latest/reference/modules.html#keys-to-console
         """
-        pid = self._lifecycle.pids.get(instance.id)
+        pid = self._ec2.lifecycle.pids.get(instance.id)
         keys = self._runtime.containers.host_keys(instance.id, pid) if pid else ()
         if not keys:
             return ""
@@ -115,7 +96,7 @@ class InstanceContainers:
         containers = self._runtime.containers
         found = containers.find(self._ec2.place)
         # A crash during a launch leaves containers behind that no response has mentioned.
-        kept = [i for i in self._ec2.live_instances() if self._lifecycle.has_container(i)]
+        kept = [i for i in self._ec2.live_instances() if self._ec2.lifecycle.has_container(i)]
         containers.remove(found.keys() - {instance.id for instance in kept})
         for instance in kept:
             container = found.get(instance.id)
@@ -130,13 +111,12 @@ class InstanceContainers:
     def follow_containers(self) -> bool:
         """Apply to EC2 the shutdowns and reboots that nodes initiated; return whether there may be any."""
         containers = self._runtime.containers
-        if all(map(containers.podman.is_alive, self._lifecycle.pids.values())):
+        if all(map(containers.podman.is_alive, self._ec2.lifecycle.pids.values())):
             return False
         found = containers.find(self._ec2.place)
-        rebooting = {disk_copy.rebooting for disk_copy in self._images.copies.values()}
         for instance in self._ec2.live_instances():
             container = found.get(instance.id)
-            if instance.state != "running" or instance.id in rebooting:
+            if instance.state != "running":
                 continue
             if container is None:
                 self._lose(instance)
@@ -144,13 +124,13 @@ class InstanceContainers:
                 self._start_again(instance)
             elif not container.running:
                 self._shut_down(instance)
-        self._lifecycle.refresh_pids()
+        self._ec2.lifecycle.refresh_pids()
         return True
 
     def forget_ended(self) -> bool:
         """Forget instances that EC2 no longer shows; return whether there were any."""
         ec2, limit = self._ec2, self._runtime.now() - _TERMINATED_VISIBLE_S
-        old = {id_ for id_, at in self._lifecycle.terminated_at.items() if at < limit}
+        old = {id_ for id_, at in self._ec2.lifecycle.terminated_at.items() if at < limit}
         if not old:
             return False
         for reservation_id, reservation in list(ec2.reservations.items()):

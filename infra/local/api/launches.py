@@ -15,12 +15,8 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 
 from infra.local.api import refusals
-from infra.local.api.images import LocalImages
 from infra.local.api.instances import podman_errors
-from infra.local.api.lifecycle import InstanceLifecycle
-from infra.local.api.network import PlacementGroups
-from infra.local.api.runtime import Runtime
-from infra.local.api.spot_requests import SpotRequests
+from infra.local.api.runtime import Part
 from infra.local.machines.containers import ContainerRequest, Seed, hostname_of, metadata_of
 from infra.local.machines.host import choose_cpus
 from infra.local.machines.podman import mac_of
@@ -52,7 +48,7 @@ class LaunchRequest:
         digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
         return LaunchRequest(
             most=int(param("MaxCount", 1)),
-            group=param("Placement.GroupName") or param("Placement.GroupId") or "",
+            group=param("Placement.GroupName", ""),
             reservation=param(
                 "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId",
                 "",
@@ -63,23 +59,11 @@ class LaunchRequest:
         )
 
 
-class Launches:
+class Launches(Part):
     """A region's launches."""
 
-    def __init__(
-        self,
-        ec2: Any,
-        images: LocalImages,
-        lifecycle: InstanceLifecycle,
-        placement_groups: PlacementGroups,
-        spot_requests: SpotRequests,
-    ) -> None:
-        self._ec2 = ec2
-        self._runtime: Runtime = ec2.runtime
-        self._images = images
-        self._lifecycle = lifecycle
-        self._placement_groups = placement_groups
-        self._spot_requests = spot_requests
+    def __init__(self, ec2: Any) -> None:
+        super().__init__(ec2)
         self._tokens: dict[str, tuple[str, str]] = {}
         """Digest of the request and reservation id, by client token."""
         self._request = LaunchRequest()
@@ -156,12 +140,13 @@ class Launches:
         for nic in arguments["nics"]:
             groups += nic.get("Groups", [])
         refusals.require_groups(self._ec2, groups)
-        subnet = self._subnet_of(arguments)
-        zone = str(subnet.availability_zone) if subnet else ""
+        zone = str(self._subnet_of(arguments).availability_zone)
         if self._request.group:
-            self._placement_groups.require_zone(self._request.group, zone)
+            self._ec2.placement_groups.require_zone(self._request.group, zone)
         if is_spot(arguments):
-            self._spot_requests.require_price(self._request.spot, arguments["instance_type"], zone)
+            self._ec2.spot_requests.require_price(
+                self._request.spot, arguments["instance_type"], zone
+            )
         return image, public_key
 
     def _fill_in_subnet(self, arguments: Arguments) -> None:
@@ -169,27 +154,21 @@ class Launches:
         nics = arguments["nics"]
         first = next((n for n in nics if int(n.get("DeviceIndex", 0)) == 0), None)
         target, key = (arguments, "subnet_id") if first is None else (first, "SubnetId")
-        if target.get(key) or (first and first.get("NetworkInterfaceId")):
+        if target.get(key):
             return
         subnets = self._ec2.get_default_subnets()
-        zone = arguments.get("placement") or min(subnets)
-        if zone not in subnets:
-            raise EC2ClientError(
-                "MissingInput", f"No default subnet for availability zone: '{zone}'."
-            )
-        target[key] = subnets[zone].id
+        target[key] = subnets[min(subnets)].id
 
     def _fill_in_root_device(self, arguments: Arguments, image: Any) -> None:
         """Set the root volume's defaults: the image's size, and deletion on termination."""
         given = self._request.mappings
-        if not given and not arguments.get("launch_template"):
+        if not given:
             size_gib = refusals.require_root_size(image, None)
             ebs = {"VolumeSize": size_gib, "DeleteOnTermination": True}
             device = {"DeviceName": image.root_device_name, "Ebs": ebs}
             arguments["block_device_mappings"] = [device]
             return
-        filled = arguments.get("block_device_mappings", [])
-        for asked, mapping in zip(given, filled, strict=True):
+        for asked, mapping in zip(given, arguments["block_device_mappings"], strict=True):
             if mapping["DeviceName"] == image.root_device_name:
                 options, ebs = asked.get("Ebs", {}), mapping["Ebs"]
                 ebs["DeleteOnTermination"] = options.get("DeleteOnTermination", True)
@@ -199,16 +178,12 @@ class Launches:
                 ebs["VolumeSize"] = size_gib
 
     def _subnet_of(self, arguments: Arguments) -> Any:
-        """Return the subnet of a launch; ``None`` for a launch into an existing interface."""
-        named = next((n["SubnetId"] for n in arguments["nics"] if n.get("SubnetId")), None)
-        subnet_id = arguments.get("subnet_id") or named
-        return self._ec2.get_subnet(subnet_id) if subnet_id else None
+        named = (n["SubnetId"] for n in arguments["nics"] if n.get("SubnetId"))
+        return self._ec2.get_subnet(arguments.get("subnet_id") or next(named))
 
     def _grant(self, least: int, arguments: Arguments) -> int:
         """Return how many instances to launch, from MinCount to MaxCount."""
         subnet = self._subnet_of(arguments)
-        if subnet is None:
-            return least  # an existing interface allows only one instance
         refusals.require_in_default_vpc(self._ec2, subnet.vpc_id)
         refusals.require_offered(str(subnet.availability_zone), arguments["instance_type"])
         return self._allot(str(subnet.availability_zone), least, arguments)
@@ -227,25 +202,23 @@ class Launches:
             interface.mac_address = mac_of(interface.private_ip_address)
             nic = asked.get(index, {})
             interface.ena_srd_specification = nic.get("EnaSrdSpecification")
-            if "NetworkInterfaceId" not in nic:
-                keep = str(nic.get("DeleteOnTermination", True)).lower() == "false"
-                interface.delete_on_termination = not keep
-                interface.add_tags(arguments.get("tags", {}).get("network-interface", {}))
+            interface.delete_on_termination = True
+            interface.add_tags(arguments.get("tags", {}).get("network-interface", {}))
         if not instance.security_groups:
             instance.security_groups = list(instance.nics[0].group_set)
         if self._request.group:
-            group = self._placement_groups.find(self._request.group)
+            group = self._ec2.placement_groups.find(self._request.group)
             instance.placement.group_name = group.group_name
             instance.placement.group_id = group.id
 
     def _start_containers(
         self, instances: Sequence[Instance], market: str, public_key: str, user_data: Any
     ) -> None:
-        all_cpus = choose_cpus(len(instances), self._lifecycle.cpus.values())
+        all_cpus = choose_cpus(len(instances), self._ec2.lifecycle.cpus.values())
         content = base64.b64decode(str(user_data)) if user_data else b""
         requests = []
         for instance, cpus in zip(instances, all_cpus, strict=True):
-            if not self._lifecycle.has_container(instance):
+            if not self._ec2.lifecycle.has_container(instance):
                 continue
             address = instance.private_ip
             request = ContainerRequest(
@@ -256,12 +229,12 @@ class Launches:
                 address=address,
                 cpus=cpus,
                 region=self._ec2.place,
-                image=self._images.disk_of(instance.image_id),
+                image=self._ec2.images.disk_of(instance.image_id),
             )
             requests.append(request)
         with podman_errors():
             self._runtime.containers.launch(requests)
-        self._lifecycle.cpus.update({r.seed.instance_id: r.cpus for r in requests})
+        self._ec2.lifecycle.cpus.update({r.seed.instance_id: r.cpus for r in requests})
 
     def _undo(self, reservation_id: str) -> None:
         """Remove all traces of a failed launch."""
@@ -280,10 +253,10 @@ class Launches:
         tags = arguments.get("tags", {}).get("spot-instances-request", {})
         for instance in reservation.instances:
             if is_spot(arguments):
-                self._spot_requests.add(instance, self._request.spot, tags)
+                self._ec2.spot_requests.add(instance, self._request.spot, tags)
             if profile := arguments.get("iam_instance_profile_name"):
-                self._lifecycle.profiles[instance.id] = profile
-            self._lifecycle.begin(instance)
+                self._ec2.lifecycle.profiles[instance.id] = profile
+            self._ec2.lifecycle.begin(instance)
 
 
 def is_spot(arguments: Arguments) -> bool:

@@ -7,9 +7,7 @@ from typing import Any
 
 from moto.ec2.models.instances import Instance, InstanceState, StateReason
 
-from infra.local.api.images import LocalImages
-from infra.local.api.runtime import Runtime
-from infra.local.api.spot_requests import SpotRequests
+from infra.local.api.runtime import Part
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32}
@@ -33,14 +31,11 @@ def set_reason(instance: Instance, code: str, message: str) -> None:
     instance.state_reason = StateReason(f"{code}: {message}", code)
 
 
-class InstanceLifecycle:
+class InstanceLifecycle(Part):
     """A region's instances over time."""
 
-    def __init__(self, ec2: Any, images: LocalImages, spot_requests: SpotRequests) -> None:
-        self._ec2 = ec2
-        self._runtime: Runtime = ec2.runtime
-        self._images = images
-        self._spot_requests = spot_requests
+    def __init__(self, ec2: Any) -> None:
+        super().__init__(ec2)
         self.terminated_at: dict[str, float] = {}
         self.profiles: dict[str, str] = {}
         """The instance profile of each instance that has one."""
@@ -69,7 +64,7 @@ class InstanceLifecycle:
         self.pids.pop(instance.id, None)
         set_state(instance, "shutting-down")
         set_reason(instance, "Client.UserInitiatedShutdown", "User initiated shutdown")
-        self._spot_requests.close(instance.id)
+        self._ec2.spot_requests.close(instance.id)
         wait_s = self._runtime.conditions.terminate_s
         if wait_s and not at_once:
             self.schedule(instance, "ends", wait_s)
@@ -93,7 +88,7 @@ class InstanceLifecycle:
         if any(event.event == "boots" for event in due):
             self.refresh_pids()
         if any(event.event != "boots" for event in due):
-            self._images.remove_unused()
+            self._ec2.images.remove_unused()
         return True
 
     def status_of(self, instance: Instance) -> str:

@@ -14,6 +14,7 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import generic_filter, random_id
 
 from infra.local.api import refusals
+from infra.local.api.runtime import Part
 
 ANYWHERE = "0.0.0.0/0"
 
@@ -46,16 +47,10 @@ def _render_route(route: Any) -> dict[str, Any]:
     }
 
 
-class SecurityGroups:
+class SecurityGroups(Part):
     """A region's security groups; moto stores them."""
 
-    def __init__(self, ec2: Any) -> None:
-        self._ec2 = ec2
-
-    def delete(self, name: str | None, group_id: str | None) -> None:
-        if name and not group_id:
-            group = self._ec2.get_security_group_by_name_or_id(name)
-            group_id = group.id if group else None
+    def delete(self, name: str | None = None, group_id: str | None = None) -> None:
         if group_id:
             refusals.require_unused_group(self._ec2, group_id)
         EC2Backend.delete_security_group(self._ec2, name, group_id)
@@ -78,19 +73,6 @@ class SecurityGroups:
             if not is_default:
                 raise
 
-    def set_of_interface(self, eni_id: str, group_ids: list[str], *more: Any, **named: Any) -> None:
-        refusals.require_groups(self._ec2, group_ids)
-        EC2Backend.modify_network_interface_attribute(self._ec2, eni_id, group_ids, *more, **named)
-        interface = self._ec2.get_network_interface(eni_id)
-        if group_ids and interface.instance and interface.device_index == 0:
-            interface.instance.security_groups = list(interface._group_set)
-
-    def set_of_instance(self, instance_id: str, group_ids: list[str]) -> Any:
-        refusals.require_groups(self._ec2, group_ids)
-        instance = EC2Backend.modify_instance_security_groups(self._ec2, instance_id, group_ids)
-        instance.nics[0]._group_set = list(instance.security_groups)
-        return instance
-
 
 class PlacementGroup(TaggedEC2Resource):
     """A placement group; moto's serializer depends on the attribute names."""
@@ -106,11 +88,11 @@ class PlacementGroup(TaggedEC2Resource):
         self.add_tags(tags)
 
 
-class PlacementGroups:
+class PlacementGroups(Part):
     """A region's placement groups."""
 
     def __init__(self, ec2: Any) -> None:
-        self._ec2 = ec2
+        super().__init__(ec2)
         self.by_name: dict[str, PlacementGroup] = {}
 
     def create(self, name: str, strategy: str, tags: dict[str, str]) -> PlacementGroup:
@@ -134,7 +116,7 @@ class PlacementGroups:
         """Refuse a second zone: a group stays in one zone until all of its instances have ended."""
         group = self.find(name)
         zones = self._zones_of(group)
-        if zone and zones - {zone}:
+        if zones - {zone}:
             raise EC2ClientError(
                 "InvalidPlacementGroup.InUse",
                 f"The placement group '{group.group_name}' is in use in another availability zone: "

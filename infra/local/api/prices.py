@@ -16,7 +16,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 from moto.ec2.models.instance_types import INSTANCE_TYPES as EC2_TYPES
 
 from infra.instance_types import INSTANCE_TYPES
-from infra.local.api.requests import ApiCall, Reply, error_reply
+from infra.local.api.requests import ApiCall, Reply, error_reply, json_reply
 from infra.local.api.runtime import Conditions
 
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
@@ -49,19 +49,15 @@ def spot_usd(conditions: Conditions, instance_type: str, zone: str) -> float:
     return conditions.spot_usd or on_demand_usd(conditions, instance_type, zone[:-1]) * share
 
 
-def spot_history(
-    conditions: Conditions, region: str, types: list[str], filters: dict[str, Any]
-) -> list[dict[str, Any]]:
+def spot_history(conditions: Conditions, region: str, types: list[str]) -> list[dict[str, Any]]:
     """Return the current spot price of each type and zone."""
-    zones = filters.get("availability-zone")
     offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
     history = []
     for place in sorted(offered, key=lambda offering: str(offering["Location"])):
         name, zone = place["InstanceType"], place["Location"]
-        if name not in types or (zones and zone not in zones):
-            continue
-        usd = spot_usd(conditions, name, zone)
-        history.append({"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": f"{usd:.6f}"})
+        if name in types:
+            usd = f"{spot_usd(conditions, name, zone):.6f}"
+            history.append({"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": usd})
     return history
 
 
@@ -78,9 +74,7 @@ def answer_get_products(call: ApiCall, conditions: Conditions) -> Reply:
         for product in products
         if wanted.items() <= {**_attributes(product), "regionCode": region}.items()
     ]
-    body = json.dumps({"FormatVersion": "aws_v1", "PriceList": found}).encode()
-    headers = (("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(body))))
-    return Reply("200 OK", headers, body)
+    return json_reply({"FormatVersion": "aws_v1", "PriceList": found})
 
 
 def _attributes(product: dict[str, Any]) -> dict[str, str]:

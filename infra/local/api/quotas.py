@@ -6,7 +6,7 @@ from typing import Any
 
 from moto.servicequotas import urls
 from moto.servicequotas.exceptions import NoSuchResource
-from moto.servicequotas.models import ServiceQuotasBackend, servicequotas_backends
+from moto.servicequotas.models import ServiceQuotasBackend
 
 # GetServiceQuota's codes: "Running On-Demand Standard instances", "All Standard Spot Instance Requests".
 ON_DEMAND_QUOTA, SPOT_QUOTA = "L-1216C47A", "L-34B43A08"
@@ -40,10 +40,3 @@ class LocalQuotas(ServiceQuotasBackend):
             "Adjustable": True,
             "GlobalQuota": False,
         }
-
-
-def show_quotas(account: str, quotas: Any = LocalQuotas) -> None:
-    """Make moto's Service Quotas report these quotas in every region."""
-    regions = servicequotas_backends[account]
-    regions.clear()
-    regions.backend = quotas

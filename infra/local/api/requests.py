@@ -90,7 +90,15 @@ def error_reply(call: ApiCall, status: int, code: str, message: str) -> Reply:
             f"{escape(message)}</Message></Error><RequestId>{_REQUEST_ID}</RequestId></ErrorResponse>"
         )
     else:
-        text = json.dumps({"__type": code, "message": message})
-    kind = "application/x-amz-json-1.1" if text.startswith("{") else "text/xml;charset=UTF-8"
-    headers = (("Content-Type", kind), ("Content-Length", str(len(text.encode()))))
-    return Reply(f"{status} {code}", headers, text.encode())
+        return json_reply({"__type": code, "message": message}, f"{status} {code}")
+    return _reply(f"{status} {code}", "text/xml;charset=UTF-8", text)
+
+
+def json_reply(content: Any, status: str = "200 OK") -> Reply:
+    """Return a JSON document as a response."""
+    return _reply(status, "application/x-amz-json-1.1", json.dumps(content))
+
+
+def _reply(status: str, kind: str, text: str) -> Reply:
+    body = text.encode()
+    return Reply(status, (("Content-Type", kind), ("Content-Length", str(len(body)))), body)

@@ -37,10 +37,6 @@ class LocalEC2Response(EC2Response):
         refusals.require_known_filters(str(self._get_action()), filters)
         return filters
 
-    def serialized(self, action_result: Any) -> Any:
-        status, headers, body = super().serialized(action_result)
-        return getattr(action_result.result, "http_status", status), headers, body
-
     # Instances
 
     def run_instances(self) -> Any:
@@ -94,7 +90,6 @@ class LocalEC2Response(EC2Response):
         return answer
 
     def describe_vpc_block_public_access_options(self) -> ActionResult:
-        self.error_on_dryrun()
         options = {
             "AwsAccountId": self.current_account,
             "AwsRegion": self.ec2_backend.region_name,
@@ -105,12 +100,10 @@ class LocalEC2Response(EC2Response):
         return ActionResult({"VpcBlockPublicAccessOptions": options})
 
     def describe_vpc_block_public_access_exclusions(self) -> ActionResult:
-        self.error_on_dryrun()
         return ActionResult({"VpcBlockPublicAccessExclusions": []})
 
     def describe_instance_connect_endpoints(self) -> ActionResult:
         """Return the default VPC's endpoint, which moto lacks. Ignores filters."""
-        self.error_on_dryrun()
         endpoint = {
             "InstanceConnectEndpointId": "eice-0123456789abcdef0",
             "State": "create-complete",
@@ -126,15 +119,13 @@ class LocalEC2Response(EC2Response):
 
     def describe_spot_price_history(self) -> ActionResult:
         """Return realistic prices; moto returns 0.00001 everywhere."""
-        self.error_on_dryrun()
         ec2 = self.ec2_backend
-        types, filters = self._get_param("InstanceTypes", []), self._filters_from_querystring()
-        history = prices.spot_history(ec2.runtime.conditions, ec2.region_name, types, filters)
+        types = self._get_param("InstanceTypes", [])
+        history = prices.spot_history(ec2.runtime.conditions, ec2.region_name, types)
         same = {"ProductDescription": "Linux/UNIX", "Timestamp": ec2.runtime.moto_now()}
         return ActionResult({"SpotPriceHistory": [{**each, **same} for each in history]})
 
     def describe_capacity_reservations(self) -> ActionResult:
-        self.error_on_dryrun()
         ids = self._get_param("CapacityReservationIds", [])
         refusals.require_found((), ids, *refusals.NO_RESERVATION)
         return ActionResult({"CapacityReservations": []})
@@ -143,7 +134,6 @@ class LocalEC2Response(EC2Response):
 
     def delete_key_pair(self) -> ActionResult:
         """Delete by name or id; moto supports only names."""
-        self.error_on_dryrun()
         name, id_ = self._get_param("KeyName"), self._get_param("KeyPairId")
         ec2 = self.ec2_backend
         names = [name] if name else [p.key_name for p in ec2.key_pairs.values() if p.id == id_]
@@ -154,21 +144,18 @@ class LocalEC2Response(EC2Response):
 
     def create_placement_group(self) -> ActionResult:
         tags = self._parse_tag_specification("placement-group").get("placement-group", {})
-        self.error_on_dryrun()
         group = self.ec2_backend.placement_groups.create(
             self._get_param("GroupName"), self._get_param("Strategy", "cluster"), tags
         )
         return ActionResult({"PlacementGroup": group})
 
     def describe_placement_groups(self) -> ActionResult:
-        self.error_on_dryrun()
         names = [*self._get_param("GroupNames", []), *self._get_param("GroupIds", [])]
         filters = self._filters_from_querystring()
         groups = self.ec2_backend.placement_groups.describe(names, filters)
         return ActionResult({"PlacementGroups": groups})
 
     def delete_placement_group(self) -> EmptyResult:
-        self.error_on_dryrun()
         self.ec2_backend.placement_groups.delete(self._get_param("GroupName"))
         return EmptyResult()
 
@@ -181,7 +168,6 @@ class LocalEC2Response(EC2Response):
 
     def describe_regions(self) -> ActionResult:
         """Return only regions in use, because opening a region creates a container network."""
-        self.error_on_dryrun()
         opened = {_HOME_REGION, *ec2_backends[self.current_account].keys()}
         names = set(self._get_param("RegionNames", []))
         regions = self.ec2_backend.describe_regions(list(names))

@@ -53,3 +53,18 @@ class Runtime:
     def moto_now(self) -> datetime:
         """Return the time in moto's format: UTC without a time zone."""
         return datetime.fromtimestamp(self.now(), timezone.utc).replace(tzinfo=None)
+
+
+class Part:
+    """A part of a region's EC2. It finds the other parts as attributes of the backend."""
+
+    def __init__(self, ec2: Any) -> None:
+        self._ec2 = ec2
+        self._runtime: Runtime = ec2.runtime
+
+
+def replace_backends(backends: Any, account: str, kind: Any) -> None:
+    """Make moto serve an account with this kind of backend in every region."""
+    regions = backends[account]
+    regions.clear()
+    regions.backend = kind

@@ -6,12 +6,7 @@ from typing import Any
 
 from moto.core.exceptions import JsonRESTError
 from moto.scheduler import urls
-from moto.scheduler.models import (
-    EventBridgeSchedulerBackend,
-    Schedule,
-    ScheduleGroup,
-    scheduler_backends,
-)
+from moto.scheduler.models import EventBridgeSchedulerBackend, Schedule, ScheduleGroup
 
 
 class LocalScheduler(EventBridgeSchedulerBackend):
@@ -39,10 +34,3 @@ class LocalScheduler(EventBridgeSchedulerBackend):
     def create_schedule(self, **values: Any) -> Schedule:
         self.get_schedule_group(values["group_name"])
         return super().create_schedule(**values)
-
-
-def show_schedules(account: str, scheduler: Any = LocalScheduler) -> None:
-    """Make moto's EventBridge Scheduler keep these schedules in every region."""
-    regions = scheduler_backends[account]
-    regions.clear()
-    regions.backend = scheduler

@@ -15,7 +15,7 @@ from moto.ec2.utils import random_spot_request_id
 
 from infra.local.api import refusals
 from infra.local.api.prices import spot_usd
-from infra.local.api.runtime import Runtime
+from infra.local.api.runtime import Part
 
 _MESSAGES = {
     "fulfilled": "Your Spot request is fulfilled.",
@@ -56,12 +56,8 @@ class SpotRequest(TaggedEC2Resource):
         }
 
 
-class SpotRequests:
+class SpotRequests(Part):
     """A region's spot requests; moto stores them in ``spot_instance_requests``."""
-
-    def __init__(self, ec2: Any) -> None:
-        self._ec2 = ec2
-        self._runtime: Runtime = ec2.runtime
 
     def require_price(self, options: Mapping[str, Any], instance_type: str, zone: str) -> None:
         """Refuse a maximum price below the zone's current spot price."""

@@ -200,15 +200,11 @@ class NodeContainers:
         found = self.podman.containers(f"{CLOUD_LABEL}={self._folder.key}")
         return {c.labels[INSTANCE_LABEL]: c for c in found if c.labels.get(REGION_LABEL) == region}
 
-    def save_image(self, instance_id: str, image_id: str, *, reboot: bool) -> Future[None]:
-        """Start saving a running node's disk as an image; afterward, reboot the node if requested.
+    def save_image(self, instance_id: str, image_id: str) -> Future[None]:
+        """Start saving a running node's disk as an image. The node never reboots for this."""
+        return self._background.submit(self._save_image, instance_id, image_id)
 
-        EC2 reboots first, to flush the disk. Here, the disk is readable only while the node runs, and
-        a container's files need no flushing.
-        """
-        return self._background.submit(self._save_image, instance_id, image_id, reboot)
-
-    def _save_image(self, instance_id: str, image_id: str, reboot: bool) -> None:
+    def _save_image(self, instance_id: str, image_id: str) -> None:
         container, image = self.container_of(instance_id), self.image_of(image_id)
         partial = image.with_suffix(".part")
         try:
@@ -216,9 +212,6 @@ class NodeContainers:
             partial.rename(image)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-            if reboot:
-                self.podman.stop(container)
-                self.podman.start(container)
 
     def host_keys(self, instance_id: str, pid: int) -> tuple[str, ...]:
         """Return a node's public SSH host keys; empty until its first boot has created them."""

@@ -45,31 +45,25 @@ def _has_program(name: str) -> bool:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
 
 
-def check_prerequisites(
-    *,
-    system: str = platform.system(),
-    has_program: Callable[[str], bool] = _has_program,
-    has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
-    user_id: Callable[[], int] = os.geteuid,
-) -> None:
+def check_prerequisites() -> None:
     """Raise :class:`UsageError` if a prerequisite of the embedded cloud is missing, with a way to get it."""
-    if system != "Linux":
+    if (system := platform.system()) != "Linux":
         raise UsageError(
             f"the embedded cloud needs Linux (its instances are containers); this is {system}",
             hint="use a Linux machine, or AWS: --cloud aws",
         )
-    if user_id() != 0:
+    if os.geteuid() != 0:
         raise UsageError(
             "the embedded cloud needs root, to give its instances addresses",
             hint="run the same command with sudo",
         )
-    if missing := sorted({p for name, p in _PACKAGES.items() if not has_program(name)}):
+    if missing := sorted({p for name, p in _PACKAGES.items() if not _has_program(name)}):
         packages = sorted({*_PACKAGES.values(), "runc", "mmdebstrap"})
         raise UsageError(
             f"the embedded cloud needs {', '.join(missing)}",
             hint=f"apt-get install --no-install-recommends {' '.join(packages)}",
         )
-    if not (has_module("moto") and has_module("flask")):
+    if not all(map(importlib.util.find_spec, ("moto", "flask"))):
         raise MissingExtraError("the embedded cloud needs moto, which answers as EC2", "local")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,25 +12,9 @@ from botocore.exceptions import ClientError
 from infra.aws.api_time import API_TIME
 from infra.aws.clients import translate_boto_error
 from infra.errors import UsageError
-from tests.infra.local.fakes import (
-    Endpoint,
-    FakeCloud,
-    FakePodman,
-    leave_moto_as_it_was,
-    sign_at,
-    state_folder,
-)
+from tests.infra.local.fakes import FakeCloud, sign_at
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-def cloud(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeCloud]:
-    leave_moto_as_it_was(monkeypatch)
-    with endpoint.serve(state_folder(tmp_path), FakePodman(), saving=False) as cloud:
-        yield cloud
 
 
 @pytest.fixture
@@ -54,7 +36,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, off: timedelta) -> None:
 
 @pytest.mark.parametrize(("off", "words"), [(DAY, "24 h ahead of"), (-DAY, "24 h behind")])
 def test_the_clouds_time_is_used_and_one_warning_names_the_difference(
-    cloud: FakeCloud,
+    http_cloud: FakeCloud,
     monkeypatch: pytest.MonkeyPatch,
     warnings: list[str],
     off: timedelta,
@@ -63,9 +45,9 @@ def test_the_clouds_time_is_used_and_one_warning_names_the_difference(
     set_clock(monkeypatch, off)
 
     with pytest.raises(ClientError):
-        cloud.clients.ec2.describe_vpcs(VpcIds=["vpc-0"])  # refused for another reason
+        http_cloud.clients.ec2.describe_vpcs(VpcIds=["vpc-0"])  # refused for another reason
     for _ in range(2):
-        cloud.clients.ec2.describe_vpcs()
+        http_cloud.clients.ec2.describe_vpcs()
 
     assert abs(API_TIME.now() - real_time()) < timedelta(seconds=10)
     (warning,) = warnings
@@ -76,22 +58,22 @@ def test_the_clouds_time_is_used_and_one_warning_names_the_difference(
 
 @pytest.mark.parametrize("seconds", [-90, 0, 90])
 def test_a_clock_that_is_a_little_off_is_believed(
-    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str], seconds: int
+    http_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str], seconds: int
 ) -> None:
     set_clock(monkeypatch, timedelta(seconds=seconds))
 
-    cloud.clients.ec2.describe_vpcs()
+    http_cloud.clients.ec2.describe_vpcs()
 
     assert (API_TIME.ahead, warnings) == (timedelta(), [])
 
 
 def test_a_refused_date_is_reported_as_the_clocks_fault(
-    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+    http_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
     set_clock(monkeypatch, DAY)
     sign_at(monkeypatch, real_time() + DAY)
 
-    for call in (cloud.clients.ec2.describe_vpcs, cloud.clients.quotas.list_services):
+    for call in (http_cloud.clients.ec2.describe_vpcs, http_cloud.clients.quotas.list_services):
         with pytest.raises(ClientError) as caught:
             call()
         error = translate_boto_error(caught.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,13 @@ from infra.aws.clients import PRICING_TIMEOUTS, connect
 from infra.cost.prices import Prices, describe_prices, table_prices, with_spot
 from infra.instance_types import INSTANCE_TYPES, find_machine
 from tests.harness.cloud import make_cloud
-from tests.infra.local.fakes import (
-    Endpoint,
-    FakeCloud,
-    FakePodman,
-    leave_moto_as_it_was,
-    state_folder,
-)
+from tests.infra.local.fakes import FakeCloud
 
 TODAY = date(2026, 11, 22)
 METAL, OTHER = "r7iz.metal-16xl", "c8in.8xlarge"
 DENIED = (
     '[[error]]\naction = "GetProducts"\ncode = "AccessDeniedException"\nstatus = 400\ntimes = 99\n'
 )
-
-
-@pytest.fixture
-def cloud(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeCloud]:
-    leave_moto_as_it_was(monkeypatch)
-    with endpoint.serve(state_folder(tmp_path), FakePodman()) as cloud:
-        yield cloud
 
 
 @pytest.fixture
@@ -49,24 +33,24 @@ def ask(cloud: FakeCloud, kept: Path, region: str = "us-east-1", **options: Any)
     return describe_prices(cloud.clients.pricing, region, types, kept, options.get("today", TODAY))
 
 
-def test_a_type_that_the_table_lacks_has_a_price(cloud: FakeCloud, kept: Path) -> None:
+def test_a_type_that_the_table_lacks_has_a_price(ec2_cloud: FakeCloud, kept: Path) -> None:
     assert OTHER not in INSTANCE_TYPES
 
-    assert ask(cloud, kept).machines[OTHER].usd == pytest.approx(32 * 0.05)
+    assert ask(ec2_cloud, kept).machines[OTHER].usd == pytest.approx(32 * 0.05)
 
 
-def test_ec2_describes_a_type_that_the_table_lacks(cloud: FakeCloud) -> None:
-    machine = find_machine(cloud.ec2, OTHER)
+def test_ec2_describes_a_type_that_the_table_lacks(ec2_cloud: FakeCloud) -> None:
+    machine = find_machine(ec2_cloud.ec2, OTHER)
 
     assert machine is not None
     assert (machine.cores, machine.vcpus, machine.memory_gib) == (16, 32, 64)
     assert (machine.sockets, machine.amx, machine.table_usd) == (None, None, None)
-    assert find_machine(cloud.ec2, "c7i.9xlarge") is None
-    assert find_machine(cloud.ec2, METAL) is INSTANCE_TYPES[METAL]
+    assert find_machine(ec2_cloud.ec2, "c7i.9xlarge") is None
+    assert find_machine(ec2_cloud.ec2, METAL) is INSTANCE_TYPES[METAL]
 
 
-def test_disks_and_addresses_are_counted_in(cloud: FakeCloud, kept: Path) -> None:
-    prices = ask(cloud, kept, "eu-west-1")
+def test_disks_and_addresses_are_counted_in(ec2_cloud: FakeCloud, kept: Path) -> None:
+    prices = ask(ec2_cloud, kept, "eu-west-1")
 
     disk = prices.disk(720, iops=3000 + 7200, mibps=125 + 720)
     assert disk is not None
@@ -78,22 +62,22 @@ def test_disks_and_addresses_are_counted_in(cloud: FakeCloud, kept: Path) -> Non
     assert with_address.usd - without.usd == pytest.approx(0.005)
 
 
-def test_prices_are_kept_for_a_week(cloud: FakeCloud, kept: Path) -> None:
-    first = ask(cloud, kept)
-    cloud.faults(DENIED)
+def test_prices_are_kept_for_a_week(ec2_cloud: FakeCloud, kept: Path) -> None:
+    first = ask(ec2_cloud, kept)
+    ec2_cloud.faults(DENIED)
 
-    assert ask(cloud, kept, today=TODAY + timedelta(days=6)) == first
+    assert ask(ec2_cloud, kept, today=TODAY + timedelta(days=6)) == first
     # Older ones are still better than the table, and say their age.
-    old = ask(cloud, kept, today=TODAY + timedelta(days=30))
+    old = ask(ec2_cloud, kept, today=TODAY + timedelta(days=30))
     assert old.machines == first.machines
     assert old.problem == "no permission for GetProducts"
 
 
-def test_new_prices_replace_those_of_last_week(cloud: FakeCloud, kept: Path) -> None:
-    ask(cloud, kept)
-    cloud.faults("[pricing]\nfactor = 2\n")
+def test_new_prices_replace_those_of_last_week(ec2_cloud: FakeCloud, kept: Path) -> None:
+    ask(ec2_cloud, kept)
+    ec2_cloud.faults("[pricing]\nfactor = 2\n")
 
-    assert ask(cloud, kept, today=TODAY + timedelta(days=7)).machines[METAL].usd == (
+    assert ask(ec2_cloud, kept, today=TODAY + timedelta(days=7)).machines[METAL].usd == (
         pytest.approx(2 * 6.5472)
     )
 
@@ -109,17 +93,17 @@ def test_new_prices_replace_those_of_last_week(cloud: FakeCloud, kept: Path) -> 
         '{"gp3": {"date": "x", "usd": {}}}',
     ],
 )
-def test_a_damaged_file_is_no_obstacle(cloud: FakeCloud, kept: Path, text: str) -> None:
+def test_a_damaged_file_is_no_obstacle(ec2_cloud: FakeCloud, kept: Path, text: str) -> None:
     kept.write_text(text)
 
-    assert ask(cloud, kept).machines[METAL].source == "Price List API, 2026-11-22"
+    assert ask(ec2_cloud, kept).machines[METAL].source == "Price List API, 2026-11-22"
     assert METAL in json.loads(kept.read_text())
 
 
-def test_a_type_that_is_not_listed_is_named(cloud: FakeCloud, kept: Path) -> None:
-    cloud.faults('[pricing]\nunlisted = ["c8in.*"]\n')
+def test_a_type_that_is_not_listed_is_named(ec2_cloud: FakeCloud, kept: Path) -> None:
+    ec2_cloud.faults('[pricing]\nunlisted = ["c8in.*"]\n')
 
-    prices = ask(cloud, kept)
+    prices = ask(ec2_cloud, kept)
 
     assert prices.problem == "the Price List API has no price of c8in.8xlarge in us-east-1"
     assert prices.machines[METAL].source == "Price List API, 2026-11-22"
@@ -128,8 +112,10 @@ def test_a_type_that_is_not_listed_is_named(cloud: FakeCloud, kept: Path) -> Non
 
 
 @pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1", "eusc-de-east-1"])
-def test_other_partitions_are_not_asked_about(cloud: FakeCloud, kept: Path, region: str) -> None:
-    prices = ask(cloud, kept, region)
+def test_other_partitions_are_not_asked_about(
+    ec2_cloud: FakeCloud, kept: Path, region: str
+) -> None:
+    prices = ask(ec2_cloud, kept, region)
 
     assert prices.problem == f"the Price List API does not cover {region}"
     assert not prices.machines[METAL].is_here
@@ -180,17 +166,19 @@ def test_a_price_list_that_never_answers_costs_seconds(
     assert prices.machines[METAL].is_here
 
 
-def test_spot_prices_are_those_of_each_zone(cloud: FakeCloud) -> None:
+def test_spot_prices_are_those_of_each_zone(ec2_cloud: FakeCloud) -> None:
     now = datetime(2026, 11, 22, tzinfo=timezone.utc)
     table = table_prices("us-east-1", (METAL,))
 
-    prices = with_spot(table, cloud.ec2, now)
+    prices = with_spot(table, ec2_cloud.ec2, now)
 
     assert prices.market(METAL, "us-east-1a", spot=True) == pytest.approx(0.4 * 6.5472, abs=1e-5)
     assert prices.market(METAL, "us-east-1b", spot=True) == pytest.approx(0.39 * 6.5472, abs=1e-5)
     assert prices.market(METAL, "us-east-1a", spot=False) == 6.5472
 
-    cloud.faults('[[error]]\naction = "DescribeSpotPriceHistory"\ncode = "UnauthorizedOperation"\n')
-    denied = with_spot(table, cloud.ec2, now)
+    ec2_cloud.faults(
+        '[[error]]\naction = "DescribeSpotPriceHistory"\ncode = "UnauthorizedOperation"\n'
+    )
+    denied = with_spot(table, ec2_cloud.ec2, now)
     assert denied.problem == "no permission for DescribeSpotPriceHistory"
     assert denied.spot == {}

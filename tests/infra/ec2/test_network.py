@@ -141,58 +141,33 @@ def test_opening_continues_after_an_interruption(
     assert see(ec2_cloud).is_open_as([CALLER], CALLER)
 
 
+SSH: dict[str, Any] = {
+    "IpProtocol": "tcp",
+    "FromPort": 22,
+    "ToPort": 22,
+    "IpRanges": [{"CidrIp": CALLER}],
+}
+ITSELF, ANOTHER = (
+    {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": name}]} for name in ("sg-1", "sg-2")
+)
+
+
 @pytest.mark.parametrize(
-    ("ingress", "open_"),
+    ("ingress", "egress", "open_"),
     [
-        (
-            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": CALLER}]},
-            True,
-        ),
-        (
-            {
-                "IpProtocol": "tcp",
-                "FromPort": 22,
-                "ToPort": 22,
-                "IpRanges": [{"CidrIp": CALLER}, {"CidrIp": "0.0.0.0/0"}],
-            },
-            False,
-        ),
-        (
-            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 99, "IpRanges": [{"CidrIp": CALLER}]},
-            False,
-        ),
-        (
-            {"IpProtocol": "tcp", "FromPort": 80, "ToPort": 80, "IpRanges": [{"CidrIp": CALLER}]},
-            False,
-        ),
+        ([SSH, ITSELF], ITSELF, True),
+        ([{**SSH, "IpRanges": [*SSH["IpRanges"], {"CidrIp": "0.0.0.0/0"}]}, ITSELF], ITSELF, False),
+        ([{**SSH, "ToPort": 99}, ITSELF], ITSELF, False),
+        ([{**SSH, "FromPort": 80, "ToPort": 80}, ITSELF], ITSELF, False),
+        ([SSH, ANOTHER], ITSELF, False),
+        ([SSH, ITSELF], ANOTHER, False),
     ],
 )
-def test_rules_are_read_as_ec2_tells_them(ingress: Any, open_: bool) -> None:
-    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
-    answer: Any = {
-        "GroupId": "sg-1",
-        "IpPermissions": [ingress, itself],
-        "IpPermissionsEgress": [itself],
-    }
+def test_rules_are_read_as_ec2_tells_them(ingress: list[Any], egress: Any, open_: bool) -> None:
+    rules = {"IpPermissions": ingress, "IpPermissionsEgress": [egress]}
+    answer: Any = {"GroupId": "sg-1", **rules}
 
     assert SecurityGroup.from_aws(answer).is_open_as([CALLER], "") is open_
-
-
-@pytest.mark.parametrize("side", ["IpPermissions", "IpPermissionsEgress"])
-def test_another_groups_traffic_is_not_the_clusters_own(side: str) -> None:
-    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
-    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": CALLER}]}
-    answer: Any = {
-        "GroupId": "sg-1",
-        "IpPermissions": [ssh, itself],
-        "IpPermissionsEgress": [itself],
-    }
-    answer[side] = [
-        rule if rule is ssh else {**rule, "UserIdGroupPairs": [{"GroupId": "sg-2"}]}
-        for rule in answer[side]
-    ]
-
-    assert not SecurityGroup.from_aws(answer).is_open_as([CALLER], "")
 
 
 def test_a_placement_group_is_a_tight_one_and_tagged(

@@ -63,7 +63,7 @@ def test_no_group_for_types_that_can_not_be_in_one() -> None:
 
 
 def test_the_request_of_a_plain_machine_is_exactly_this() -> None:
-    offer = offers_of(make_spec(2))[-1]
+    in_group, *_, offer = offers_of(make_spec(2))
     labels = [
         {"Key": "Name", "Value": "bert-worker"},
         {"Key": tags.CLUSTER, "Value": "bert"},
@@ -71,6 +71,9 @@ def test_the_request_of_a_plain_machine_is_exactly_this() -> None:
         {"Key": tags.STACK, "Value": "intel"},
     ]
 
+    request = render_request(make_purchase(make_spec(2)), in_group)
+    assert request.pop("Placement") == {"GroupName": "spr-cluster-bert"}
+    assert request["NetworkInterfaces"][0]["SubnetId"] == "subnet-a"
     assert render_request(make_purchase(make_spec(2)), offer) == {
         "ImageId": "ami-1",
         "InstanceType": METAL,
@@ -109,12 +112,6 @@ def test_the_request_of_a_plain_machine_is_exactly_this() -> None:
             for kind in ("instance", "volume", "network-interface")
         ],
     }
-
-
-def test_in_the_group_it_says_so() -> None:
-    request = render_request(make_purchase(make_spec(2)), offers_of(make_spec(2))[0])
-
-    assert request["Placement"] == {"GroupName": "spr-cluster-bert"}
 
 
 @pytest.mark.parametrize(

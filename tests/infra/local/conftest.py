@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from infra.local.state import StateFolder
+from tests.aws import answered_directly
 from tests.infra.local.fakes import (
     Endpoint,
     FakeCloud,
     FakePodman,
+    FakeTime,
     leave_moto_as_it_was,
     state_folder,
 )
@@ -31,6 +33,16 @@ def folder(tmp_path: Path) -> StateFolder:
 
 
 @pytest.fixture
-def fake_cloud(endpoint: Endpoint, tmp_path: Path, podman: FakePodman) -> Iterator[FakeCloud]:
-    with endpoint.serve(state_folder(tmp_path), podman) as cloud:
+def fake_cloud(endpoint: Endpoint, folder: StateFolder, podman: FakePodman) -> Iterator[FakeCloud]:
+    with endpoint.serve(folder, podman) as cloud, answered_directly(endpoint.url, endpoint.answer):
+        yield cloud
+
+
+@pytest.fixture
+def timed_cloud(endpoint: Endpoint, folder: StateFolder, podman: FakePodman) -> Iterator[FakeCloud]:
+    """The embedded cloud on a clock that only ``sleep`` advances."""
+    with (
+        endpoint.serve(folder, podman, clock=FakeTime()) as cloud,
+        answered_directly(endpoint.url, endpoint.answer),
+    ):
         yield cloud

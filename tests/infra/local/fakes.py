@@ -237,7 +237,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.application: Any = None
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self._server = make_server("127.0.0.1", 0, self.answer, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.port}"
@@ -268,7 +268,7 @@ class Endpoint:
             config=once,
         )
 
-    def _answer(self, environ: Any, start_response: Any) -> Any:
+    def answer(self, environ: Any, start_response: Any) -> Any:
         return self.application(environ, start_response)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,22 +82,17 @@ def test_a_folder_that_others_can_enter_is_refused(strange: StateFolder, mode: i
     check_refused(strange, f"mode {mode:o}")
 
 
-def test_another_users_folder_is_refused(
+def test_another_users_folder_and_a_link_are_refused(
     strange: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with monkeypatch.context() as patch:
+        own = os.geteuid()
+        patch.setattr(os, "geteuid", lambda: own + 1)
+        check_refused(strange, "belongs to another user")
 
-    check_refused(strange, "belongs to another user")
-
-
-def test_a_link_to_a_folder_is_refused(
-    strange: StateFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
     link = strange.root.with_name("link")
     link.symlink_to(strange.root)
     monkeypatch.setenv("SPR_CLUSTER_LOCAL_CLOUD", str(link))
-
     check_refused(StateFolder(link), "symbolic link")
 
 
@@ -115,22 +111,20 @@ def test_a_broken_snapshot_is_an_error_with_a_remedy(folder: StateFolder, conten
     assert "local reset" in str(caught.value.hint)
 
 
-def test_a_snapshot_of_another_moto_is_not_loaded(
-    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "saved", "message"),
+    [
+        ("version", lambda _: "99.0", r"written by moto 99\.0 in format 5"),
+        ("_FORMAT", 1, r"in format 1, this is .* with format 5"),
+    ],
+)
+def test_a_snapshot_of_another_release_is_not_loaded(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch, name: str, saved: Any, message: str
 ) -> None:
-    save_snapshot(folder, {})
-    monkeypatch.setattr(state, "version", lambda _: "99.0")
-    with pytest.raises(CloudError, match=r"this is 99\.0"):
-        load_snapshot(folder)
-
-
-def test_a_snapshot_of_an_older_release_is_not_loaded(
-    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state, "_FORMAT", 1)
-    save_snapshot(folder, {})
-    monkeypatch.undo()
-    with pytest.raises(CloudError, match=r"in format 1, this is .* with format 5") as caught:
+    with monkeypatch.context() as patch:
+        patch.setattr(state, name, saved)
+        save_snapshot(folder, {})
+    with pytest.raises(CloudError, match=message) as caught:
         load_snapshot(folder)
     assert "local reset" in str(caught.value.hint)
 
@@ -143,13 +137,10 @@ def test_a_server_is_alive_while_it_holds_its_lock(folder: StateFolder) -> None:
     assert not folder.is_server_alive()
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"pid": "x", "port": 1}'])
-def test_a_broken_address_is_ignored(folder: StateFolder, content: str) -> None:
-    folder.server_file.write_text(content)
-    assert ServerAddress.read(folder) is None
-
-
 def test_an_address_is_written_and_read(folder: StateFolder) -> None:
+    for content in ("", "{}", "[]", '{"pid": "x", "port": 1}'):
+        folder.server_file.write_text(content)
+        assert ServerAddress.read(folder) is None
     ServerAddress(7, 4321).write(folder)
     assert ServerAddress.read(folder) == ServerAddress(7, 4321)
     assert ServerAddress(7, 4321).url == "http://127.0.0.1:4321"

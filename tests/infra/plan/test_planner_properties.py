@@ -128,28 +128,18 @@ def taken(plan: Plan) -> set[str]:
 
 
 @given(plan_inputs())
-def test_kept_machines_are_healthy_and_at_most_as_many_as_desired(plan_input: PlanInput) -> None:
-    keep = plan_up(plan_input).keep
-
-    assert len(keep) <= plan_input.spec.nodes
-    assert len({machine.id for machine in keep}) == len(keep)
-    assert len({machine.place for machine in keep}) <= 1
-    assert all(is_good(plan_input, machine) for machine in keep)
-    assert all(machine.role == WORKER for machine in keep[1:])
-
-
-@given(plan_inputs())
-def test_every_machine_is_kept_or_terminated(plan_input: PlanInput) -> None:
+def test_machines_are_kept_if_they_are_good_and_needed_and_else_terminated(
+    plan_input: PlanInput,
+) -> None:
     plan = plan_up(plan_input)
 
-    alive = {machine.id for machine in plan_input.found.alive}
-    assert {machine.id for machine in plan.keep} | taken(plan) == alive
-    assert not {machine.id for machine in plan.keep} & taken(plan)
-
-
-@given(plan_inputs())
-def test_no_needed_healthy_machine_is_terminated(plan_input: PlanInput) -> None:
-    plan = plan_up(plan_input)
+    kept = {machine.id for machine in plan.keep}
+    assert len(kept) == len(plan.keep) <= plan_input.spec.nodes
+    assert len({machine.place for machine in plan.keep}) <= 1
+    assert all(is_good(plan_input, machine) for machine in plan.keep)
+    assert all(machine.role == WORKER for machine in plan.keep[1:])
+    assert kept | taken(plan) == {machine.id for machine in plan_input.found.alive}
+    assert not kept & taken(plan)
     # A bare one would get newer software than the others have.
     mixed = plan_input.software != plan_input.recipe
     good = [

@@ -80,46 +80,31 @@ def test_an_unknown_spot_request_keeps_no_other_from_its_cancellation() -> None:
     assert sorted(ec2.calls, key=str) == asked
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "DependencyViolation",
-        "VolumeInUse",
-        "IncorrectState",
-        "InvalidParameterValue",
-        "InvalidNetworkInterface.InUse",
-        "InvalidPlacementGroup.InUse",
-        "InvalidSnapshot.InUse",
-        "RequestLimitExceeded",
-        "InternalError",
-    ],
+_HELD = (
+    *("DependencyViolation", "VolumeInUse", "IncorrectState", "InvalidParameterValue"),
+    *(f"{kind}.InUse" for kind in ("InvalidNetworkInterface", "InvalidPlacementGroup")),
+    *("InvalidSnapshot.InUse", "RequestLimitExceeded", "InternalError"),
 )
-def test_what_is_held_a_little_longer_is_waited_for(code: str) -> None:
-    ec2 = Ec2((refusal(code),) * 3)
+_GONE = (
+    *("InvalidGroup.NotFound", "InvalidAMIID.Unavailable", "InvalidVolume.NotFound"),
+    *("InvalidLaunchTemplateId.NotFoundException", "InvalidPlacementGroup.Unknown"),
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [*map(refusal, _HELD), ConnectTimeoutError(endpoint_url="https://ec2")],
+    ids=str,
+)
+def test_what_is_held_a_little_longer_is_waited_for(error: Exception) -> None:
+    ec2 = Ec2((error,) * 3)
 
     remove_by(ec2, K.DELETE_GROUPS, "sg-1")
 
     assert len(ec2.calls) == 4
 
 
-def test_a_broken_network_is_waited_out() -> None:
-    ec2 = Ec2((ConnectTimeoutError(endpoint_url="https://ec2"),) * 2)
-
-    remove_by(ec2, K.DELETE_KEYS, "key")
-
-    assert len(ec2.calls) == 3
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "InvalidGroup.NotFound",
-        "InvalidAMIID.Unavailable",
-        "InvalidLaunchTemplateId.NotFoundException",
-        "InvalidPlacementGroup.Unknown",
-        "InvalidVolume.NotFound",
-    ],
-)
+@pytest.mark.parametrize("code", _GONE)
 def test_what_is_gone_already_is_fine(code: str) -> None:
     ec2 = Ec2((refusal(code),))
 

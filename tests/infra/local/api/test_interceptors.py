@@ -16,23 +16,23 @@ from infra.local.state import STATUS_PATH
 from tests.infra.local.fakes import BASE, CREDENTIALS, FakeCloud, refusal, refused, sign_at
 
 
-def test_a_region_that_does_not_exist_is_refused(fake_cloud: FakeCloud) -> None:
+def test_a_region_that_does_not_exist_is_refused(http_cloud: FakeCloud) -> None:
     for service, call, code in (
         ("ec2", "describe_instances", ("AuthFailure", 401)),
         ("sts", "get_caller_identity", ("SignatureDoesNotMatch", 403)),
     ):
-        client = fake_cloud.endpoint.client(service, region="xx-north-7")
+        client = http_cloud.endpoint.client(service, region="xx-north-7")
         assert refused(getattr(client, call)) == code
 
 
-def test_a_service_that_is_not_served_is_refused(fake_cloud: FakeCloud) -> None:
-    client = fake_cloud.endpoint.client("cur")
+def test_a_service_that_is_not_served_is_refused(http_cloud: FakeCloud) -> None:
+    client = http_cloud.endpoint.client("cur")
     answer = refused(client.describe_report_definitions)
     assert answer == ("UnknownOperationException", 400)
 
 
-def test_a_call_that_moto_lacks_is_refused(fake_cloud: FakeCloud) -> None:
-    answer = refused(fake_cloud.ec2.describe_mac_hosts)
+def test_a_call_that_moto_lacks_is_refused(http_cloud: FakeCloud) -> None:
+    answer = refused(http_cloud.ec2.describe_mac_hosts)
     assert answer == ("UnsupportedOperation", 400)
 
 
@@ -55,11 +55,11 @@ STRANGERS = [("embedded", "wrong"), ("stranger", "embedded"), ("", "")]
 @pytest.mark.parametrize("credentials", STRANGERS)
 @pytest.mark.parametrize("with_policy", [False, True])
 def test_only_calls_signed_with_this_clouds_secret_are_answered(
-    fake_cloud: FakeCloud, tmp_path: Path, credentials: tuple[str, str], with_policy: bool
+    http_cloud: FakeCloud, tmp_path: Path, credentials: tuple[str, str], with_policy: bool
 ) -> None:
     if with_policy:
-        put_policy(fake_cloud, tmp_path, {"Action": "*"})
-    stranger = fake_cloud.endpoint.client("ec2", credentials=credentials)
+        put_policy(http_cloud, tmp_path, {"Action": "*"})
+    stranger = http_cloud.endpoint.client("ec2", credentials=credentials)
     if not credentials[0]:
         # Without a signature at all.
         stranger.meta.events.register("choose-signer.ec2", lambda **_: UNSIGNED)
@@ -67,23 +67,23 @@ def test_only_calls_signed_with_this_clouds_secret_are_answered(
 
     assert refused(stranger.describe_vpcs) == ("AuthFailure", 401)
     assert refused(stranger.run_instances, **request) == ("AuthFailure", 401)
-    assert fake_cloud.podman.state == {}
+    assert http_cloud.podman.state == {}
 
 
-def test_other_services_have_other_codes_for_strangers(fake_cloud: FakeCloud) -> None:
+def test_other_services_have_other_codes_for_strangers(http_cloud: FakeCloud) -> None:
     def stranger(service: str) -> Any:
-        return fake_cloud.endpoint.client(service, credentials=STRANGERS[0])
+        return http_cloud.endpoint.client(service, credentials=STRANGERS[0])
 
     code = "UnrecognizedClientException"
     assert refused(stranger("ssm").get_parameters, Names=["n"]) == (code, 400)
     assert refused(stranger("sts").get_caller_identity) == ("InvalidClientTokenId", 403)
 
 
-def test_a_call_that_was_changed_after_it_was_signed_is_refused(fake_cloud: FakeCloud) -> None:
+def test_a_call_that_was_changed_after_it_was_signed_is_refused(http_cloud: FakeCloud) -> None:
     def change(request: Any, **_: Any) -> None:
         request.body = request.body.replace("DescribeVpcs", "DescribeTags")
 
-    client = fake_cloud.endpoint.client("ec2")
+    client = http_cloud.endpoint.client("ec2")
     client.meta.events.register("before-send.ec2", change)
 
     assert refusal(client.describe_vpcs) == "AuthFailure"
@@ -93,9 +93,9 @@ def test_a_call_that_was_changed_after_it_was_signed_is_refused(fake_cloud: Fake
     ("header", "status"), [({}, 403), ({"Authorization": "Bearer wrong"}, 403), (SECRET, 200)]
 )
 def test_the_status_page_needs_the_secret(
-    fake_cloud: FakeCloud, header: dict[str, str], status: int
+    http_cloud: FakeCloud, header: dict[str, str], status: int
 ) -> None:
-    connection = HTTPConnection(fake_cloud.endpoint.url.removeprefix("http://"), timeout=60)
+    connection = HTTPConnection(http_cloud.endpoint.url.removeprefix("http://"), timeout=60)
     with closing(connection):
         connection.request("GET", f"{STATUS_PATH}?region=us-east-1", headers=header)
         assert connection.getresponse().status == status
@@ -105,13 +105,13 @@ def test_the_status_page_needs_the_secret(
     ("off_s", "accepted"), [(-240, True), (240, True), (-360, False), (86400, False)]
 )
 def test_a_call_whose_date_is_more_than_five_minutes_off_is_refused(
-    fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, off_s: int, accepted: bool
+    http_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, off_s: int, accepted: bool
 ) -> None:
     sign_at(monkeypatch, datetime.now(timezone.utc) + timedelta(seconds=off_s))
 
     if accepted:
-        assert fake_cloud.ec2.describe_vpcs()["Vpcs"]
+        assert http_cloud.ec2.describe_vpcs()["Vpcs"]
         return
-    assert refused(fake_cloud.ec2.describe_vpcs) == ("RequestExpired", 400)
-    ssm = fake_cloud.endpoint.client("ssm")
+    assert refused(http_cloud.ec2.describe_vpcs) == ("RequestExpired", 400)
+    ssm = http_cloud.endpoint.client("ssm")
     assert refused(ssm.get_parameters, Names=["n"]) == ("InvalidSignatureException", 400)

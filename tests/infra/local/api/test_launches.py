@@ -63,9 +63,6 @@ def test_a_zone_without_the_instance_type_refuses_it(fake_cloud: FakeCloud) -> N
     assert refused(launch, cloud=fake_cloud, least=1, most=1, **request) == ("Unsupported", 400)
 
 
-# Quotas
-
-
 # Repeated requests
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from infra.local.state import StateFolder
-from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, FakeTime, refusal
+from tests.infra.local.fakes import FakeCloud, FakePodman, refusal
 
 
 @pytest.fixture
-def cloud(endpoint: Endpoint, folder: StateFolder, podman: FakePodman) -> Iterator[FakeCloud]:
+def cloud(timed_cloud: FakeCloud) -> FakeCloud:
     """An embedded cloud as slow as bare metal, whose time passes only when a test sleeps."""
-    with endpoint.serve(folder, podman, clock=FakeTime()) as cloud:
-        cloud.faults('profile = "metal"\n')
-        yield cloud
+    timed_cloud.faults('profile = "metal"\n')
+    return timed_cloud
 
 
 def status_of(cloud: FakeCloud, instance_id: str) -> str:

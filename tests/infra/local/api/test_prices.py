@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import boto3
-import pytest
-from botocore.exceptions import ClientError
-
-from infra.aws.clients import error_code
-from tests.infra.local.fakes import CREDENTIALS, FakeCloud
+from tests.infra.local.fakes import FakeCloud, refusal
 
 TYPE = "r7iz.metal-16xl"
 
@@ -44,13 +39,5 @@ def test_only_products_that_match_every_filter_are_listed(fake_cloud: FakeCloud)
 
 
 def test_it_is_served_in_its_own_regions_only(fake_cloud: FakeCloud) -> None:
-    far = boto3.client(
-        "pricing",
-        region_name="us-west-2",
-        endpoint_url=fake_cloud.endpoint.url,
-        aws_access_key_id=CREDENTIALS[0],
-        aws_secret_access_key=CREDENTIALS[1],
-    )
-    with pytest.raises(ClientError) as caught:
-        far.get_products(ServiceCode="AmazonEC2", Filters=[])
-    assert error_code(caught.value) == "NotFoundException"
+    far = fake_cloud.endpoint.client("pricing", region="us-west-2")
+    assert refusal(far.get_products, ServiceCode="AmazonEC2", Filters=[]) == "NotFoundException"

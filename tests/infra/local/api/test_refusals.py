@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.local.fakes import FakeCloud, refusal, refused, tags
+from tests.infra.local.fakes import FakeCloud, refusal, refused
 
 KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0yHIE3uEh me"
 MINE = [{"Key": "cluster", "Value": "c"}]
@@ -30,39 +30,6 @@ def test_duplicate_names_are_refused(fake_cloud: FakeCloud) -> None:
     fake_cloud.backend.images.finish_copies()
     ec2.deregister_image(ImageId=image["ImageId"])
     assert ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
-
-
-def test_every_resource_gets_its_tags_when_it_is_created(fake_cloud: FakeCloud) -> None:
-    ec2, (instance_id,) = fake_cloud.ec2, fake_cloud.run()
-    ec2.create_security_group(
-        GroupName="g", Description="d", TagSpecifications=tags("security-group", cluster="c")
-    )
-    ec2.import_key_pair(
-        KeyName="k", PublicKeyMaterial=KEY, TagSpecifications=tags("key-pair", cluster="c")
-    )
-    ec2.create_launch_template(
-        LaunchTemplateName="template",
-        LaunchTemplateData={"ImageId": "ami-1"},
-        TagSpecifications=tags("launch-template", cluster="c"),
-    )
-    image_id = ec2.create_image(
-        InstanceId=instance_id,
-        Name="img",
-        NoReboot=True,
-        TagSpecifications=[*tags("image", cluster="c"), *tags("snapshot", cluster="c")],
-    )["ImageId"]
-    fake_cloud.backend.images.copies[image_id].future.result(60)
-    shown = [
-        *ec2.describe_security_groups(Filters=BY_TAG)["SecurityGroups"],
-        *ec2.describe_key_pairs(Filters=BY_TAG)["KeyPairs"],
-        *ec2.describe_launch_templates(Filters=BY_TAG)["LaunchTemplates"],
-        *ec2.describe_images(Filters=BY_TAG)["Images"],
-        *ec2.describe_snapshots(Filters=BY_TAG)["Snapshots"],
-    ]
-    assert [resource["Tags"] for resource in shown] == [MINE] * 5
-    assert ec2.describe_addresses(Filters=BY_TAG)["Addresses"] == []
-    ec2.delete_launch_template(LaunchTemplateName="template")
-    assert ec2.describe_launch_templates(Filters=BY_TAG)["LaunchTemplates"] == []
 
 
 @pytest.mark.parametrize(
@@ -111,29 +78,6 @@ def test_a_rule_is_not_revoked_under_another_description(
     ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=ssh())
     assert not shown()
     revoke()
-
-
-def groups_of(cloud: FakeCloud, interface: str) -> list[str]:
-    answer = cloud.ec2.describe_network_interfaces(NetworkInterfaceIds=[interface])
-    return [g["GroupId"] for g in answer["NetworkInterfaces"][0]["Groups"]]
-
-
-def test_a_machine_moves_to_another_group(fake_cloud: FakeCloud) -> None:
-    ec2, (instance_id,) = fake_cloud.ec2, fake_cloud.run()
-    group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
-    interface = fake_cloud.describe(instance_id)["NetworkInterfaces"][0]["NetworkInterfaceId"]
-    ec2.modify_network_interface_attribute(NetworkInterfaceId=interface, Groups=[group])
-    assert groups_of(fake_cloud, interface) == [group]
-    assert [g["GroupId"] for g in fake_cloud.describe(instance_id)["SecurityGroups"]] == [group]
-    other = ec2.create_security_group(GroupName="other", Description="d")["GroupId"]
-    ec2.modify_instance_attribute(InstanceId=instance_id, Groups=[other])
-    assert groups_of(fake_cloud, interface) == [other]
-    ec2.delete_security_group(GroupId=group)
-    assert refusal(ec2.delete_security_group, GroupId=other) == "DependencyViolation"
-    ec2.modify_instance_attribute(InstanceId=instance_id, DisableApiTermination={"Value": True})
-    refused = refusal(ec2.terminate_instances, InstanceIds=[instance_id])
-    assert refused == "OperationNotPermitted"
-    assert fake_cloud.state_of(instance_id) == "running"
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(59, True), (432_001, True), (86_400, False)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -11,26 +10,15 @@ from infra.ec2.termination_schedule import ClusterGuard
 from infra.local.api.application import Application
 from infra.local.state import StateFolder
 from tests.cloud.application import FaultyApplication
-from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, FakeTime, refusal, tags
+from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, FakeTime, refusal
 
 START = datetime.fromtimestamp(1_800_000_000, timezone.utc)
 GROUP = "spr-cluster-bert"
 
 
-@pytest.fixture
-def cloud(endpoint: Endpoint, folder: StateFolder, podman: FakePodman) -> Iterator[FakeCloud]:
-    with endpoint.serve(folder, podman, clock=FakeTime()) as cloud:
-        yield cloud
-
-
 def guard(cloud: FakeCloud, *ids: str) -> None:
     """Guard machines whose deadline is in an hour."""
     ClusterGuard(cloud.clients, "bert", cloud.clock).protect(ids, START + timedelta(hours=1))
-
-
-def run(cloud: FakeCloud) -> str:
-    (machine,) = cloud.run(TagSpecifications=tags("instance", **{"spr-cluster:cluster": "bert"}))
-    return machine
 
 
 @pytest.mark.parametrize("kind", [Application, FaultyApplication])
@@ -48,9 +36,10 @@ def test_schedules_survive_a_restart(
         assert scheduler.list_tags_for_resource(ResourceArn=group)["Tags"]
 
 
-def test_it_refuses_what_aws_refuses(cloud: FakeCloud) -> None:
-    scheduler, iam = cloud.endpoint.client("scheduler"), cloud.endpoint.client("iam")
-    guard(cloud, "i-0123")
+def test_it_refuses_what_aws_refuses(timed_cloud: FakeCloud) -> None:
+    endpoint = timed_cloud.endpoint
+    scheduler, iam = endpoint.client("scheduler"), endpoint.client("iam")
+    guard(timed_cloud, "i-0123")
     assert refusal(scheduler.create_schedule_group, Name=GROUP) == "ConflictException"
     known = scheduler.get_schedule(GroupName=GROUP, Name="i-0123")
     kept = ("ScheduleExpression", "FlexibleTimeWindow", "Target", "GroupName", "Name")

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.local.fakes import (
-    FakeCloud,
-    refusal,
-    tags,
-)
+from tests.infra.local.fakes import FakeCloud, refusal, tags
 
 
 def run_spot(cloud: FakeCloud, count: int = 1, **options: Any) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,45 +29,37 @@ from infra.local.machines.host import (
 # Prerequisites
 
 
-def check(
-    system: str = "Linux",
-    user_id: int = 0,
-    has_program: Callable[[str], bool] = lambda _: True,
-    has_module: Callable[[str], bool] = lambda _: True,
+@pytest.mark.parametrize(
+    ("replaced", "message", "hint"),
+    [
+        ({"platform.system": "Darwin"}, "needs Linux", "--cloud aws"),
+        ({"os.geteuid": 1000}, "needs root", "sudo"),
+        ({"_has_program": {"iptables": False}}, "needs iptables\n", "apt-get install"),
+        (
+            {"_has_program": {"podman": False, "/usr/lib/podman/netavark": False}},
+            "needs netavark, podman\n",
+            "mmdebstrap",
+        ),
+        (
+            {"importlib.util.find_spec": {"moto": None}},
+            "needs moto",
+            "install '.[local]'; with pipx:",
+        ),
+    ],
+)
+def test_a_missing_prerequisite_is_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, replaced: dict[str, Any], message: str, hint: str
 ) -> None:
-    check_prerequisites(
-        system=system, has_program=has_program, has_module=has_module, user_id=lambda: user_id
-    )
-
-
-def test_other_systems_are_refused() -> None:
-    with pytest.raises(UsageError, match="needs Linux"):
-        check(system="Darwin")
-
-
-def test_root_is_needed() -> None:
-    with pytest.raises(UsageError, match="needs root") as caught:
-        check(user_id=1000)
-    assert "sudo" in str(caught.value.hint)
-
-
-def test_only_missing_programs_are_named() -> None:
-    with pytest.raises(UsageError) as caught:
-        check(has_program=lambda name: name != "iptables")
-    assert caught.value.message == "the embedded cloud needs iptables"
-
-
-def test_all_missing_programs_are_named_with_the_remedy() -> None:
-    with pytest.raises(UsageError, match="needs netavark, podman") as caught:
-        check(has_program=lambda name: Path(name).name not in ("podman", "netavark"))
-    assert str(caught.value.hint).startswith("apt-get install --no-install-recommends ")
-    assert "mmdebstrap" in str(caught.value.hint)
-
-
-def test_a_missing_moto_is_named_with_the_remedy() -> None:
-    with pytest.raises(UsageError, match="needs moto") as caught:
-        check(has_module=lambda name: name != "moto")
-    assert "pip install '.[local]'; with pipx:" in str(caught.value.hint)
+    every = {"platform.system": "Linux", "os.geteuid": 0, "_has_program": {}, **replaced}
+    for name, found in every.items():
+        monkeypatch.setattr(
+            f"infra.local.machines.host.{name}",
+            lambda *names, found=found: found.get(*names, True) if names else found,
+        )
+    with pytest.raises(UsageError) as refused:
+        check_prerequisites()
+    assert message in f"{refused.value.message}\n"
+    assert hint in str(refused.value.hint)
 
 
 # Addresses

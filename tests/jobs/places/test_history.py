@@ -195,23 +195,9 @@ def test_unknown_lines_are_skipped() -> None:
     assert (found.job, found.state, found.began, found.nodes) == ("squad-1", "lost", None, ())
 
 
-def job(
-    name: str,
-    state: str = "failed",
-    *,
-    has_model: bool = False,
-    unfinished: bool = False,
-    checkpoint: str = "",
-) -> JobSummary:
+def job(name: str, state: str = "failed", **more: Any) -> JobSummary:
     at = datetime(2026, 7, 31, tzinfo=timezone.utc)
-    return JobSummary(
-        state,
-        job=name,
-        submitted=at,
-        has_model=has_model,
-        unfinished=unfinished,
-        checkpoint=checkpoint,
-    )
+    return JobSummary(state, job=name, submitted=at, **more)
 
 
 def test_a_job_is_chosen_by_its_id_or_is_the_newest() -> None:
@@ -257,25 +243,21 @@ def test_training_progress_is_read_from_the_job_folder(head: ThisMachine) -> Non
 
 def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> None:
     launch = {"spec": {"ending": {"budget": 5.0, "max_time_s": 7100.0}}}
-    job_file = {
-        "usd_per_hour": 36.0,
-        "nnodes": 2,
-        "more": {"spent": {"seconds": 100.0, "usd": 2.5}},
-    }
+    spent = {"spent": {"seconds": 100.0, "usd": 2.5}}
+    job_file = {"usd_per_hour": 36.0, "nnodes": 2, "more": spent}
     begin = {**BEGUN, "first": 900.0}
     folder = make_job(head.home, "squad-1", begin=begin, launch=launch, job=job_file)
     queued(head, {"squad-1": ("RUNNING", "None")})
     mark = mark_of("squad-1")
-    step = {
-        "event": "step",
-        "at": 2000,
-        "step": 7,
-        "total": 9,
-        "epoch": 1.0,
+    step: dict[str, Any] = {"event": "step", "at": 2000, "step": 7, "total": 9, "epoch": 1.0}
+    step |= {
         "loss": 0.5,
         "lr": 0.1,
+        "samples_per_second": 2.0,
+        "tokens_per_second": 2.0,
+        "eta_seconds": 60.5,
+        "shares": {},
     }
-    step |= {"samples_per_second": 2.0, "tokens_per_second": 2.0, "eta_seconds": 60.5, "shares": {}}
     others = {**step, "eta_seconds": 1}
     lines = [render_event(step, mark), render_event(others, mark_of("squad-2")), "@spr"]
     (folder / "log").write_text("x" * 70_000 + "\n" + "\n".join(lines) + "\n")

@@ -135,28 +135,15 @@ def test_a_notice_replaces_the_legend() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (999.6, "1.0k"),
-        (9940, "9.9k"),
-        (9960, "10k"),
-        (1.25e9, "1.2G"),
-        (3e13, "30000G"),
-    ],
+    [(0, "0"), (999, "999"), (999.6, "1.0k"), (9940, "9.9k"), (9960, "10k"), (3e13, "30000G")],
 )
 def test_rates_are_short(rate: float, text: str) -> None:
     assert format_rate(rate) == text
 
 
 def test_times_of_steps_are_short() -> None:
-    assert [format_step(s) for s in (0.0004, 0.43, 9.9, 10, 75.26)] == [
-        "0 ms",
-        "430 ms",
-        "9900 ms",
-        "10.0 s",
-        "75.3 s",
-    ]
+    texts = [format_step(s) for s in (0.0004, 0.43, 9.9, 10, 75.26)]
+    assert texts == ["0 ms", "430 ms", "9900 ms", "10.0 s", "75.3 s"]
 
 
 def test_a_job_with_a_price_shows_what_it_costs() -> None:

@@ -219,7 +219,7 @@ _FULL = OSError(errno.ENOSPC, "No space left on device")
         ({}, {f"{__name__}.pack_output": lambda _: b"not a tar"}, ".* arrived damaged"),
         (
             {},
-            {"jobs.places.record.write_record": lambda *_: _raise(_FULL)},
+            {"jobs.places.files.complete_record": lambda *_: _raise(_FULL)},
             r".* could not be written to here: No space left on device\n",
         ),
         ({"lost": lambda _: _raise(_CUT)}, {}, r"The head could not be asked .* lost: \[node0\]"),

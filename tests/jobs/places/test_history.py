@@ -113,9 +113,8 @@ def test_a_job_whose_files_were_on_a_lost_head_says_so(head: ThisMachine) -> Non
     assert found == lost | others
 
 
-@pytest.mark.parametrize(
-    ("names", "age_s", "state"),
-    [
+def test_a_job_on_its_way_into_the_queue_is_not_lost(head: ThisMachine) -> None:
+    cases: list[tuple[list[str], int, str]] = [
         ([], 1700, "submitting"),
         ([], 1900, "lost"),
         (["run.sh", "run.sh.k3f"], 1700, "submitting"),
@@ -124,19 +123,19 @@ def test_a_job_whose_files_were_on_a_lost_head_says_so(head: ThisMachine) -> Non
         (["run.sh", "begin.json"], 5, "lost"),
         (["end.json"], 5, "lost"),
         (["cancelled"], 5, "cancelled"),
-    ],
-)
-def test_a_job_on_its_way_into_the_queue_is_not_lost(
-    head: ThisMachine, names: list[str], age_s: int, state: str
-) -> None:
-    folder = make_job(head.home, "squad-1")
-    (folder / "run.sh").unlink()
-    for name in names:
-        (folder / name).touch()
-    os.utime(folder, (time.time() - age_s,) * 2)
+    ]
+    for number, (names, age_s, _) in enumerate(cases):
+        folder = make_job(head.home, f"squad-{number}")
+        (folder / "run.sh").unlink()
+        for name in names:
+            (folder / name).touch()
+        os.utime(folder, (time.time() - age_s,) * 2)
 
-    [job] = list_jobs(head)
-    assert (job.state, job.is_active) == (state, state == "submitting")
+    found = {job.job: (job.state, job.is_active) for job in list_jobs(head)}
+    assert found == {
+        f"squad-{number}": (state, state == "submitting")
+        for number, (*_, state) in enumerate(cases)
+    }
 
 
 def test_jobs_are_listed_while_slurm_does_not_answer(head: ThisMachine) -> None:
@@ -159,14 +158,12 @@ def test_a_head_without_jobs_has_none(head: ThisMachine) -> None:
     assert list_jobs(head) == ()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"state": 3}'])
-def test_a_damaged_file_is_none(head: ThisMachine, text: str) -> None:
-    folder = make_job(head.home, "squad-1")
-    for name in ("begin.json", "end.json"):
-        (folder / name).write_text(text)
-    found = list_jobs(head)
-    assert [job.state for job in found] == ["lost"]
-    assert found[0].nodes == ()
+def test_a_damaged_file_is_none(head: ThisMachine) -> None:
+    for job, text in (("squad-1", "{"), ("squad-2", "[]"), ("squad-3", '{"state": 3}')):
+        folder = make_job(head.home, job)
+        for name in ("begin.json", "end.json"):
+            (folder / name).write_text(text)
+    assert [(job.state, job.nodes) for job in list_jobs(head)] == [("lost", ())] * 3
 
 
 def test_unknown_lines_are_skipped() -> None:

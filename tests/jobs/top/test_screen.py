@@ -41,18 +41,26 @@ def test_it_looks_right(nodes: int, width: int, height: int) -> None:
     check_golden(Path(__file__).parent / "golden" / name, text)
 
 
-@pytest.mark.parametrize("nodes", [3, 64])
-@pytest.mark.parametrize("width", [40, 80, 120, 161, 300])
-@pytest.mark.parametrize("height", [8, 24, 33, 120])
+@pytest.mark.parametrize(
+    ("nodes", "width", "height"),
+    [
+        *((64, width, 33) for width in (40, 80, 120, 161, 300)),
+        *(
+            (nodes, width, height)
+            for nodes, width in ((3, 40), (64, 161))
+            for height in (8, 24, 120)
+        ),
+    ],
+)
 def test_it_fits_any_terminal(nodes: int, width: int, height: int) -> None:
-    lines = lines_of(make_troubled(max(2, nodes)), width, height)
+    lines = lines_of(make_troubled(nodes), width, height)
 
     assert len(lines) == height
     assert all(cell_len(line) <= width for line in lines)
 
 
 @pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("height", range(10, 80, 9))
+@pytest.mark.parametrize("height", range(10, 80, 23))
 def test_every_node_is_shown_or_counted(width: int, height: int) -> None:
     text = "\n".join(lines_of(make_troubled(64), width, height))
 

@@ -132,6 +132,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),
     (lambda: submit(Run("x", envs={"KEY": "secret"})), "unknown option '--envs'"),
     (lambda: submit(Run("x", cast(Any, ["y"]))), "Run: ['y'] is no word of a command"),
+    (lambda: submit(Run("x", outputs=["../y"])), "--outputs '../y' is outside of the program's"),
     (lambda: submit(["x"]), "['x'] is no job"),
     (lambda: Cluster.up(check=True), "check: not in Python"),
     (lambda: Cluster.find().extend(cast(Any, 2)), "extend '2': expected a duration"),

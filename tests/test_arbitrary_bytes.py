@@ -14,7 +14,7 @@ import random
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +47,7 @@ from jobs.train.predict import read_context
 from jobs.train.request import TrainRequest, check_inputs, spec_of
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.train import apply_tuned, read_results
-from jobs.train.tuned import TuningKey, TuningResult, read_tuned, render_tuned
+from jobs.train.tuned import TuningKey, TuningResult, read_tuned
 from jobs.worker.program.environment import program_environment
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import parse_event
@@ -384,7 +384,7 @@ READERS = {
         "figures.json", lambda: make_line([make_node(0), make_node(1)]).encode(), show_figures
     ),
     # The head
-    "tuned": Reader("tuned.json", lambda: render_tuned([TUNED]).encode(), read_head_tuned),
+    "tuned": Reader("tuned.json", lambda: json.dumps([asdict(TUNED)]).encode(), read_head_tuned),
     "record": Reader("job.json", lambda: RECORD.render().encode(), read_head_record),
     "speeds": Reader("speeds.json", lambda: lines(SPEEDS.as_dict()), read_head_speeds),
     "answers": Reader(

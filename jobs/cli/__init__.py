@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cluster.cli import GROUPS as CLUSTER_GROUPS
 from cluster.console.options import Option
@@ -72,12 +72,6 @@ _SYNONYMS = {
     **dict.fromkeys(("ls", "clusters"), "list"),
     **dict.fromkeys(("ps", "queue"), "jobs"),
     **dict.fromkeys(("exec", "login"), "ssh"),
-}
-# Commands of other versions and tools, and what replaces them.
-_FORMER = {
-    "train distill": "train classify, score, or embed with --teacher",
-    "k8s": "train TASK --to kubernetes-yaml",
-    "render": "train TASK --to kubernetes-yaml, or --to slurm-script",
 }
 SHORT_FORMS: Mapping[str, tuple[str, ...]] = {
     "study": ("train",),
@@ -168,7 +162,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError:  # Python would complain at its end
             _exit_at_once(known.exit_code)
         return known.exit_code
-    return 0
 
 
 def _flush() -> None:
@@ -220,7 +213,7 @@ def _hang_up(_number: int, _frame: object) -> None:
     raise HangupError
 
 
-def _exit_at_once(code: int) -> None:
+def _exit_at_once(code: int) -> NoReturn:
     """Exit without joining threads that still wait for machines."""
     with suppress(OSError):
         sys.stderr.flush()
@@ -266,9 +259,6 @@ def _without_values(words: Sequence[str]) -> Iterator[str]:
 
 def _add_project(words: Sequence[str]) -> CommandWords:
     """Return the words with the options in ``spr-cluster.toml``."""
-    for name in (words[0], " ".join(words[:2])):
-        if name in _FORMER:
-            raise UsageError(f"{name!r} is now spr-cluster {_FORMER[name]}")
     if words[0] not in COMMANDS:
         near = [_SYNONYMS[words[0]]] if words[0] in _SYNONYMS else []
         near = near or difflib.get_close_matches(words[0], [*COMMANDS, *SHORT_FORMS], n=1)

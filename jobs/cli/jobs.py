@@ -257,18 +257,8 @@ def render(
 
 
 def _table(found: Sequence[JobSummary], now: datetime) -> str:
-    header = (
-        "JOB",
-        "OWNER",
-        "STATE",
-        "NODES",
-        "BEGAN",
-        "TOOK",
-        "ON DISK",
-        "MODEL",
-        "CHECKPOINT",
-        "ELEMENTS",
-    )
+    header: tuple[str, ...] = ("JOB", "OWNER", "STATE", "NODES", "BEGAN", "TOOK")
+    header += ("ON DISK", "MODEL", "CHECKPOINT", "ELEMENTS")
     rows = [header, *(_row(job, now) for job in found)]
     if not any(job.owner for job in found):
         rows = [(row[0], *row[2:]) for row in rows]

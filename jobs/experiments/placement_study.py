@@ -166,12 +166,14 @@ def study_placement(
         )
     kept = None
     if "nodes" not in tune:
-        kept = _as_tuned(
-            session,
-            training,
-            best,
-            results[best],
-            by_size=len({each.batch_size for each in trials}) > 1,
+        facts = list(session.facts().values())[: best.nodes]
+        kept = TuningResult(
+            key=tuning_key(context.stack, training, facts),
+            nproc_per_node=best.nproc_per_node,
+            ccl_workers=best.ccl_workers,
+            batch_size=best.batch_size if len({each.batch_size for each in trials}) > 1 else None,
+            samples_per_second=results[best].samples_per_second or 0.0,
+            when=render_time(context.now),
         )
         save_tuned(session.head, kept)
     return PlacementStudy(results, best, kept)
@@ -207,35 +209,12 @@ def _run(session: JobSession, training: TrainRequest, trial: Trial) -> TrialResu
     except UsageError as error:
         return TrialResult(failure=error.message)
     launch, record = session.describe(plan, placed)
-    session.submit(plan, launch)
+    session.launcher.submit(launch, session.paths, plan.variables)
     result = session.follow(plan, record, quiet=True)
     if result.end.state == CANCELLED:
         raise JobError(f"job {result.record.job} was cancelled")
-    done = TrialResult(placed.omp_threads)
-    speed = result.last_event("trial")
+    threads, speed = placed.omp_threads, result.last_event("trial")
     if result.end.state != SUCCEEDED or speed is None:
-        return replace(done, failure=explain(result.end, result.output, "").message)
-    return replace(
-        done,
-        samples_per_second=float(speed["samples_per_second"]),
-        step_s=float(speed["seconds"]) / max(int(speed["steps"]), 1),
-    )
-
-
-def _as_tuned(
-    session: JobSession,
-    training: TrainRequest,
-    trial: Trial,
-    result: TrialResult,
-    *,
-    by_size: bool,
-) -> TuningResult:
-    facts = list(session.facts().values())[: trial.nodes]
-    return TuningResult(
-        key=tuning_key(session.context.stack, training, facts),
-        nproc_per_node=trial.nproc_per_node,
-        ccl_workers=trial.ccl_workers,
-        batch_size=trial.batch_size if by_size else None,
-        samples_per_second=result.samples_per_second or 0.0,
-        when=render_time(session.context.now),
-    )
+        return TrialResult(threads, failure=explain(result.end, result.output, "").message)
+    step_s = float(speed["seconds"]) / max(int(speed["steps"]), 1)
+    return TrialResult(threads, float(speed["samples_per_second"]), step_s)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,10 +44,7 @@ def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int
             f"there is no job {job} in {place}",
             hint=f"it has no {RECORD}; to list the jobs below it: spr-cluster jobs {place}",
         )
-    with tempfile.TemporaryDirectory() as folder:
-        text = {
-            name: _read(s3, place, Path(folder, name)) for name in (RECORD, END) if name in sizes
-        }
+    text = {name: _read(s3, place, name) for name in (RECORD, END) if name in sizes}
     record = parse_as(JobRecord, text[RECORD], f"{place}/{RECORD}")
     end = parse_end(text.get(END, "")) or JobEnd(RUNNING)
     return JobSummary(
@@ -101,9 +99,11 @@ def fetch_records(s3: S3Client, place: S3Location, results: Path) -> None:
             shutil.rmtree(results / job, ignore_errors=True)
 
 
-def _read(s3: S3Client, place: S3Location, path: Path) -> str:
-    download_file(s3, place.below(path.name), path)
-    return path.read_text(encoding="utf-8")
+def _read(s3: S3Client, place: S3Location, name: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        download_file(s3, place.below(name), path)
+        return path.read_text(encoding="utf-8")
 
 
 def fetch_stored(
@@ -119,7 +119,8 @@ def fetch_stored(
 
     Raises :class:`JobError` if they can't be written.
     """
-    old = set() if all_checkpoints else ownership.find_superseded(sizes, _reader(s3, place))
+    read = partial(_read, s3, place)
+    old = set() if all_checkpoints else ownership.find_superseded(sizes, read)
     left = sum(size for name, size in sizes.items() if ownership.is_below(name, old))
     sizes = {name: size for name, size in sizes.items() if not ownership.is_below(name, old)}
     try:
@@ -135,15 +136,6 @@ def fetch_stored(
         raise JobError(f"{place} could not be written to {results}: {why}") from error
     complete_record(results, text)
     return Fetched(said=(f"not fetched: {ownership.explain_superseded(old, left)}",) if old else ())
-
-
-def _reader(s3: S3Client, place: S3Location) -> Callable[[str], str]:
-    def read(name: str) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            download_file(s3, place.below(name), Path(folder, "file"))
-            return Path(folder, "file").read_text(encoding="utf-8")
-
-    return read
 
 
 def _download(

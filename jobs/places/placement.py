@@ -15,19 +15,15 @@ from jobs.worker.spec import PlacementOptions, Resources
 from provision.facts import Cpu, HostFacts
 
 
-def core_groups(facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ...], ...]:
-    """Divide the node's physical cores into ``ranks`` equal groups; empty if impossible."""
-    return divide(facts.physical_cores, ranks)
-
-
 def even_splits(facts: HostFacts) -> tuple[int, ...]:
     """Return the numbers of ranks that divide the node's cores evenly."""
-    return tuple(n for n in range(1, len(facts.physical_cores) + 1) if core_groups(facts, n))
+    cores = facts.physical_cores
+    return tuple(n for n in range(1, len(cores) + 1) if divide(cores, n))
 
 
 def require_even_groups(name: str, facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ...], ...]:
-    """Return :func:`core_groups`. Raises :class:`UsageError` with the numbers of ranks that work."""
-    groups = core_groups(facts, ranks)
+    """Return equal groups of cores. Raises :class:`UsageError` with the numbers of ranks that work."""
+    groups = divide(facts.physical_cores, ranks)
     if not groups:
         sizes = " and ".join(str(len(cores)) for cores in group_by_node(facts.physical_cores))
         raise UsageError(
@@ -160,7 +156,7 @@ def _share_out(facts: Mapping[str, HostFacts], options: PlacementOptions, worker
 def _default_ppn(facts: Mapping[str, HostFacts], workers: int) -> int:
     """Return one rank per NUMA node if every node can do that; otherwise 1."""
     ppn = min(len(fact.numa_nodes) for fact in facts.values())
-    groups = [core_groups(fact, ppn) for fact in facts.values()]
+    groups = [divide(fact.physical_cores, ppn) for fact in facts.values()]
     return ppn if all(node and len(node[0]) > workers for node in groups) else 1
 
 

@@ -164,12 +164,7 @@ def read_record(head: Host, paths: JobPaths) -> JobRecord:
         raise JobError(f"the job's record on node0 can't be read: {error.message}") from error
 
 
-def write_record(folder: Path, record: JobRecord) -> None:
-    """Write a record into a results folder atomically."""
-    write_record_text(folder, record.render())
-
-
-def write_record_text(folder: Path, text: str) -> None:
+def write_record(folder: Path, text: str) -> None:
     """Write the content of ``job.json`` into a results folder atomically."""
     with new_file(own_folder(folder) / RECORD, f".{os.getpid()}") as partial:
         partial.write_text(text, encoding="utf-8")
@@ -186,11 +181,11 @@ def read_job_id(folder: Path) -> str:
 def complete_record(folder: Path, text: str) -> None:
     """Add the content of ``end.json``, if there is one, to a record that was fetched."""
     end = parse_end(text)
-    with suppress(UsageError):  # an earlier release's record stays unchanged
+    with suppress(UsageError):  # a damaged record stays unchanged
         path = own_folder(folder) / RECORD
         record = parse_as(JobRecord, read_text(path), str(path))
         if end and not record.state:
-            write_record(folder, record.ended_as(end))
+            write_record(folder, record.ended_as(end).render())
 
 
 def require_own_results(folder: Path, job: str) -> None:
@@ -218,7 +213,7 @@ def claim_results(folder: Path, job: str, text: str = "") -> bool:
         if not is_new and (owner := read_job_id(folder)) != job:
             raise _taken(folder, owner or "unknown")
         if text:
-            write_record_text(folder, text)
+            write_record(folder, text)
     except OSError as error:
         if is_new:
             release_results(folder)

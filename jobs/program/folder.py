@@ -18,12 +18,11 @@ from infra.project_file import PROJECT_FILE, find_project_file
 from infra.s3_url import parse_s3_url
 from infra.words import counted, format_size
 from jobs.places.plan import JobFolder
-from jobs.program.plan import name_largest
+from jobs.program.plan import CACHES, name_largest
 from jobs.worker.storage.ownership import describe
 
 IGNORE_FILE = ".sprignore"
 """Patterns, in the syntax of ``.gitignore``, of files that jobs don't need."""
-_CACHES = ("__pycache__/", ".venv/", ".mypy_cache/", ".ruff_cache/", ".pytest_cache/", ".git/")
 # What this tool fetched is no part of the project.
 _FETCHED = f"results/*-{'[0-9]' * 8}-{'[0-9]' * 6}-*/"
 _ENOUGH = 1 << 20
@@ -102,17 +101,9 @@ def list_project(root: Path) -> tuple[str, ...]:
 
 def _list_files(root: Path, where: list[str], *, inside: bool) -> Iterator[str]:
     ignores = [f"--exclude-from={root / IGNORE_FILE}"] if (root / IGNORE_FILE).is_file() else []
-    caches = [] if inside else [f"--exclude={pattern}" for pattern in _CACHES]
-    untracked = (
-        "ls-files",
-        "-z",
-        "--others",
-        "--exclude-standard",
-        *ignores,
-        *caches,
-        f"--exclude={_FETCHED}",
-    )
-    yield from _git(root, *where, *untracked).split("\0")[:-1]
+    caches = [] if inside else [f"--exclude={name}/" for name in CACHES]
+    untracked = ("ls-files", "-z", "--others", "--exclude-standard", f"--exclude={_FETCHED}")
+    yield from _git(root, *where, *untracked, *ignores, *caches).split("\0")[:-1]
     if not inside:
         return
     tracked = _git(root, *where, "ls-files", "-z", "--stage").split("\0")[:-1]
@@ -167,7 +158,7 @@ def _walk(root: Path) -> Iterator[str]:
     if (root / IGNORE_FILE).is_file():
         raise UsageError(f"{root / IGNORE_FILE} needs git, which is not installed here")
     for below, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if f"{name}/" not in _CACHES]
+        folders[:] = [name for name in folders if name not in CACHES]
         yield from (str(Path(below, name).relative_to(root)) for name in names)
 
 

@@ -21,9 +21,8 @@ from provision.stacks.stack import Stack
 
 MAX_BYTES = 256 << 20
 """Largest total without ``--large-files``: minutes over a laptop's connection."""
-_LEFT_OUT = frozenset(
-    {".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
-)
+CACHES = {"__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".git"}
+"""Folders that no job needs."""
 _SHELLS = frozenset({"python", "python3", "bash", "sh"})
 
 
@@ -123,7 +122,7 @@ def _expand(given: str, folder: Path, project: Path) -> Iterable[tuple[str, Path
         yield place.as_posix(), root.resolve()
         return
     for below, folders, names in os.walk(root):
-        folders[:] = sorted(set(folders) - _LEFT_OUT)
+        folders[:] = sorted(set(folders) - CACHES)
         for name in sorted(names):
             file = Path(below, name)
             if file.is_file():

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 _LEAST = 1e-100
 """Smaller values can't be divided into ticks and are drawn as zero."""
+_TICKS = 5
 Format = Callable[[float], str]
 
 
@@ -101,11 +102,11 @@ class Axis(NamedTuple):
         return (value - self.low) / (self.high - self.low)
 
 
-def make_axis(low: float, high: float, *, whole: bool = False, wanted: int = 5) -> Axis:
-    """Return an axis from ``low`` to ``high`` with about ``wanted`` ticks at round numbers."""
+def make_axis(low: float, high: float, *, whole: bool = False) -> Axis:
+    """Return an axis from ``low`` to ``high`` with about five ticks at round numbers."""
     if not high - low > _LEAST:
         high = low + (abs(low) or 1.0)
-    step = _round_step((high - low) / wanted)
+    step = _round_step((high - low) / _TICKS)
     if whole:
         step = max(1.0, math.ceil(step))
     first = math.ceil(low / step - 1e-9)
@@ -114,11 +115,11 @@ def make_axis(low: float, high: float, *, whole: bool = False, wanted: int = 5) 
     return Axis(low, high, tuple((place, format_tick(place, step)) for place in places))
 
 
-def round_up(value: float, wanted: int = 5) -> float:
+def round_up(value: float) -> float:
     """Round a value up to a tick, as the end of an axis from 0."""
     if not value > _LEAST:
         return 1.0
-    step = _round_step(value / wanted)
+    step = _round_step(value / _TICKS)
     return math.ceil(value / step - 1e-9) * step
 
 
@@ -186,13 +187,8 @@ def _choose(
     if not math.isfinite(new.y):
         return known
     if not math.isfinite(known.y):
-        return replace_y(known, new.y)
-    return replace_y(known, best(known.y, new.y))
-
-
-def replace_y(point: ChartPoint, y: float) -> ChartPoint:
-    """Return the point with another y."""
-    return ChartPoint(point.x, y)
+        return known._replace(y=new.y)
+    return known._replace(y=best(known.y, new.y))
 
 
 def smooth(points: Sequence[ChartPoint], window: int) -> list[ChartPoint]:
@@ -220,14 +216,9 @@ def sample(points: Sequence[ChartPoint], count: int) -> list[ChartPoint]:
     return [points[round(index * step)] for index in range(count)]
 
 
-def has_points(line: Line) -> bool:
-    """Return whether any point is finite."""
-    return any(math.isfinite(point.y) for point in line.points)
-
-
 def drawable(chart: LineChart) -> LineChart | None:
     """Return the chart without empty lines; ``None`` if no line is left."""
-    lines = [line for line in chart.lines if has_points(line)]
+    lines = [line for line in chart.lines if any(math.isfinite(p.y) for p in line.points)]
     return replace(chart, lines=lines) if lines else None
 
 

@@ -25,16 +25,10 @@ DRAWS, SEED = 1000, 0
 MOST_GROUPS = 2000
 """More samples are resampled in so many groups, which takes a second."""
 _MAX_BYTES = 1 << 30
-_FACTS: tuple[str, ...] = (
-    "task",
-    "recipe",
-    "model",
-    "data",
-    "data_digest",
-    "train_records",
-    "train_samples",
+_FACTS = (
+    *("task", "recipe", "model", "data", "data_digest", "train_records", "train_samples"),
+    *("eval_data", "eval_records", "learning_rate", "batch_size_per_rank", "epochs", "seed"),
 )
-_FACTS += ("eval_data", "eval_records", "learning_rate", "batch_size_per_rank", "epochs", "seed")
 _HARDWARE = ("world_size", "backend", "dtype", "amx", "samples_per_second")
 _OMITTED = {"output", "resume", "trial_seconds"}
 

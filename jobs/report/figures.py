@@ -17,6 +17,7 @@ from jobs.worker.tasks import SCORES
 
 EPOCH_S: Mapping[int, float] = {1: 26 * 60.0, 4: 7 * 60.0 + 30}
 """Seconds of the published runs, by number of nodes."""
+PUBLISHED_SPEEDUPS = {nodes: EPOCH_S[1] / seconds for nodes, seconds in EPOCH_S.items()}
 MACHINE = "r7iz.metal-16xl"
 
 
@@ -73,48 +74,44 @@ _PHASES = {
 }
 
 
-class StepShare(NamedTuple):
-    """Seconds spent on one part."""
-
-    name: str
-    seconds: float
+Shares = dict[str, float]
+"""Seconds by the part that they were spent on."""
 
 
-def step_shares(series: RankMetrics) -> list[StepShare]:
+def step_shares(series: RankMetrics) -> Shares:
     """Split one rank's training by the parts of its steps; the rest is ``other``."""
-    parts = [StepShare(name, series.total(name)) for name in PARTS]
-    rest = (series["time"][-1] if len(series) else 0.0) - sum(part.seconds for part in parts)
-    return [*parts, StepShare(OTHER, max(0.0, rest))]
+    parts = {name: series.total(name) for name in PARTS}
+    rest = (series["time"][-1] if len(series) else 0.0) - sum(parts.values())
+    return {**parts, OTHER: max(0.0, rest)}
 
 
-def run_shares(run: Run) -> list[StepShare]:
+def run_shares(run: Run) -> Shares:
     """Split the whole run by phase, and training by the ranks' average.
 
     Unknown phases keep their names. Empty if the results name no phases.
     """
     phases = {name: seconds for name, seconds in run.seconds.items() if name != "total"}
-    if not phases:
-        return []
-    shares: dict[str, float] = {}
+    shares: Shares = {}
     for name, seconds in phases.items():
-        for part in split_phase(name, seconds, run.series):
-            shares[part.name] = shares.get(part.name, 0.0) + part.seconds
-    rest = run.seconds.get("total", 0.0) - sum(phases.values())
-    shares[OTHER] = shares.get(OTHER, 0.0) + max(0.0, rest)
-    return [StepShare(name, seconds) for name, seconds in shares.items()]
+        for part, part_s in split_phase(name, seconds, run.series).items():
+            shares[part] = shares.get(part, 0.0) + part_s
+    if phases:
+        rest = run.seconds.get("total", 0.0) - sum(phases.values())
+        shares[OTHER] = shares.get(OTHER, 0.0) + max(0.0, rest)
+    return shares
 
 
-def split_phase(phase: str, seconds: float, series: Sequence[RankMetrics]) -> list[StepShare]:
+def split_phase(phase: str, seconds: float, series: Sequence[RankMetrics]) -> Shares:
     """Split training by the parts of its steps; another phase is one part."""
     known = [each for each in series if len(each)]
     if phase != "train" or not known:
-        return [StepShare(_PHASES.get(phase, phase), seconds)]
-    parts = [StepShare(n, sum(each.total(n) for each in known) / len(known)) for n in PARTS]
-    measured = sum(part.seconds for part in parts)
+        return {_PHASES.get(phase, phase): seconds}
+    parts = {name: sum(each.total(name) for each in known) / len(known) for name in PARTS}
+    measured = sum(parts.values())
     # If the steps report more than the phase took, only their proportions are used.
     scale = min(1.0, seconds / measured) if measured else 0.0
-    scaled = [StepShare(part.name, part.seconds * scale) for part in parts]
-    return [*scaled, StepShare(OTHER, seconds - sum(part.seconds for part in scaled))]
+    scaled = {name: part * scale for name, part in parts.items()}
+    return {**scaled, OTHER: seconds - sum(scaled.values())}
 
 
 def rates(series: RankMetrics, column: str, bins: int) -> list[ChartPoint]:
@@ -253,10 +250,9 @@ def scores(run: Run) -> dict[str, float]:
 
 def epoch_seconds(run: Run) -> float | None:
     """Return the training time of one epoch at the run's speed."""
-    # Until version 0.1, a sample was called a feature.
     if run.trials:
         return None
-    samples = run.number("train_samples") or run.number("train_features")
+    samples = run.number("train_samples")
     speed = run.number("samples_per_second")
     return samples / speed if samples and speed and speed > 0 else None
 
@@ -308,11 +304,6 @@ def speedups(speeds: Sequence[RunSpeed]) -> list[Speedup]:
         Speedup(n, speed, speed / base, speed / base * fewest / n, name)
         for n, speed, name in sorted(speeds)
     ]
-
-
-def published_speedups() -> dict[int, float]:
-    """Return the speedup of the published runs over one node, by number of nodes."""
-    return {nodes: EPOCH_S[1] / seconds for nodes, seconds in EPOCH_S.items()}
 
 
 def published_costs() -> list[tuple[str, float, float]]:

@@ -118,9 +118,9 @@ def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
     # A resumed run's own times include those of the run before.
     scale = min(1.0, took / program) if program else 0.0
     for phase, seconds in phases.items():
-        for part in split_phase(phase, seconds, run.series):
-            name = _NAMES.get(phase) or _PARTS.get(part.name, COMPUTING)
-            parts[name] = parts.get(name, 0.0) + part.seconds * scale
+        for part, part_s in split_phase(phase, seconds, run.series).items():
+            name = _NAMES.get(phase) or _PARTS.get(part, COMPUTING)
+            parts[name] = parts.get(name, 0.0) + part_s * scale
     before = (BOOT, IDLE, FORMER, EARLIER)
     known = sum(seconds for name, seconds in parts.items() if name not in (*before, OTHER))
     parts[OTHER] = max(0.0, took - known)

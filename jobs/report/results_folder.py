@@ -27,10 +27,7 @@ _MAX_BYTES = 1 << 30
 _FOREVER_S = 1e12
 _LARGEST = 1e18
 _NAME = re.compile(r"rank-(\d+)\.jsonl")
-
-
-def _column() -> array[float]:
-    return array("d")
+Columns = dict[str, "array[float]"]
 
 
 @dataclass
@@ -43,12 +40,8 @@ class RankMetrics:
 
     rank: int
     step: array[int] = field(default_factory=lambda: array("q"))
-    columns: dict[str, array[float]] = field(
-        default_factory=lambda: {name: _column() for name in _COLUMNS}
-    )
-    parts: dict[str, array[float]] = field(
-        default_factory=lambda: {name: _column() for name in PARTS}
-    )
+    columns: Columns = field(default_factory=lambda: {name: array("d") for name in _COLUMNS})
+    parts: Columns = field(default_factory=lambda: {name: array("d") for name in PARTS})
     unreadable: int = 0
     repeated: int = 0
     """Steps repeated after a resume; only the later ones are kept."""
@@ -69,12 +62,8 @@ def read_metrics(folder: Path) -> tuple[RankMetrics, ...]:
     """Read all ranks' metrics, in rank order; empty without the folder. Raises :class:`UsageError`."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("rank-*.jsonl"))
     ranks = sorted((int(match[1]), path) for match, path in found if match)
-    read = (_read_file(rank, path) for rank, path in ranks)
+    read = (parse_lines(rank, read_lines(path, _MAX_BYTES)) for rank, path in ranks)
     return tuple(series for series in read if len(series) or series.unreadable)
-
-
-def _read_file(rank: int, path: Path) -> RankMetrics:
-    return parse_lines(rank, read_lines(path, _MAX_BYTES))
 
 
 def parse_lines(rank: int, lines: Iterable[str]) -> RankMetrics:
@@ -200,8 +189,7 @@ class Run:
     @property
     def cloud(self) -> str | None:
         """The cloud of the nodes, ``aws`` or ``local``, from ``job.json``."""
-        more = self.job.get("more")
-        cloud = self.job.get("cloud") or (more.get("cloud") if isinstance(more, dict) else None)
+        cloud = self.job.get("cloud")
         return cloud if isinstance(cloud, str) else None
 
     @property

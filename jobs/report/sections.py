@@ -24,7 +24,7 @@ from jobs.report.charts import (
 from jobs.report.content import Report, Section, Table, Tile
 from jobs.report.figures import (
     Cost,
-    StepShare,
+    Shares,
     format_duration,
     format_fact,
     format_number,
@@ -68,7 +68,7 @@ def subtitle_of(run: Run) -> str:
 
 def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
     """Yield the known key figures."""
-    records = run.number("eval_records") or run.number("eval_questions")
+    records = run.number("eval_records")
     for name, value in figures.scores(run).items():
         # A score of some records, such as has_answer_f1, has their number beside it.
         count = run.number(f"{name.rpartition('_')[0]}_total") or records
@@ -375,16 +375,17 @@ def _extremes(points: Sequence[ChartPoint]) -> str:
 
 
 def _whole_run(run: Run) -> Section:
-    shares = [share for share in figures.run_shares(run) if share.seconds > 0]
-    ordered = sorted(shares, key=lambda share: _position_of(share.name))
-    total = sum(share.seconds for share in ordered)
+    shares = {name: seconds for name, seconds in figures.run_shares(run).items() if seconds > 0}
+    ordered = {name: shares[name] for name in sorted(shares, key=_position_of)}
+    total = sum(ordered.values())
     chart = None
     if total > 0:
         split = run.series and "train" in run.seconds
         note = "Training is split by the average of the ranks' steps." if split else ""
-        bar = Bar(f"Whole run: {format_duration(total)}", [s.seconds for s in ordered], " ")
-        chart = _bar_chart("time", "Time by phase", note, [s.name for s in ordered], [bar])
-    table = Table(("", "seconds", "share"), _share_rows(ordered, total))
+        bar = Bar(f"Whole run: {format_duration(total)}", [*ordered.values()], " ")
+        chart = _bar_chart("time", "Time by phase", note, [*ordered], [bar])
+    rows = [(name, f"{s:,.1f}", f"{s / total:.1%}") for name, s in ordered.items()]
+    table = Table(("", "seconds", "share"), rows)
     return Section("time", "Time by phase", chart, table, _no_metrics("phases (results.json)"))
 
 
@@ -392,10 +393,6 @@ def _position_of(name: str) -> int:
     order = list(COLORS)
     # Unknown phases come before `other`.
     return order.index(name) if name in order else len(order) - 2
-
-
-def _share_rows(shares: Sequence[StepShare], total: float) -> list[tuple[str, ...]]:
-    return [(s.name, f"{s.seconds:,.1f}", f"{s.seconds / total:.1%}") for s in shares]
 
 
 def _bar_chart(
@@ -410,8 +407,7 @@ def _by_rank(run: Run) -> Section:
     parts = (*PARTS, figures.OTHER)
     known = [series for series in run.series if len(series) and series["time"][-1] > 0]
     shares = {series.rank: figures.step_shares(series) for series in known}
-    known_parts = any(s.seconds > 0 for row in shares.values() for s in row[:-1])
-    if not known_parts:
+    if not any(row[part] > 0 for row in shares.values() for part in PARTS):
         return Section("ranks", title, None, None, _no_metrics("seconds of each rank's steps"))
     shown, remarks = sorted(shares, key=lambda rank: _communication(shares[rank])), []
     if len(shown) > 16:
@@ -425,21 +421,18 @@ def _by_rank(run: Run) -> Section:
         "Communication is the time that a rank waits beyond its backward pass. The slowest rank "
         "waits least; the others wait for it."
     )
-    rows = [
-        (str(rank), *(f"{share.seconds:,.1f}" for share in row)) for rank, row in shares.items()
-    ]
+    rows = [(str(rank), *(f"{s:,.1f}" for s in row.values())) for rank, row in shares.items()]
     table = Table(("rank", *(f"{part}, s" for part in parts)), rows)
     chart = _bar_chart("ranks", title, f"{note} {_slowest(shares)}".strip(), parts, bars)
     return Section("ranks", title, chart, table, remarks=remarks)
 
 
-def _rank_bar(rank: int, host: str | None, shares: Sequence[StepShare]) -> Bar:
+def _rank_bar(rank: int, host: str | None, shares: Shares) -> Bar:
     label = f"rank {rank} on {host}" if host else f"rank {rank}"
-    remark = f"{_communication(shares):.0%} communication"
-    return Bar(label, [share.seconds for share in shares], remark)
+    return Bar(label, [*shares.values()], f"{_communication(shares):.0%} communication")
 
 
-def _slowest(shares: Mapping[int, Sequence[StepShare]]) -> str:
+def _slowest(shares: Mapping[int, Shares]) -> str:
     """Name the rank that clearly waits less than the others, if any."""
     waited = {rank: _communication(row) for rank, row in shares.items()}
     usual, least = median(waited.values()), min(waited, key=waited.__getitem__)
@@ -448,10 +441,9 @@ def _slowest(shares: Mapping[int, Sequence[StepShare]]) -> str:
     return f"Here, rank {least} waits {waited[least]:.0%} of the time; the median is {usual:.0%}."
 
 
-def _communication(shares: Sequence[StepShare]) -> float:
+def _communication(shares: Shares) -> float:
     """Return the share of communication, 0.0 to 1.0."""
-    waited = sum(share.seconds for share in shares if share.name == "communication")
-    return waited / (sum(share.seconds for share in shares) or 1.0)
+    return shares["communication"] / (sum(shares.values()) or 1.0)
 
 
 def _scaling(run: Run, others: Sequence[Run]) -> Section:
@@ -465,7 +457,7 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
         Line("ideal", [ChartPoint(fewest, 1.0), ChartPoint(most, most / fewest)], 0, "dashed"),
         Line("these runs", [ChartPoint(s.nodes, s.speedup) for s in found], 1, "dots"),
     ]
-    published = [ChartPoint(n, speedup) for n, speedup in figures.published_speedups().items()]
+    published = [ChartPoint(n, speedup) for n, speedup in figures.PUBLISHED_SPEEDUPS.items()]
     if fewest == 1:
         lines.append(Line("published: 26 min on 1, 7 min 30 on 4", published, 2, "dots"))
     note = f"Speedup over {counted(fewest, 'node')}, by samples per second."
@@ -476,7 +468,7 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
     ]
     rows += [
         (str(n), "–", f"{speedup:.2f} ×", f"{speedup / n:.0%}", "published")
-        for n, speedup in figures.published_speedups().items()
+        for n, speedup in figures.PUBLISHED_SPEEDUPS.items()
         if fewest == 1
     ]
     table = Table(("nodes", "samples/s", "speedup", "efficiency", "run"), rows)

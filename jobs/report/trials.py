@@ -59,13 +59,11 @@ def _options(run: Run) -> Section:
     keys = (*_tried(run), metric)
     axes = {key: scale for key in keys if (scale := _scale([each.get(key) for _, each in scored]))}
     for each, values in scored:
-        is_best = bool(each.get("best"))
         points = [
             ChartPoint(place, scale.get(format_fact(values.get(key)), math.nan))
             for place, (key, scale) in enumerate(axes.items())
         ]
-        label = f"trial {_number(each)}, the best" if is_best else "other trials"
-        lines.append(Line(label, points, int(is_best), "line" if is_best else "faint"))
+        lines.append(_line(each, points))
     lines.sort(key=lambda line: line.color)
     named = [
         NamedAxis(SCORES.get(key, key), next(iter(scale)), next(reversed(scale)))
@@ -99,16 +97,19 @@ def _curves(run: Run) -> Section:
     title, lines = "Scores of the trials while training", []
     for each in run.trials:
         known = read_pairs(each.get("evaluations"))
-        points = [ChartPoint(x, y) for x, y in known if not math.isnan(y)]
-        is_best = bool(each.get("best"))
-        label = f"trial {_number(each)}, the best" if is_best else "other trials"
-        lines.append(Line(label, points, int(is_best), "line" if is_best else "faint"))
+        lines.append(_line(each, [ChartPoint(x, y) for x, y in known if not math.isnan(y)]))
     lines.sort(key=lambda line: line.color)
     note = "Trials that were not in the best third ended early."
     chart = drawable(
         LineChart("trial-scores", title, note, "evaluation", "score", lines, whole_x=True)
     )
     return Section("trial-scores", title, chart, None, "" if chart else "No trial was evaluated.")
+
+
+def _line(trial: Mapping[str, Any], points: Sequence[ChartPoint]) -> Line:
+    if trial.get("best"):
+        return Line(f"trial {_number(trial)}, the best", points)
+    return Line("other trials", points, 0, "faint")
 
 
 def _tried(run: Run) -> list[str]:

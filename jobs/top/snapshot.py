@@ -185,8 +185,6 @@ def mark_stragglers(snapshot: Snapshot) -> Snapshot:
     limits = {job: SLOWER * median(seconds) for job, seconds in own.items()}
     nodes = tuple(
         replace(node, ranks=tuple(_mark(rank, limits) for rank in node.ranks))
-        if node.ranks
-        else node
         for node in snapshot.nodes
     )
     return replace(snapshot, nodes=nodes)

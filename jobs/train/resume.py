@@ -113,9 +113,7 @@ def keep_choices(
     spec: JobSpec, request: ResumeRequest, record: JobRecord, found: JobSummary
 ) -> JobSpec:
     """Return the job's choices with its own limits and restarts, unless the request has others. Pure."""
-    # The launch of an earlier release has only the time that its budget paid.
-    time = 0.0 if found.budget else found.max_time_s
-    limit = record.more.get("limit") or {"max_time_s": time, "budget": found.budget}
+    limit = record.more.get("limit") or {"max_time_s": 0.0, "budget": 0.0}
     asked, before = spec.ending, record.more.get("recovery", {})
     retries = before.get("retries", spec.recovery.retries)
     return replace(

@@ -25,32 +25,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {"placement": ("ppn", "ccl_workers"), "no
 """Words for options of which the values that suit the nodes are tried."""
 # What decides which runs can be compared, and what the nodes or the study itself decide.
 _FIXED = {
-    *FILES,
-    *OTHER_FILES,
-    "backend",
-    "checkpoint_every",
-    "dataset",
-    "digits",
-    "eval_every",
-    "eval_fraction",
-    "keep",
-    "keep_checkpoints",
-    "label_column",
-    "label_separator",
-    "metric",
-    "model",
-    "negative_column",
-    "objective",
-    "output",
-    "pair_column",
-    "push_to",
-    "report_to",
-    "resume",
-    "skip_bad_records",
-    "text_column",
-    "token_cache",
-    "train_on",
-    "trial_seconds",
+    *(*FILES, *OTHER_FILES, "backend", "checkpoint_every", "dataset", "digits", "eval_every"),
+    *("eval_fraction", "keep", "keep_checkpoints", "label_column", "label_separator", "metric"),
+    *("model", "negative_column", "objective", "output", "pair_column", "push_to", "report_to"),
+    *("resume", "skip_bad_records", "text_column", "token_cache", "train_on", "trial_seconds"),
 }
 _RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -92,34 +93,21 @@ def describe_nodes(facts: Iterable[HostFacts]) -> str:
     return "; ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
 
 
-def parse_tuned(text: str) -> tuple[TuningResult, ...]:
-    """Return the file's results; none if it can't be read, because a study can measure again."""
-    try:
-        return parse_as(tuple[TuningResult, ...], text, FILE)
-    except UsageError:
-        return ()
-
-
-def render_tuned(results: Iterable[TuningResult]) -> str:
-    """Return the file's content, as :func:`parse_tuned` reads it."""
-    return json.dumps([asdict(result) for result in results], indent=1) + "\n"
-
-
-def add_result(known: Sequence[TuningResult], new: TuningResult) -> tuple[TuningResult, ...]:
-    """Return the results with a new one added and those for other nodes removed."""
-    others = (r for r in known if r.key != new.key and r.key.nodes == new.key.nodes)
-    return (*others, new)
-
-
 def read_tuned(head: Host, key: TuningKey) -> TuningResult | None:
     """Return the result for exactly this key, if there is one."""
     return next((result for result in _read_all(head) if result.key == key), None)
 
 
 def save_tuned(head: Host, new: TuningResult) -> None:
-    """Add a result to the head's file."""
-    head.put(render_tuned(add_result(_read_all(head), new)).encode(), FILE, 0o644)
+    """Add a result to the head's file, and remove those for other nodes."""
+    others = (r for r in _read_all(head) if r.key != new.key and r.key.nodes == new.key.nodes)
+    text = json.dumps([asdict(result) for result in (*others, new)], indent=1) + "\n"
+    head.put(text.encode(), FILE, 0o644)
 
 
 def _read_all(head: Host) -> tuple[TuningResult, ...]:
-    return parse_tuned(head.run(f"cat {FILE} 2>/dev/null || true").stdout)
+    """Return the file's results; none if it can't be read, because a study can measure again."""
+    text = head.run(f"cat {FILE} 2>/dev/null || true").stdout
+    with suppress(UsageError):
+        return parse_as(tuple[TuningResult, ...], text, FILE)
+    return ()

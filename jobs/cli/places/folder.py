@@ -9,6 +9,9 @@ from pathlib import Path
 from infra.errors import UsageError
 from jobs.train.request import check_writable, expand_home
 
+Result = tuple[str, dict[str, object]]
+"""What a command prints, as text and as JSON."""
+
 
 def check_output_folder(name: str, ours: Collection[str], writer: str) -> Path:
     """Return the folder. Raises :class:`UsageError` if it can't be written, or holds other files.

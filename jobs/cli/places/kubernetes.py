@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster.console.output import confirm, say
 from infra.errors import SprError, UsageError
 from infra.words import counted
-from jobs.cli.places.folder import check_output_folder, write_files
+from jobs.cli.places.folder import Result, check_output_folder, write_files
 from jobs.cli.places.options import ANY, KUBERNETES, PlaceRequest
 from jobs.places.kubernetes.manifests import AMX_LABEL, Rendered
 from jobs.places.kubernetes.request import JOB_KINDS, TRAIN_JOB, Claim, PodOptions
@@ -36,8 +36,6 @@ _LOG = re.compile(r"[EWI]\d{4} ")
 _CLAIM_SIZE = "100Gi"
 _NO_REGISTRY = "  # on each node; for a registry: --image REGISTRY/NAME"
 _FILES = ("Dockerfile", "requirements.txt", "job.yaml", "code")
-Result = tuple[str, dict[str, object]]
-"""What a command prints, as text and as JSON."""
 
 
 def read_pods(request: PlaceRequest, nodes: int | None, name: str, stack: str) -> PodOptions:

@@ -8,15 +8,12 @@ from pathlib import Path
 from cluster.console.output import say
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.places.folder import check_output_folder, write_files
+from jobs.cli.places.folder import Result, check_output_folder, write_files
 from jobs.cli.places.options import SLURM, PlaceRequest
 from jobs.places.environment import warn_ignored
 from jobs.places.plan import JobPlan
 from jobs.places.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from provision.stacks.stack import Stack
-
-Result = tuple[str, dict[str, object]]
-"""What a command prints, as text and as JSON."""
 
 
 def read_script(request: PlaceRequest, nodes: int | None, name: str) -> ScriptOptions:

@@ -36,7 +36,7 @@ class JobDisplay:
     ) -> None:
         self._progress = progress
         self._cost = cost
-        self._last_note: tuple[float, float] | None = None
+        self._last_note = (-1.0, 0.0)
 
     def log(self, text: str) -> None:
         """Show one or more lines."""
@@ -73,13 +73,8 @@ class JobDisplay:
 
     def _is_due(self, share: float) -> bool:
         """Without a live display, print a line every ten seconds or every 5 % of the work."""
-        now = time.monotonic()
-        if (
-            share < 1
-            and self._last_note is not None
-            and share < self._last_note[0] + 0.05
-            and now < self._last_note[1] + 10
-        ):
+        now, (last_share, last) = time.monotonic(), self._last_note
+        if share < min(1, last_share + 0.05) and now < last + 10:
             return False
         self._last_note = (share, now)
         return True

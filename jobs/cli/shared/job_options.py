@@ -43,23 +43,11 @@ from jobs.worker.training.options import TrainOptions, defined_options, flag
 from jobs.worker.training.text_task import BALANCED
 
 _HIDDEN = {"output", "trial_seconds", "resume", "push_to"}
-_FOR_EXPERTS = frozenset(
-    {
-        *("accumulate", "attention_dropout", "backend", "compile", "ipex", "keep_checkpoints"),
-        *(
-            "freeze_layers",
-            "keep",
-            "layer_decay",
-            "lr_schedule",
-            "max_grad_norm",
-            "metric",
-            "stride",
-            "token_cache",
-            "warmup_ratio",
-        ),
-        "wire",
-    }
-)
+_FOR_EXPERTS = {
+    *("accumulate", "attention_dropout", "backend", "compile", "freeze_layers", "ipex", "keep"),
+    *("keep_checkpoints", "layer_decay", "lr_schedule", "max_grad_norm", "metric", "stride"),
+    *("token_cache", "warmup_ratio", "wire"),
+}
 """Training options whose defaults suit nearly every job; the usual help omits them."""
 
 

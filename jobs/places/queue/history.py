@@ -176,10 +176,9 @@ def read_log(
     what = (paths.root, name, job.job if follow and job.is_active else "", "1", "")
     node = "" if rank is None else find_node(job, rank)
     if rank is None:  # of a resumed job
-        earlier = (
-            f"# reading the log of earlier runs\ncat {paths.root}/log.earlier 2>/dev/null || true"
-        )
-        head.run(earlier, timeout_s=None, on_text=on_text)
+        earlier = f"cat {paths.root}/log.earlier 2>/dev/null || true"
+        script = f"# reading the log of earlier runs\n{earlier}"
+        head.run(script, timeout_s=None, on_text=on_text)
     program = send(log_reader, *what).render("reading a log", node)
     head.run(program, timeout_s=None, on_text=on_text)
 

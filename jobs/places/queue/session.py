@@ -51,17 +51,13 @@ from jobs.places.record import (
     read_record,
     release_results,
 )
-from jobs.worker.spec import Recovery, Resources
+from jobs.worker.spec import Resources
 from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host
 from provision.run_on_nodes import on_all
 from provision.stacks.stack import Stack
-
-
-def _ignore(_: object) -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -74,8 +70,8 @@ class JobContext:
     now: datetime
     cloud: CloudInfo = field(default_factory=CloudInfo)
     progress: Progress = field(default_factory=Silent)
-    on_event: Callable[[Event], None] = _ignore
-    on_log: Callable[[str], None] = _ignore
+    on_event: Callable[[Event], None] = lambda _: None
+    on_log: Callable[[str], None] = lambda _: None
     detach: bool = False
     """Return as soon as the job is in the queue."""
     outcome: Outcome = field(default_factory=Outcome)
@@ -193,10 +189,6 @@ class JobSession:
         launch = build_launch(plan, placement, self.paths, cluster, self.context.stack)
         return launch, self._record(plan, placement, launch)
 
-    def submit(self, plan: JobPlan, launch: Launch) -> None:
-        """Submit a job whose files are on the nodes."""
-        self.launcher.submit(launch, self.paths, plan.variables)
-
     def start(self, plan: JobPlan) -> JobRecord:
         """Copy a job's files to the nodes and submit it. Returns its record, also kept with its results.
 
@@ -239,7 +231,7 @@ class JobSession:
                 first = read_record(self.head, self.paths)
                 text = first.resumed_as(record, self.before).render()
                 self.head.put(text.encode(), self.paths.new_record)
-            self.submit(plan, launch)
+            self.launcher.submit(launch, self.paths, plan.variables)
         except BaseException:
             is_over = (is_sent and self._withdraw(plan)) or not is_submitted
             if plan.results and is_new and is_over:
@@ -349,8 +341,9 @@ class JobSession:
 
     def _record(self, plan: JobPlan, placement: Placement, launch: Launch) -> JobRecord:
         context = self.context
-        argv = _argv(plan)
+        argv, recovery = _argv(plan), plan.spec.recovery
         cluster, stack, resources = context.cluster, context.stack, plan.spec.resources
+        kept = {"retries": recovery.retries, "least_nodes": recovery.least_nodes}
         return JobRecord(
             job=self.paths.job_id,
             kind=self.paths.job_id.partition("-")[0],
@@ -378,7 +371,7 @@ class JobSession:
                 **plan.details,
                 **({"results": str(plan.results)} if plan.results else {}),
                 **({"stage": plan.spec.storage.stage} if plan.spec.storage.stage else {}),
-                **({"recovery": _keep(plan.spec.recovery)} if plan.resume_command else {}),
+                **({"recovery": kept} if plan.resume_command else {}),
             },
         )
 
@@ -405,11 +398,6 @@ class JobSession:
 
 def _argv(plan: JobPlan) -> tuple[str, ...]:
     return plan.command or ("python", "-m", plan.module, *plan.argv)
-
-
-def _keep(recovery: Recovery) -> dict[str, int]:
-    """Return what a resumed job keeps."""
-    return {"retries": recovery.retries, "least_nodes": recovery.least_nodes}
 
 
 def open_session(context: JobContext, job_id: str = "", *, starts: bool = True) -> JobSession:

@@ -119,33 +119,20 @@ def test_failures_are_exceptions(head: Head) -> None:
 
 _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: Cluster.up(idle_timeot="1h"), "unknown option '--idle-timeot'; did you mean --idle-t"),
-    (lambda: Cluster.up(privat=False), "unknown option '--privat'; did you mean --private"),
-    (lambda: Cluster.up(nodes="two"), "argument --nodes: invalid int value: 'two'"),
     (lambda: Cluster.up(nodes=[1, 2]), "argument --nodes: invalid int value: '1,2'"),
     (lambda: Cluster.up(nodes=True), "argument --nodes: expected one argument"),
     (lambda: Cluster.up(private=3), "argument --private: ignored explicit argument '3'"),
-    (lambda: Cluster.up(name=""), "--name is empty"),
     (lambda: Cluster.up(help=True), "help: not in Python\n  → spr-cluster up --help"),
     (lambda: Cluster.find("none"), "no cluster 'none' in aws us-east-1"),
-    (lambda: submit(Training("squda")), "invalid choice: 'squda'"),
     (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
     (lambda: submit(study("squad", tune=None)), "a study needs tune"),
-    (lambda: submit(study("squad", tune={"epoch": "1,2"})), "--tune epoch: `train squad` has no"),
-    (lambda: submit(Training("squad"), epoch=3), "unknown option '--epoch'; did you mean --epochs"),
-    (
-        lambda: submit(Run("ls", dry_run=True)),
-        "dry_run: not in Python\n  → spr-cluster train or run",
-    ),
-    (
-        lambda: submit(Training("squad", to="slurm-script")),
-        "--detach: not with --to slurm-script, only",
-    ),
+    (lambda: submit(Run("ls", dry_run=True)), "dry_run: not in Python\n  → spr-cluster train or"),
+    (lambda: submit(Training("squad", to="slurm-script")), "--detach: not with --to slurm-script"),
     (lambda: submit(Run()), "the following arguments are required: PROGRAM"),
     (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),
     (lambda: submit(Run("x", envs={"KEY": "secret"})), "unknown option '--envs'"),
     (lambda: submit(Run("x", cast(Any, ["y"]))), "Run: ['y'] is no word of a command"),
     (lambda: submit(Run("x", outputs=["../y"])), "--outputs '../y' is outside of the program's"),
-    (lambda: submit(study("digits", tune={"epochs": [1, "x"]})), "--tune epochs: 'x': expected wh"),
     (lambda: submit(["x"]), "['x'] is no job"),
     (lambda: Cluster.up(check=True), "check: not in Python"),
     (lambda: Cluster.find().extend(cast(Any, 2)), "extend '2': expected a duration"),
@@ -260,10 +247,8 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
         assert job.id.startswith("digits-")
 
     first, second, _ = requests
-    assert (first.spec.work.program, first.spec.resources.placement.nproc_per_node) == (
-        ("echo", "--nodes", "9", ""),
-        1,
-    )
+    assert first.spec.work.program == ("echo", "--nodes", "9", "")
+    assert first.spec.resources.placement.nproc_per_node == 1
     assert first.env == ("SEED=7", "HERE=from here")
     assert (second.spec.work.program, second.spec.recovery.retries) == (("echo", "hi"), 3)
     assert "SEED" not in repr(run)

@@ -13,11 +13,22 @@ import pytest
 from cluster.context import Context
 from infra.errors import ConnectionLostError
 from provision.host import Result
-from tests.harness.command_line import CommandLine, StagedHost
+from tests.harness.command_line import Act, CommandLine, StagedHost
 from tests.jobs.context import ended, event, listed, pack_output
 
 _BEGUN = {"began": 1800000000, "nodes": ["node0"], "ranks_per_node": 2, "attempt": 1}
 _ERROR = event(event="error", message="NaN", hint="lower it", rank=1, host="ip-5", lost_peer=False)
+
+
+def say(*lines: str) -> Act:
+    """An answer that prints these lines."""
+
+    def act(on_text: Any) -> Result:
+        for each in lines:
+            on_text(each)
+        return Result(0, "", "")
+
+    return act
 
 
 class Head:
@@ -35,7 +46,7 @@ class Head:
             "# listing the jobs": self.list_jobs,
             "# following a job": self.follow,
             "# (distributing|submitting|collecting)": lambda _: Result(0, "at 5", ""),
-            "# reading the log of earlier runs": self.show_earlier,
+            "# reading the log of earlier runs": lambda show: say(*self.earlier)(show),
             "cat .*/end.json": lambda _: Result(0, self.render_end(), ""),
         }
         line.machines.staged.clear()
@@ -56,16 +67,9 @@ class Head:
         now = {"end": json.loads(self.render_end())} if over else runs
         return Result(0, listed("squad-1", begin=_BEGUN, **self.limits, **now), "")
 
-    def show_earlier(self, on_text: Any) -> Result:
-        for line in self.earlier:
-            on_text(line)
-        return Result(0, "", "")
-
     def follow(self, on_text: Any) -> Result:
-        for line in self.output:
-            on_text(line)
         self.over = True
-        return Result(0, "", "")
+        return say(*self.output)(on_text)
 
 
 @pytest.fixture
@@ -180,26 +184,14 @@ def test_wait_ends_with_the_newest_job_if_none_runs(line: CommandLine, head: Hea
     assert line.must("wait", "--all").out == "No job is running or queued.\n"
 
 
-def read(line: CommandLine, *lines: str) -> list[str]:
-    """Let the head print a log; returns the commands that read it."""
-    commands: list[str] = []
-
-    def act(on_text: Any) -> Result:
-        for each in lines:
-            on_text(each)
-        return Result(0, "", "")
-
-    line.stage("node0", "# reading a log", act)
-    return commands
-
-
 def test_logs_show_events_as_text(line: CommandLine, head: Head) -> None:
     step = {"epoch": 1, "loss": 0.5, "samples_per_second": 2, "tokens_per_second": 9}
     restarted = event(event="restarted", attempt=2, nodes=["node0", "node2"])
     shown = event(event="step", step=1, total=4, eta_seconds=3, shares={"a": 1}, **step)
     head.earlier = ["of the first attempt"]
     array = event(event="elements", done=37, failed=2, total=100)
-    read(line, "text", event(event="note", text="hello"), restarted, shown, array)
+    lines = ("text", event(event="note", text="hello"), restarted, shown, array)
+    line.stage("node0", "# reading a log", say(*lines))
     text = line.must("logs").out.splitlines()
     assert text[:4] == ["of the first attempt", "text", "hello", "attempt 2, on node0, node2"]
     assert text[4].endswith(
@@ -211,7 +203,7 @@ def test_logs_show_events_as_text(line: CommandLine, head: Head) -> None:
 def test_logs_since_a_time(line: CommandLine, head: Head) -> None:
     now = time.time()  # the cloud's own stands still
     old, new = (event(event="note", text="n", at=now - ago) for ago in (700, 500))
-    read(line, "old", old, "old", new, "new")
+    line.stage("node0", "# reading a log", say("old", old, "old", new, "new"))
     assert line.must("logs", "--since", "10m").out == "n\nnew\n"
     assert line.run("logs", "--since", "soon").code == 2
 
@@ -219,19 +211,15 @@ def test_logs_since_a_time(line: CommandLine, head: Head) -> None:
 def test_logs_of_a_rank_that_is_not_there(line: CommandLine, head: Head) -> None:
     for rank in ("2", "-1"):
         result = line.run("logs", "--rank", rank)
-        assert (result.code, result.message) == (
-            2,
-            f"--rank {rank}: job squad-1 has the ranks 0 to 1",
-        )
+        assert result.code == 2
+        assert result.message == f"--rank {rank}: job squad-1 has the ranks 0 to 1"
 
 
 @pytest.mark.parametrize("more", ["--rank=0", "--follow", "--since=5m"])
 def test_the_log_of_an_element_is_shown_as_it_is(line: CommandLine, head: Head, more: str) -> None:
     result = line.run("logs", "--element=3", more)
-    assert (result.code, result.message.splitlines()[0]) == (
-        2,
-        "--element can't be used with --rank, --since, or --follow",
-    )
+    assert result.code == 2
+    assert result.message == "--element can't be used with --rank, --since, or --follow"
 
 
 @pytest.mark.parametrize(

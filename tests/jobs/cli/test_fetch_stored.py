@@ -214,7 +214,6 @@ def leave_group(name: str) -> None:
         (write_file, "fetch squad-1", "squad-1 (succeeded): results/squad-1/"),
         (write_record, "fetch", "squad-1 (succeeded): results/squad-1/"),
         (leave_group, "attach", "squad-1 (succeeded): results/squad-1/"),
-        (write_record, "attach squad-1", "squad-1 (succeeded): results/squad-1/"),
         (write_file, "jobs", "get the results of one: spr-cluster fetch s3://results/team/squad-1"),
         (leave_group, "jobs squad-1", "squad-1  succeeded"),
     ],

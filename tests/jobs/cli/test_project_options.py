@@ -319,6 +319,7 @@ def _options(command: str) -> dict[str, Option]:
 
 # What an option's help says if it takes several values in one word.
 _SAYS_SEVERAL = re.compile(r"a,b,c|separated by commas|ranges|A/x,s3://C")
+_known_parser = functools.cache(build_parser)
 _OPTIONS = {
     (table, flag): option
     for table, command in (("cluster", "up"), ("jobs.a", "train"), ("jobs.b", "run"))
@@ -360,8 +361,8 @@ def test_a_list_is_taken_where_several_values_are(table: str, flag: str) -> None
     words = ["up"] if command == "up" else [command, table[-1]]
     if not _takes_a_list(option):
         with pytest.raises(UsageError, match=f"{key} = .*: expected one value"):
-            apply_project(words, project, build_parser)
+            apply_project(words, project, _known_parser)
         return
-    found = apply_project(words, project, build_parser).words
+    found = apply_project(words, project, _known_parser).words
     wanted = [f"{flag}=p=1", f"{flag}=q=2"] if option.repeats else [f"{flag}=p=1,q=2"]
     assert [word for word in found if word.startswith(f"{flag}=")] == wanted

@@ -30,15 +30,10 @@ from tests.jobs.report.sample_runs import make_folder
 _BEGUN = {"began": 1800000000, "nodes": ["node0"], "ranks_per_node": 2, "attempt": 1}
 _DONE = {**_BEGUN, "ended": 1800000060, "state": "succeeded", "exit_code": 0}
 _CAUSE = {"rank": 1, "host": "ip-5", "message": "NaN"}
+_FAILED = {**_DONE, "state": "failed", "exit_code": 1, **_CAUSE}
 _LISTED = listed(
     "squad-1", begin=_BEGUN, end=_DONE, has_model=True, unfinished=False, size_kib=2048
-) + listed(
-    "squad-2",
-    "step-000040",
-    submitted=200,
-    begin=_BEGUN,
-    end={**_DONE, "state": "failed", "exit_code": 1, **_CAUSE},
-)
+) + listed("squad-2", "step-000040", submitted=200, begin=_BEGUN, end=_FAILED)
 
 
 @pytest.fixture
@@ -67,17 +62,8 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_jobs_are_listed_for_people_and_for_programs(line: CommandLine) -> None:
     result = line.must("jobs").out.splitlines()
-    assert result[0].split() == [
-        "JOB",
-        "STATE",
-        "NODES",
-        "BEGAN",
-        "TOOK",
-        "ON",
-        "DISK",
-        "MODEL",
-        "CHECKPOINT",
-    ]
+    header = "JOB STATE NODES BEGAN TOOK ON DISK MODEL CHECKPOINT"
+    assert " ".join(result[0].split()) == header
     assert result[1].startswith("squad-1  succeeded   1 ")
     assert "1 min 00 s" in result[1]
     assert result[1].endswith("2.0 MiB  yes    -")
@@ -120,12 +106,9 @@ def test_the_list_says_what_a_job_waits_for(line: CommandLine) -> None:
 def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = [
-        listed(
-            f"squad-20261123-1200{n:02}-k3f", "step-000040", end=_DONE, begin=_BEGUN, submitted=n
-        )
-        for n in range(14)
-    ]
+    names = [f"squad-20261123-1200{n:02}-k3f" for n in range(14)]
+    done: dict[str, Any] = {"end": _DONE, "begin": _BEGUN}
+    jobs = [listed(name, "step-000040", submitted=n, **done) for n, name in enumerate(names)]
     jobs[0] = listed("squad-20261123-115900-k3f", submitted=0, **_RUNS)
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, "".join(jobs), ""))
@@ -156,17 +139,15 @@ def test_the_list_names_who_submitted_each_job(line: CommandLine) -> None:
 def test_on_a_terminal_no_word_of_a_cause_is_cut(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cause = {"state": "failed", "exit_code": 1, **_CAUSE, "message": "a long reason " * 20}
     line.machines.staged.clear()
-    one = listed("squad-1", begin=_BEGUN, end={**_DONE, **cause})
+    one = listed("squad-1", begin=_BEGUN, end={**_FAILED, "message": "a long reason " * 20})
     line.stage("node0", "listing the jobs", Result(0, one, ""))
     for module in ("display", "output"):
         monkeypatch.setattr(f"cluster.console.{module}.terminal_width", lambda _: 80)
     rows = line.must("jobs").out.splitlines()
     assert max(map(len, rows)) <= 80
-    assert {word for row in rows[2:-1] for word in row.split()} <= {
-        *("squad-1:", "rank", "1", "on", "ip-5:", "a", "long", "reason"),
-    }
+    words = {word for row in rows[2:-1] for word in row.split()}
+    assert words <= {"squad-1:", "rank", "1", "on", "ip-5:", "a", "long", "reason"}
 
 
 def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
@@ -307,10 +288,8 @@ def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None
         line.stage("node0", f"cd .*/{job} ", partial(end, job))
     assert line.run("cancel").message.startswith("2 jobs are running or queued")
     assert line.run("cancel", "squad-2", "--all").code == 2
-    assert (
-        "It had no checkpoint yet, so there is nothing to resume."
-        in line.must("cancel", "--all").out
-    )
+    out = line.must("cancel", "--all").out
+    assert "It had no checkpoint yet, so there is nothing to resume." in out
     assert ends == ["squad-3", "squad-2"]
 
 
@@ -364,13 +343,8 @@ def test_a_folder_with_another_jobs_results_is_refused(
 ) -> None:
     line.must("fetch", "squad-1", "--results", "best")
     line.must("fetch", "squad-1", "--results", "best", "--json")
-    best = ("--results", "best")
-    for command in (
-        ("fetch", "squad-2", *best),
-        ("train", "squad", "--demo", *best),
-        ("run", *best, "--", "true"),
-    ):
-        result = line.run(*command)
+    for command in ("fetch squad-2 {}", "train squad --demo {}", "run {} -- true"):
+        result = line.run(*command.format("--results best").split())
         assert result.code == 2, command
         assert result.message.startswith("--results best: it contains the results of job squad-1")
     assert fetched == ["squad-1", "squad-1"]

@@ -83,6 +83,7 @@ def test_a_node_sums_its_ranks_and_has_amx_only_if_all_do() -> None:
     assert (first.gemm_tflops, first.memory_gb_s, first.threads) == (60, 200, 4)
     assert (first.amx, first.onednn) == (False, "no AMX (Intel AVX2)")
     assert [node.name for node in speeds.without_amx] == ["node0"]
+    assert (len(speeds.nodes), speeds.as_dict()["amx"]) == (3, False)
 
 
 def test_the_embedded_cloud_has_no_peak() -> None:

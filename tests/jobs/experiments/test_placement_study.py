@@ -44,6 +44,7 @@ from tests.jobs.places.topologies import machine
 
 TRIALS = JobPaths(new_job_id("tune", NOW))
 R7IZ = machine(32, smt=True)
+MANY = f"batch-size={','.join(map(str, range(1, 66)))}"
 SQUAD = TrainRequest(spec_of(DEMO), Path("results"))
 
 
@@ -100,17 +101,13 @@ def test_every_combination_is_tried_and_the_rest_is_as_in_the_job() -> None:
     [
         ("ccl-workers=1", "gloo", "--ccl-workers: the backend is gloo, which has none"),
         ("nodes=1,6", "gloo", "--tune nodes=6: the cluster has 5"),
-        (
-            "ppn=1,2,3,4,5,6,7,8,9 ccl-workers=1,2,3,4 batch-size=8,16",
-            "ccl",
-            "--tune: 72 trials, expected at most 64",
-        ),
+        ("batch-size=8,16", "ccl", "--nodes 6: the cluster has 5"),
+        (MANY, "gloo", "--tune: 65 trials, expected at most 64"),
     ],
 )
 def test_impossible_trials_are_refused(words: str, backend: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        trials_of(words, backend)
-    assert caught.value.message == message
+    with pytest.raises(UsageError, match=f"^{message}($|\n)"):
+        trials_of(words, backend, nodes=6 if message.startswith("--nodes") else None)
 
 
 @pytest.mark.parametrize(
@@ -202,14 +199,6 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
     assert (
         said == f"--ppn {fast} from `--tune placement` of 2026-07-31; --placement auto ignores it"
     )
-
-
-def test_the_users_placement_is_kept(tmp_path: Path) -> None:
-    hosts = trial_hosts({"3/1/8": 10.0, "6/2/8": 20.0})
-    run(hosts)
-    script, said = next_train(hosts, tmp_path)
-    assert "-ppn 1 " in script
-    assert not said
 
 
 def test_the_batch_is_kept_only_if_several_were_compared(tmp_path: Path) -> None:

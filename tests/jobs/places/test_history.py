@@ -113,9 +113,8 @@ def test_a_job_whose_files_were_on_a_lost_head_says_so(head: ThisMachine) -> Non
     assert found == lost | others
 
 
-@pytest.mark.parametrize(
-    ("names", "age_s", "state"),
-    [
+def test_a_job_on_its_way_into_the_queue_is_not_lost(head: ThisMachine) -> None:
+    cases: list[tuple[list[str], int, str]] = [
         ([], 1700, "submitting"),
         ([], 1900, "lost"),
         (["run.sh", "run.sh.k3f"], 1700, "submitting"),
@@ -124,19 +123,19 @@ def test_a_job_whose_files_were_on_a_lost_head_says_so(head: ThisMachine) -> Non
         (["run.sh", "begin.json"], 5, "lost"),
         (["end.json"], 5, "lost"),
         (["cancelled"], 5, "cancelled"),
-    ],
-)
-def test_a_job_on_its_way_into_the_queue_is_not_lost(
-    head: ThisMachine, names: list[str], age_s: int, state: str
-) -> None:
-    folder = make_job(head.home, "squad-1")
-    (folder / "run.sh").unlink()
-    for name in names:
-        (folder / name).touch()
-    os.utime(folder, (time.time() - age_s,) * 2)
+    ]
+    for number, (names, age_s, _) in enumerate(cases):
+        folder = make_job(head.home, f"squad-{number}")
+        (folder / "run.sh").unlink()
+        for name in names:
+            (folder / name).touch()
+        os.utime(folder, (time.time() - age_s,) * 2)
 
-    [job] = list_jobs(head)
-    assert (job.state, job.is_active) == (state, state == "submitting")
+    found = {job.job: (job.state, job.is_active) for job in list_jobs(head)}
+    assert found == {
+        f"squad-{number}": (state, state == "submitting")
+        for number, (*_, state) in enumerate(cases)
+    }
 
 
 def test_jobs_are_listed_while_slurm_does_not_answer(head: ThisMachine) -> None:
@@ -159,14 +158,12 @@ def test_a_head_without_jobs_has_none(head: ThisMachine) -> None:
     assert list_jobs(head) == ()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"state": 3}'])
-def test_a_damaged_file_is_none(head: ThisMachine, text: str) -> None:
-    folder = make_job(head.home, "squad-1")
-    for name in ("begin.json", "end.json"):
-        (folder / name).write_text(text)
-    found = list_jobs(head)
-    assert [job.state for job in found] == ["lost"]
-    assert found[0].nodes == ()
+def test_a_damaged_file_is_none(head: ThisMachine) -> None:
+    for job, text in (("squad-1", "{"), ("squad-2", "[]"), ("squad-3", '{"state": 3}')):
+        folder = make_job(head.home, job)
+        for name in ("begin.json", "end.json"):
+            (folder / name).write_text(text)
+    assert [(job.state, job.nodes) for job in list_jobs(head)] == [("lost", ())] * 3
 
 
 def test_unknown_lines_are_skipped() -> None:
@@ -195,23 +192,9 @@ def test_unknown_lines_are_skipped() -> None:
     assert (found.job, found.state, found.began, found.nodes) == ("squad-1", "lost", None, ())
 
 
-def job(
-    name: str,
-    state: str = "failed",
-    *,
-    has_model: bool = False,
-    unfinished: bool = False,
-    checkpoint: str = "",
-) -> JobSummary:
+def job(name: str, state: str = "failed", **more: Any) -> JobSummary:
     at = datetime(2026, 7, 31, tzinfo=timezone.utc)
-    return JobSummary(
-        state,
-        job=name,
-        submitted=at,
-        has_model=has_model,
-        unfinished=unfinished,
-        checkpoint=checkpoint,
-    )
+    return JobSummary(state, job=name, submitted=at, **more)
 
 
 def test_a_job_is_chosen_by_its_id_or_is_the_newest() -> None:
@@ -257,25 +240,21 @@ def test_training_progress_is_read_from_the_job_folder(head: ThisMachine) -> Non
 
 def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> None:
     launch = {"spec": {"ending": {"budget": 5.0, "max_time_s": 7100.0}}}
-    job_file = {
-        "usd_per_hour": 36.0,
-        "nnodes": 2,
-        "more": {"spent": {"seconds": 100.0, "usd": 2.5}},
-    }
+    spent = {"spent": {"seconds": 100.0, "usd": 2.5}}
+    job_file = {"usd_per_hour": 36.0, "nnodes": 2, "more": spent}
     begin = {**BEGUN, "first": 900.0}
     folder = make_job(head.home, "squad-1", begin=begin, launch=launch, job=job_file)
     queued(head, {"squad-1": ("RUNNING", "None")})
     mark = mark_of("squad-1")
-    step = {
-        "event": "step",
-        "at": 2000,
-        "step": 7,
-        "total": 9,
-        "epoch": 1.0,
+    step: dict[str, Any] = {"event": "step", "at": 2000, "step": 7, "total": 9, "epoch": 1.0}
+    step |= {
         "loss": 0.5,
         "lr": 0.1,
+        "samples_per_second": 2.0,
+        "tokens_per_second": 2.0,
+        "eta_seconds": 60.5,
+        "shares": {},
     }
-    step |= {"samples_per_second": 2.0, "tokens_per_second": 2.0, "eta_seconds": 60.5, "shares": {}}
     others = {**step, "eta_seconds": 1}
     lines = [render_event(step, mark), render_event(others, mark_of("squad-2")), "@spr"]
     (folder / "log").write_text("x" * 70_000 + "\n" + "\n".join(lines) + "\n")

@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 
+from cluster.nodes import Cluster
+from infra.errors import UsageError
 from jobs.places.environment import warn_ignored
 from jobs.places.placement import Placement, plan_placement
 from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.slurm import build_launch, render_batch_script, render_command
+from jobs.train.request import require_able_stack
 from jobs.worker.runtime.pinning import RankPlacement, read_plan
 from jobs.worker.spec import PlacementOptions
 from jobs.worker.supervisor.launch import Launch, build_argv, parse_launch
 from jobs.worker.supervisor.nodes import PACK
 from provision.facts import HostFacts
 from provision.stacks.load import load_stack
-from provision.stacks.stack import Stack
+from provision.stacks.stack import Stack, environment_lookup
 from tests.golden import check_golden
 from tests.jobs.context import job_spec, whole_cluster
 from tests.jobs.places.topologies import machine
@@ -48,10 +51,18 @@ def place(*facts: HostFacts, backend: str, **options: Any) -> Placement:
     return plan_placement(by_name, addresses, PlacementOptions(**options), backend)
 
 
-def command_for(*facts: HostFacts, backend: str = "gloo", **options: Any) -> Launch:
+def command_for(
+    *facts: HostFacts, backend: str = "gloo", stack: Stack = UPSTREAM, **options: Any
+) -> Launch:
     placement = place(*facts, backend=backend, **options)
     cluster = whole_cluster().first(len(facts))
-    return build_launch(make_plan(backend), placement, PATHS, cluster, UPSTREAM)
+    return build_launch(make_plan(backend), placement, PATHS, cluster, stack)
+
+
+def launch_of(plan: JobPlan, cluster: Cluster | None = None) -> Launch:
+    """The launch of a plan on one node with two cores."""
+    placement = place(machine(2), backend=plan.backend)
+    return build_launch(plan, placement, PATHS, cluster or whole_cluster().first(1), UPSTREAM)
 
 
 def words(launch: Launch) -> list[str]:
@@ -110,9 +121,7 @@ def test_a_launch_is_read_as_it_was_written() -> None:
 
 def test_only_a_job_that_may_run_again_is_requeued() -> None:
     plan = replace(make_plan("gloo"), spec=job_spec(retries=2), resumes=True)
-    command = build_launch(
-        plan, place(machine(2), backend="gloo"), PATHS, whole_cluster().first(1), UPSTREAM
-    )
+    command = launch_of(plan)
     assert "#SBATCH --requeue\n" in render_batch_script(command, PATHS)
     assert "#SBATCH --no-requeue\n" in render_batch_script(command_for(machine(2)), PATHS)
     first, again = (
@@ -199,35 +208,29 @@ def test_intels_openmp_is_preloaded_and_alone_configured() -> None:
 def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them() -> None:
     own = {"OMP_NUM_THREADS": "24", "CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "auto"}
     stack = with_environment("intel", **own, KMP_HW_SUBSET="1T", CCL_LOG_LEVEL="info")
-    placement = place(machine(8), backend="ccl", nproc_per_node=2)
 
-    command = build_launch(make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack)
+    found = environment(
+        words(command_for(machine(8), backend="ccl", stack=stack, nproc_per_node=2))
+    )
 
-    found = environment(words(command))
     assert (found["OMP_NUM_THREADS"], found["CCL_WORKER_COUNT"]) == ("3", "1")
     assert found["CCL_WORKER_AFFINITY"] == "0,4"
     assert "KMP_HW_SUBSET" not in found
     assert found["CCL_LOG_LEVEL"] == "info"
-    assert warn_ignored(stack, placement) == (
+    assert warn_ignored(stack, place(machine(8), backend="ccl")) == (
         "ignoring CCL_WORKER_AFFINITY, CCL_WORKER_COUNT, KMP_HW_SUBSET, OMP_NUM_THREADS from the "
         "stack: the placement sets them",
     )
 
 
-def test_the_published_recipe_keeps_its_own_variables() -> None:
-    stack = with_environment("intel", KMP_HW_SUBSET="1T")
-    placement = place(machine(32), backend="ccl", mode="reference")
+def test_the_published_recipe_is_not_pinned_and_keeps_its_own_variables() -> None:
+    stack = with_environment("intel", KMP_HW_SUBSET="2T")
+    published: dict[str, Any] = {"backend": "ccl", "mode": "reference"}
+    own = environment(words(command_for(machine(32), stack=stack, **published)))
+    assert own["KMP_HW_SUBSET"] == "2T"
+    assert warn_ignored(stack, place(machine(32), **published)) == ()
 
-    command = build_launch(make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack)
-
-    assert environment(words(command))["KMP_HW_SUBSET"] == "1T"
-    assert warn_ignored(stack, placement) == ()
-
-
-def test_the_published_recipe_is_not_pinned() -> None:
-    command = command_for(machine(32), backend="ccl", mode="reference")
-    found = environment(words(command))
-
+    found = environment(words(command_for(machine(32), **published)))
     assert "I_MPI_PIN_DOMAIN" not in found
     assert (found["OMP_NUM_THREADS"], found["KMP_HW_SUBSET"]) == ("24", "1T")
     assert (found["CCL_WORKER_COUNT"], found["CCL_WORKER_AFFINITY"]) == ("2", "auto")
@@ -241,19 +244,35 @@ def test_the_published_recipe_is_not_pinned() -> None:
 def test_ranks_have_the_clusters_variables_unless_the_user_sets_them(
     given: tuple[str, ...], left: set[str]
 ) -> None:
-    facts = machine(4)
     variables = dict.fromkeys(("HTTP_PROXY", "http_proxy"), "http://10.0.0.9:3128")
     cluster = replace(whole_cluster().first(1), environment=variables)
     plan = replace(make_plan("gloo"), variables=given)
 
-    launch = build_launch(plan, place(facts, backend="gloo"), PATHS, cluster, UPSTREAM)
+    found = environment(words(launch_of(plan, cluster)))
 
-    assert {name for name in environment(words(launch)) if "proxy" in name.lower()} == left
+    assert {name for name in found if "proxy" in name.lower()} == left
 
 
 def test_a_job_is_stored_in_a_folder_of_its_own() -> None:
-    placement, cluster = place(machine(2), backend="gloo"), whole_cluster().first(1)
-    plan = replace(make_plan("gloo"), spec=job_spec(bucket="s3://data/team"))
-    launch = build_launch(plan, placement, PATHS, cluster, UPSTREAM)
+    launch = launch_of(replace(make_plan("gloo"), spec=job_spec(bucket="s3://data/team")))
     assert launch.bucket == f"s3://data/team/{PATHS.job_id}"
     assert parse_launch(launch.render().decode()).bucket == launch.bucket
+
+
+def test_an_old_torch_is_refused_on_a_new_python() -> None:
+    packages = ["torch==2.3.0", "transformers==4.40.0", "impi-rt==2021.18.1"]
+    stack = {**UPSTREAM.model_dump(), "python_packages": packages}
+    with pytest.raises(UsageError, match=r"Python 3\.12 and torch 2\.3\.0"):
+        require_able_stack(Stack.model_validate(stack), "train squad")
+
+
+@pytest.mark.parametrize(("version", "module"), [("1.11.0", "torch_ccl"), ("1.12.0", "oneccl_")])
+def test_oneccl_environment_is_sourced_from_its_versions_path(version: str, module: str) -> None:
+    packages = [f"oneccl-bind-pt=={version}"]
+    stack = load_stack("reference").model_copy(update={"python_packages": packages})
+
+    ask, source = command_for(machine(32), backend="ccl", stack=stack).setup
+
+    assert f"/venv/bin/python -c '{environment_lookup(version)}'" in ask
+    assert module in ask
+    assert source == '. "$ccl/env/setvars.sh" || exit 1'

@@ -44,7 +44,9 @@ def home(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_log_of_a_job_that_is_over(head: ThisMachine, follow: bool) -> None:
     text = "".join(f"line {number}\n" for number in range(5000))
     write_log(head, JOB, text + "the last")
-    assert read(head, JOB, follow=follow) == [*text.splitlines(), "the last"]
+    (head.home / "spr-jobs/squad-1/log.earlier").write_text("of an earlier run\n")
+    found = read(head, JOB, follow=follow)
+    assert found == ["of an earlier run", *text.splitlines(), "the last"]
 
 
 def test_a_running_job_is_followed_to_its_end(head: ThisMachine) -> None:

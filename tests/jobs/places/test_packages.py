@@ -52,12 +52,8 @@ def test_the_stacks_packages_are_kept_where_they_fit(resolver: Resolver) -> None
 
 
 def test_a_lock_is_installed_as_it_is(resolver: Resolver) -> None:
-    lock = (
-        "lib==2.0",
-        "other==1.0",
-        "torch==2.13.0",
-        "nvidia-cublas==12.1 ; sys_platform == 'linux'",
-    )
+    cublas = "nvidia-cublas==12.1 ; sys_platform == 'linux'"
+    lock = ("lib==2.0", "other==1.0", "torch==2.13.0", cublas)
     assert pins(resolver, *lock, is_lock=True) == ["lib==2.0"]
     older = ("lib==2.0", "torch==2.7.0")
     assert pins(resolver, *older, is_lock=True, wants=("torch>=2",)) == ["lib==2.0"]
@@ -93,10 +89,7 @@ def test_only_torchs_companions_come_from_the_stacks_indexes(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            "torch==2.12.0",
-            r"requirements\.txt needs torch==2\.12\.0, and stack upstream has 2\.13\.0\+cpu",
-        ),
+        ("torch==2.12.0", r"txt needs torch==2\.12\.0, and stack upstream has 2\.13\.0\+cpu"),
         ("lib==9", r"requirements\.txt: .*there is no version of lib==9"),
         ("no such", r"requirements\.txt: "),
     ],
@@ -144,11 +137,8 @@ def test_what_is_installed_is_what_was_asked_for(
     hashed = f"lib==2.0 --hash=sha256:{'a' * 64} --hash=sha256:{'b' * 64}"
     listed = replace(plain, lines=(hashed, "tool==3.0"), index="https://mine")
     head = make_head()
-    keys = {
-        install(head, listed),
-        install(make_head(), plain),
-        install(make_head(), replace(listed, index="")),
-    }
+    others = (plain, replace(listed, index=""))
+    keys = {install(head, listed), *(install(make_head(), each) for each in others)}
     assert len(keys) == 3
     (path,) = head.files
     assert head.files[path].decode() == f"{hashed}\ntool==3.0\n"

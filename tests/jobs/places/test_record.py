@@ -75,7 +75,7 @@ def test_a_record_that_was_fetched_is_completed_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "squad-1"}'])
-def test_a_record_of_an_earlier_release_stays_as_it_is(tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_stays_as_it_is(tmp_path: Path, text: str) -> None:
     own_folder(tmp_path).mkdir()
     (own_folder(tmp_path) / RECORD).write_text(text)
     complete_record(tmp_path, json.dumps(END.as_dict()))

@@ -91,7 +91,7 @@ def test_the_nearest_description_of_packages_wins(tmp_path: Path) -> None:
         (
             "pyproject.toml",
             "[project]\ndependencies = 3\n",
-            "project: dependencies: Input should be a valid array",
+            "dependencies: Input should be a valid",
         ),
         ("train.py", "# /// script\n# dependencies = [\n# ///\n", "its script header: not TOML"),
     ],

@@ -13,6 +13,7 @@ from jobs.report.results_folder import PARTS
 def make_results(ranks: int = 2, per_node: int = 1, **changes: Any) -> dict[str, Any]:
     """The ``results.json`` of a finished run."""
     place = {"cpus": "0-31", "threads": 32, "memory": "prefer:0", "workers": ""}
+    seconds = {"load": 8.2, "tokenize": 21.5, "train": 800.0, "evaluate": 31.0, "save": 1.1}
     return {
         "em": 71.25,
         "f1": 80.5,
@@ -22,14 +23,7 @@ def make_results(ranks: int = 2, per_node: int = 1, **changes: Any) -> dict[str,
         "loss_curve": [[step, 6 * math.exp(-step / 60) + 0.8] for step in range(1, 301)],
         "samples_per_second": 57.0 * ranks,
         "tokens_per_second": 9800.0 * ranks,
-        "seconds": {
-            "load": 8.2,
-            "tokenize": 21.5,
-            "train": 800.0,
-            "evaluate": 31.0,
-            "save": 1.1,
-            "total": 864.0,
-        },
+        "seconds": {**seconds, "total": 864.0},
         "world_size": ranks,
         "ranks": [
             {

@@ -44,8 +44,6 @@ def test_jobs_are_added_up_by_month_owner_cluster_and_tag(tmp_path: Path) -> Non
     assert list(by_tag) == ["team=nlp", "x=1"]
     assert by_tag["team=nlp"] == {"jobs": 2, "node_hours": 2.0, "usd": pytest.approx(12.0)}
     assert list(sum_by(found, "month")) == ["2026-10", "2026-11", "2026-12"]
-    assert {name: one["jobs"] for name, one in sum_by(found, "owner").items()} == {
-        "ann": 2,
-        "bob": 1,
-    }
+    by_owner = {name: one["jobs"] for name, one in sum_by(found, "owner").items()}
+    assert by_owner == {"ann": 2, "bob": 1}
     assert read_costs(tmp_path / "none") == ([], [])

@@ -91,47 +91,25 @@ def test_an_interrupted_run_is_reported_from_its_metrics(tmp_path: Path) -> None
 
     assert report.warnings[0].startswith("No results.json: this run did not finish")
     assert report.warnings[1] == "Skipped 1 unreadable line of the metrics."
-    assert {s.name for s in report.sections if s.chart} == {
-        "loss",
-        "lr",
-        "samples",
-        "tokens",
-        "ranks",
-    }
+    drawn = {"loss", "lr", "samples", "tokens", "ranks"}
+    assert {s.name for s in report.sections if s.chart} == drawn
     assert [tile.label for tile in report.tiles] == ["Tokens", "Padding"]
+
+
+def trial(number: int, options: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"trial": number, "options": options, **more}
 
 
 def test_a_study_shows_its_trials_and_what_mattered(tmp_path: Path) -> None:
     rows: list[Any] = [
-        {
-            "trial": 1,
-            "options": {"epochs": 2, "seed": 7},
-            "scores": {"f1": 80.456, "em": 9},
-            "seconds": 61.2,
-        },
-        {
-            "trial": 2,
-            "options": {"epochs": 3},
-            "scores": {"f1": 91.5},
-            "seconds": 5.0,
-            "best": True,
-        },
-        {
-            "trial": 3,
-            "options": {"epochs": 4},
-            "failure": "no <memory>",
-            "state": "fail",
-            "seconds": 1.0,
-        },
-        {"trial": 4, "options": {"epochs": 5}, "state": "pruned"},
+        trial(1, {"epochs": 2, "seed": 7}, scores={"f1": 80.456, "em": 9}, seconds=61.2),
+        trial(2, {"epochs": 3}, scores={"f1": 91.5}, seconds=5.0, best=True),
+        trial(3, {"epochs": 4}, failure="no <memory>", state="fail", seconds=1.0),
+        trial(4, {"epochs": 5}, state="pruned"),
         "?",
     ]
-    folder = make_folder(
-        tmp_path / "run",
-        metric="f1",
-        trials=rows,
-        importance={"epochs": 0.8, "seed": 0.2, "x": "y"},
-    )
+    importance = {"epochs": 0.8, "seed": 0.2, "x": "y"}
+    folder = make_folder(tmp_path / "run", metric="f1", trials=rows, importance=importance)
 
     first = report_of(folder).sections[0]
 
@@ -154,28 +132,22 @@ def test_a_study_shows_its_trials_and_what_mattered(tmp_path: Path) -> None:
 
 def test_a_study_shows_its_trials_as_lines_through_their_options(tmp_path: Path) -> None:
     tried = [(1e-5, "<b>", 70.0), (1e-4, "auto", 90.0), (1e-3, "auto", 80.0)]
-    rows = [
-        {
-            "trial": number,
-            "options": {"learning_rate": rate, "dtype": dtype},
-            "scores": {"f1": score},
-            "best": score == 90.0,
-        }
-        for number, (rate, dtype, score) in enumerate(tried, 1)
-    ]
-    rows.append({"trial": 4, "options": {"learning_rate": 5.0}, "state": "pruned"})
+    rows = [trial(4, {"learning_rate": 5.0}, state="pruned")]
+    for number, (rate, dtype, score) in enumerate(tried, 1):
+        options = {"learning_rate": rate, "dtype": dtype}
+        rows.append(trial(number, options, scores={"f1": score}, best=score == 90.0))
     folder = make_folder(tmp_path / "run", metric="f1", trials=rows)
 
-    options = report_of(folder).sections[2]
+    found = report_of(folder).sections[2]
 
-    assert options.name == "trial-options"
-    assert isinstance(options.chart, LineChart)
-    assert options.chart.named_axes == [
+    assert found.name == "trial-options"
+    assert isinstance(found.chart, LineChart)
+    assert found.chart.named_axes == [
         ("learning_rate", "1e-05", "0.001"),
         ("dtype", "<b>", "auto"),
         ("F1", "70", "90"),
     ]
-    *others, best = options.chart.lines
+    *others, best = found.chart.lines
     assert best.label == "trial 2, the best"
     assert [round(point.y, 6) for point in best.points] == [0.5, 1, 1]
     assert [[point.y for point in line.points] for line in others] == [[0, 0, 0], [1, 1, 0.5]]
@@ -215,10 +187,9 @@ def test_a_model_on_the_hub_is_named_and_one_that_is_not_there_is_a_warning(tmp_
     url = "https://huggingface.co/team/x"
     folder = make_folder(tmp_path / "run", steps=2, pushed_to=url)
     assert ("on the hub", url) in report_of(folder).facts
-    failed = make_folder(
-        tmp_path / "other", steps=2, push_error="the model was not pushed to hub:x"
-    )
-    assert report_of(failed).warnings == ["the model was not pushed to hub:x."]
+    why = "the model was not pushed to hub:x"
+    failed = make_folder(tmp_path / "other", steps=2, push_error=why)
+    assert report_of(failed).warnings == [f"{why}."]
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
@@ -299,11 +270,8 @@ def test_an_output_path_that_is_not_writable_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_score_of_some_questions_has_their_number(tmp_path: Path) -> None:
-    own: dict[str, Any] = {
-        "scores": {"f1": 62.5, "has_answer_f1": 51.5},
-        "eval_records": 30,
-        "has_answer_total": 20,
-    }
+    scores = {"f1": 62.5, "has_answer_f1": 51.5}
+    own: dict[str, Any] = {"scores": scores, "eval_records": 30, "has_answer_total": 20}
     page = render_page(report_of(make_folder(tmp_path / "run", steps=3, **own)))
     for score, label, count in ("62.5 %", "F1", 30), ("51.5 %", "F1 with an answer", 20):
         tile = page[page.index(score) - 200 : page.index(score) + 200]

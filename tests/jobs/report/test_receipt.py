@@ -81,11 +81,7 @@ def test_without_a_record_or_results_there_is_no_more_than_is_known() -> None:
     ("waiting", "nodes", "advice"),
     [
         (29.0, 4, ""),
-        (
-            100.0,
-            4,
-            "50 % of training was waiting: 2 nodes instead of 4 would cost about $1.75 instead ",
-        ),
+        (100.0, 4, "50 % of training was waiting: 2 nodes instead of 4 would cost about $1.75 "),
         (100.0, 1, ""),
     ],
 )
@@ -98,13 +94,8 @@ def test_nodes_that_mostly_wait_are_too_many(waiting: float, nodes: int, advice:
 
 def test_the_receipt_is_kept_with_the_results(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "run", ranks=2, steps=10)
-    job = {
-        **RECORD,
-        "cloud": "aws",
-        "usd_per_hour": 6.0,
-        "price_source": "a list",
-        "nodes": [{"type": "r7iz.metal-16xl"}] * 2,
-    }
+    price = {"cloud": "aws", "usd_per_hour": 6.0, "price_source": "a list"}
+    job = {**RECORD, **price, "nodes": [{"type": "r7iz.metal-16xl"}] * 2}
     (folder / "job/job.json").write_text(json.dumps(job))
 
     returned = add_receipt(folder)

@@ -1,4 +1,7 @@
-"""The process that has the model may end at any time, also within an answer."""
+"""The process that has the model may end at any time, also within an answer.
+
+That process imports this module, so what takes long to import is imported within its tests.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from jobs.cli.results.serve import model_name
 from jobs.serve import worker as module
-from jobs.serve.rows import read_row, to_answer
 from jobs.serve.worker import LostError, Model, UnloadableError, Worker
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.task import Loaded
@@ -73,6 +74,8 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
 def test_predictions_are_columns(
     task: str, row: dict[str, Any], found: dict[str, Any], answer: dict[str, Any] | None
 ) -> None:
+    from jobs.serve.rows import to_answer
+
     kind: Any = TASKS[task]
     loaded = Loaded(SimpleNamespace(config=None))
     answer = answer or {"answer": "c", "score": 1}
@@ -80,6 +83,8 @@ def test_predictions_are_columns(
 
 
 def test_the_column_of_training_is_a_name_for_a_text() -> None:
+    from jobs.serve.rows import read_row
+
     kind: Any = TASKS["embed"]
     for row in ({"question": "a"}, {"text": "a", "question": "b"}):
         assert read_row(kind, {"text": "question"}, 1, row).text("text") == "a"
@@ -112,6 +117,8 @@ def test_a_model_that_can_not_be_loaded_says_why(
 def test_a_model_is_named_after_its_results(
     folder: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from jobs.cli.results.serve import model_name
+
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert model_name(Path(folder)) == name

@@ -37,15 +37,9 @@ def make_rank(rank: int, **more: Any) -> dict[str, Any]:
 
 def make_node(index: int, ppn: int = 2, **more: Any) -> dict[str, Any]:
     ranks = [index * ppn + local for local in range(ppn)]
+    own = {"job": JOB, "count": 24, "busy": 97}
     groups = [
-        {
-            "name": f"rank {r}",
-            "ranks": [r],
-            "job": JOB,
-            "cpus": f"{24 * i}-{24 * i + 23}",
-            "count": 24,
-            "busy": 97,
-        }
+        {"name": f"rank {r}", "ranks": [r], "cpus": f"{24 * i}-{24 * i + 23}", **own}
         for i, r in enumerate(ranks)
     ]
     groups.append({"name": "rest", "ranks": [], "cpus": "", "count": 48, "busy": 2.5})
@@ -92,22 +86,9 @@ def write_metrics(folder: Path, rank: int, steps: int, job: str = JOB, **more: A
     """Write a rank's metrics file below the jobs' folder: ten steps a second of training."""
     path = folder / job / "output.state" / "metrics" / f"rank-{rank}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    seconds = {
-        "data": 0.01,
-        "forward": 0.03,
-        "backward": 0.03,
-        "communication": 0.02,
-        "optimizer": 0.01,
-    }
-    row = {
-        "loss": 2.5,
-        "lr": 0.1,
-        "samples": 4,
-        "tokens": 9,
-        "padded": 12,
-        "seconds": seconds,
-        **more,
-    }
+    seconds = {"data": 0.01, "forward": 0.03, "backward": 0.03, "communication": 0.02}
+    row: dict[str, Any] = {"loss": 2.5, "lr": 0.1, "samples": 4, "tokens": 9, "padded": 12}
+    row |= {"seconds": {**seconds, "optimizer": 0.01}, **more}
     lines = [json.dumps({"step": n, "time": n / 10, **row}) for n in range(1, steps + 1)]
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -41,18 +41,26 @@ def test_it_looks_right(nodes: int, width: int, height: int) -> None:
     check_golden(Path(__file__).parent / "golden" / name, text)
 
 
-@pytest.mark.parametrize("nodes", [3, 64])
-@pytest.mark.parametrize("width", [40, 80, 120, 161, 300])
-@pytest.mark.parametrize("height", [8, 24, 33, 120])
+@pytest.mark.parametrize(
+    ("nodes", "width", "height"),
+    [
+        *((64, width, 33) for width in (40, 80, 120, 161, 300)),
+        *(
+            (nodes, width, height)
+            for nodes, width in ((3, 40), (64, 161))
+            for height in (8, 24, 120)
+        ),
+    ],
+)
 def test_it_fits_any_terminal(nodes: int, width: int, height: int) -> None:
-    lines = lines_of(make_troubled(max(2, nodes)), width, height)
+    lines = lines_of(make_troubled(nodes), width, height)
 
     assert len(lines) == height
     assert all(cell_len(line) <= width for line in lines)
 
 
 @pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("height", range(10, 80, 9))
+@pytest.mark.parametrize("height", range(10, 80, 23))
 def test_every_node_is_shown_or_counted(width: int, height: int) -> None:
     text = "\n".join(lines_of(make_troubled(64), width, height))
 
@@ -135,28 +143,15 @@ def test_a_notice_replaces_the_legend() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (999.6, "1.0k"),
-        (9940, "9.9k"),
-        (9960, "10k"),
-        (1.25e9, "1.2G"),
-        (3e13, "30000G"),
-    ],
+    [(0, "0"), (999, "999"), (999.6, "1.0k"), (9940, "9.9k"), (9960, "10k"), (3e13, "30000G")],
 )
 def test_rates_are_short(rate: float, text: str) -> None:
     assert format_rate(rate) == text
 
 
 def test_times_of_steps_are_short() -> None:
-    assert [format_step(s) for s in (0.0004, 0.43, 9.9, 10, 75.26)] == [
-        "0 ms",
-        "430 ms",
-        "9900 ms",
-        "10.0 s",
-        "75.3 s",
-    ]
+    texts = [format_step(s) for s in (0.0004, 0.43, 9.9, 10, 75.26)]
+    assert texts == ["0 ms", "430 ms", "9900 ms", "10.0 s", "75.3 s"]
 
 
 def test_a_job_with_a_price_shows_what_it_costs() -> None:

@@ -12,6 +12,9 @@ from jobs.train.request import check_inputs
 from tests.jobs.context import parse_request
 
 CSV = "text,label\na,x\nb,y\n"
+COLUMNS = CSV.replace("text", "x1").replace("label", "x2")
+LABELS = '{"text":"a","label":0.5}\n{"text":"b","label":"y"}\n{"text":"c","label":"x"}\n'
+SKIP = "--skip-bad-records"
 CONLL = "He O\nran B-X\n\nNo O\nway B-X\n"
 NO_ANSWER = '{"id":"1","question":"Who?","answers":[]}'
 ANSWER = '{"id":"2","question":"Who?","answers":[{"text":"Ada","answer_start":0}]}'
@@ -38,31 +41,13 @@ class Row:
 ROWS = (
     Row("classify", "a.docx", CSV, "rename it", file=("a.csv", CSV)),
     Row("classify", "a.txt", "a\nb\n", "give CSV", file=("a.csv", CSV)),
-    Row(
-        "classify",
-        "a.csv",
-        CSV.replace("text", "x1").replace("label", "x2"),
-        "--text-column",
-        "--text-column x1 --label-column x2",
-    ),
-    Row("classify", "b.csv", CSV + "c,\n", "--skip-bad-records", "--skip-bad-records"),
+    Row("classify", "a.csv", COLUMNS, "--text-column", "--text-column x1 --label-column x2"),
+    Row("classify", "b.csv", CSV + "c,\n", SKIP, SKIP),
     Row("classify", "latin.csv", CSV + "é,x\n", "UTF-8", file=("latin.csv", CSV + "é,x\n")),
     Row("classify", "semi.csv", CSV.replace(",", ";"), "commas", file=("semi.csv", CSV)),
-    Row(
-        "classify",
-        "l.jsonl",
-        '{"text":"a","label":0.5}\n{"text":"b","label":"y"}\n{"text":"c","label":"x"}\n',
-        "--skip-bad-records",
-        "--skip-bad-records",
-    ),
-    Row(
-        "tag",
-        "a.conll",
-        CONLL.replace("ran B-X", "ran"),
-        "--skip-bad-records",
-        "--skip-bad-records",
-    ),
-    Row("squad", "s.json", squad(ANSWER, NO_ANSWER), "--skip-bad-records", "--skip-bad-records"),
+    Row("classify", "l.jsonl", LABELS, SKIP, SKIP),
+    Row("tag", "a.conll", CONLL.replace("ran B-X", "ran"), SKIP, SKIP),
+    Row("squad", "s.json", squad(ANSWER, NO_ANSWER), SKIP, SKIP),
     Row(
         "squad",
         "t.json",

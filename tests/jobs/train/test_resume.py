@@ -25,7 +25,7 @@ from jobs.train.resume import (
     resume,
 )
 from jobs.worker.runtime.process import PLANNED
-from jobs.worker.spec import Ending, PlacementOptions
+from jobs.worker.spec import Ending, JobSpec, PlacementOptions
 from jobs.worker.tasks.squad.task import DEMO
 from jobs.worker.training.options import BASE_MODEL
 from tests.fakes import FakeHost
@@ -63,6 +63,10 @@ def hosts_with(record: JobRecord | str, jobs: str) -> dict[str, FakeHost]:
     return hosts
 
 
+def with_ppn(ppn: int | None) -> JobSpec:
+    return job_spec(placement=PlacementOptions(nproc_per_node=ppn))
+
+
 def run(
     hosts: dict[str, FakeHost], request: ResumeRequest, log: list[str] | None = None
 ) -> tuple[Any, Path]:
@@ -86,15 +90,15 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert not any("distributing the job's files" in each for each in hosts["node0"].commands)
     kept = json.loads(hosts["node0"].files[PATHS.new_record])
     changed = {**json.loads(RECORD.render()), "when": kept["when"], "boot_s": kept["boot_s"]}
-    more = {
-        "spent": {"seconds": 0.0, "usd": 0.0},
-        "recovery": {"retries": 0, "least_nodes": 0},
-    }
+    spent, recovery = {"seconds": 0.0, "usd": 0.0}, {"retries": 0, "least_nodes": 0}
+    more = {"spent": spent, "recovery": recovery}
     assert kept == {**changed, "cloud": "", "region": "", "billed": None, "more": more}
 
 
 ALONE = {"from": 1_800_000_500.0, "nodes": 8}
 LIMIT = {"max_time_s": 720.0, "budget": 3.0, "usd_per_hour": 6.0, "alone": ALONE}
+LATE = {**LIMIT, "alone": {**ALONE, "from": 1_800_000_300.0}}
+BEFORE = {"seconds": 50.0, "usd": 1.0}
 RAN = {"state": "cancelled", "began": 1_800_000_200.0, "ended": 1_800_000_400.0}
 RAN |= {"first": 1_800_000_000.0, "nodes": ["node0", "node1"]}
 
@@ -105,21 +109,10 @@ RAN |= {"first": 1_800_000_000.0, "nodes": ["node0", "node1"]}
         ({"limit": LIMIT}, {}, (720.0, 3.0), (400.0, 4 / 3)),
         ({"limit": LIMIT}, {"max_time_s": 9000.0}, (9000.0, 3.0), (400.0, 4 / 3)),
         ({"limit": LIMIT}, {"budget": 5.0}, (720.0, 5.0), (400.0, 4 / 3)),
-        (
-            {"limit": LIMIT, "spent": {"seconds": 50.0, "usd": 1.0}},
-            {},
-            (720.0, 3.0),
-            (450.0, 7 / 3),
-        ),
+        ({"limit": LIMIT, "spent": BEFORE}, {}, (720.0, 3.0), (450.0, 7 / 3)),
         # For its last 100 s, it kept all eight nodes.
-        (
-            {"limit": {**LIMIT, "alone": {**ALONE, "from": 1_800_000_300.0}}},
-            {},
-            (720.0, 3.0),
-            (400.0, 4 / 3 + 1.0),
-        ),
-        # Of an earlier release, by the job's launch: the time is what the budget paid.
-        ({}, {}, (0.0, 4.0), (400.0, 2 * 6.5 / 9)),
+        ({"limit": LATE}, {}, (720.0, 3.0), (400.0, 4 / 3 + 1.0)),
+        ({}, {}, (0.0, 0.0), (400.0, 2 * 6.5 / 9)),
     ],
 )
 def test_a_resumed_job_keeps_its_limits_and_what_it_took_of_them(
@@ -130,7 +123,7 @@ def test_a_resumed_job_keeps_its_limits_and_what_it_took_of_them(
     spent: tuple[float, float],
 ) -> None:
     record = replace(RECORD, more=more, usd_per_hour=6.5)
-    row = {"end": RAN, "first": RAN["first"], "budget": 4.0, "max_time_s": 600.0}
+    row = {"end": RAN, "first": RAN["first"]}
     hosts = hosts_with(record, listed(PATHS.job_id, "step-000040", **row))
     plans: list[JobPlan] = []
 
@@ -222,16 +215,7 @@ def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> 
     hosts = hosts_with(two_each, listed(PATHS.job_id, ""))
     changes = {"learning_rate": 1e-5}
 
-    run(
-        hosts,
-        ResumeRequest(
-            "squad",
-            PATHS.job_id,
-            tmp_path,
-            changes,
-            spec=job_spec(placement=PlacementOptions(nproc_per_node=1)),
-        ),
-    )
+    run(hosts, ResumeRequest("squad", PATHS.job_id, tmp_path, changes, spec=with_ppn(1)))
 
     assert '"learning_rate": 1e-05' in mpirun_line(hosts["node0"])
 
@@ -286,12 +270,7 @@ def test_more_ranks_or_an_uneven_share_are_refused(
 ) -> None:
     hosts = hosts_with(replace(RECORD, nnodes=nnodes), listed(PATHS.job_id, "step-000001"))
     with pytest.raises(UsageError, match=message) as caught:
-        run(
-            hosts,
-            ResumeRequest(
-                "squad", None, spec=job_spec(placement=PlacementOptions(nproc_per_node=ppn))
-            ),
-        )
+        run(hosts, ResumeRequest("squad", None, spec=with_ppn(ppn)))
     assert caught.value.hint == hint
 
 
@@ -304,12 +283,7 @@ def test_fewer_ranks_share_the_samples_of_all(
 ) -> None:
     placement = replace(RECORD.placement, nproc_per_node=before)
     record = replace(RECORD, nnodes=nnodes, placement=placement)
-    plan = plan_again(
-        record,
-        ResumeRequest("squad", None, spec=job_spec(placement=PlacementOptions(nproc_per_node=ppn))),
-        nodes,
-        "squad-1",
-    )
+    plan = plan_again(record, ResumeRequest("squad", None, spec=with_ppn(ppn)), nodes, "squad-1")
     assert (plan.spec.resources.nodes, plan.planned_nodes) == (nodes, planned)
     assert plan.spec.resources.placement.nproc_per_node == (ppn or before)
 
@@ -345,13 +319,8 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
     answer = {**RESTORED, "end": RAN}
     hosts = restoring(answer, "", listed(PATHS.job_id, "step-000040", end={}, cancelled=True))
     log: list[str] = []
-    request = ResumeRequest(
-        "squad",
-        PATHS.job_id,
-        tmp_path / "out",
-        spec=job_spec(bucket=str(BUCKET)),
-        bucket=BUCKET,
-    )
+    spec = job_spec(bucket=str(BUCKET))
+    request = ResumeRequest("squad", PATHS.job_id, tmp_path / "out", spec=spec, bucket=BUCKET)
 
     resume(job_context(hosts, log=log), request)
 
@@ -407,6 +376,9 @@ def test_a_record_that_cannot_be_read_is_named(text: str) -> None:
         run(hosts_with(text, listed(PATHS.job_id, "")), ResumeRequest("squad", None))
 
 
+DONE = "job squad-2 has nothing to resume: it is finished, or not a training job"
+START = "`train squad` without --resume starts one"
+WAITS = (job("squad-4", "requeued", unfinished=True),)
 JOBS = (job("squad-1", unfinished=True), job("squad-2"), job("squad-3", unfinished=True))
 
 
@@ -425,31 +397,9 @@ def test_the_last_unfinished_job_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("jobs", "job_id", "message", "hint"),
     [
-        (
-            JOBS,
-            "squad-2",
-            "job squad-2 has nothing to resume: it is finished, or not a training job",
-            None,
-        ),
-        (
-            JOBS,
-            "squad-9",
-            "there is no job squad-9 on the head",
-            "the last ones are squad-1, squad-2, squad-3",
-        ),
-        (
-            (job("squad-4", "requeued", unfinished=True),),
-            "squad-4",
-            "job squad-4 is requeued",
-            "to follow it: spr-cluster attach squad-4",
-        ),
-        ((), "squad-9", "there is no job on the head", None),
-        (
-            JOBS[1:2],
-            None,
-            "no unfinished squad job on cluster bert",
-            "`train squad` without --resume starts one",
-        ),
+        (JOBS, "squad-2", DONE, None),
+        (WAITS, "squad-4", "job squad-4 is requeued", "to follow it: spr-cluster attach squad-4"),
+        (JOBS[1:2], None, "no unfinished squad job on cluster bert", START),
     ],
 )
 def test_an_unsuitable_job_is_not_resumed(

@@ -27,6 +27,7 @@ RATES = Domain(low=1e-5, high=1e-3, log=True)
 RANGE = "learning-rate=1e-5..1e-3:log"
 MANY = f"seed={','.join(map(str, range(550)))} epochs=1,2"
 SUITED = Domain()
+OTHERS = {"ccl_workers": SUITED}
 
 
 def options(task: str = "classify") -> TrainOptions:
@@ -53,14 +54,8 @@ def options(task: str = "classify") -> TrainOptions:
         ),
         ("placement", {"ppn": SUITED, "ccl_workers": SUITED}),
         ("nodes", {"nodes": SUITED}),
-        (
-            "ppn=2,1 placement nodes",
-            {"ppn": Domain((2, 1)), "ccl_workers": SUITED, "nodes": SUITED},
-        ),
-        (
-            "placement ppn=2 batch-size=4",
-            {"ppn": Domain((2,)), "ccl_workers": SUITED, "batch_size": Domain((4,))},
-        ),
+        ("ppn=2,1 placement nodes", {"ppn": Domain((2, 1)), **OTHERS, "nodes": SUITED}),
+        ("placement ppn=2", {"ppn": Domain((2,)), **OTHERS}),
     ],
 )
 def test_what_a_study_varies(words: str, expected: dict[str, Domain]) -> None:

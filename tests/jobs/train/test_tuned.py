@@ -6,22 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from jobs.train.request import TrainRequest, spec_of
 from jobs.train.train import apply_tuned
-from jobs.train.tuned import (
-    FILE,
-    TuningKey,
-    TuningResult,
-    add_result,
-    describe_nodes,
-    parse_tuned,
-    read_tuned,
-    render_tuned,
-    save_tuned,
-    tuning_key,
-)
+from jobs.train.tuned import FILE, TuningKey, TuningResult, read_tuned, save_tuned, tuning_key
 from jobs.worker.spec import PlacementOptions, Resources
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from provision.stacks.load import load_stack
@@ -41,34 +28,22 @@ def key(options: SquadOptions = DEMO, stack: str = "upstream", **more: Any) -> T
     return tuning_key(load_stack(stack), request, facts)
 
 
-def test_what_is_kept_is_read_again() -> None:
-    results = (BEST, replace(BEST, key=replace(KEY, stack="intel"), ccl_workers=2, batch_size=8))
-    assert parse_tuned(render_tuned(results)) == results
-
-
-@pytest.mark.parametrize("text", ["", "{}", '[{"key": {}}]'])
-def test_an_unreadable_file_counts_as_empty(text: str) -> None:
-    assert parse_tuned(text) == ()
-
-
-def test_a_new_result_replaces_the_old_one() -> None:
-    other = replace(BEST, key=replace(KEY, dtype="fp32"))
-    newer = replace(BEST, nproc_per_node=4)
-
-    assert add_result((BEST, other), newer) == (other, newer)
-
-
-def test_results_for_other_nodes_are_dropped() -> None:
-    older = replace(BEST, key=replace(KEY, nodes="4 x Xeon, 32 cores in 1", dtype="fp32"))
-    assert add_result((older,), BEST) == (BEST,)
-
-
-def test_results_are_kept_on_the_head() -> None:
+def test_results_are_kept_on_the_head_as_long_as_they_fit_its_nodes() -> None:
     head = FakeHost("node0", [(f"cat {FILE}", lambda _: head.files.get(FILE, b"").decode())])
+    others = [replace(KEY, stack="intel"), replace(KEY, dtype="fp32")]
+    elsewhere = replace(BEST, key=replace(KEY, nodes="4 x Xeon, 32 cores in 1"))
 
-    assert read_tuned(head, KEY) is None
+    for unreadable in (b"", b"{}", b'[{"key": {}}]'):
+        head.files[FILE] = unreadable
+        assert read_tuned(head, KEY) is None
+    save_tuned(head, elsewhere)
+    for each in (KEY, *others):
+        save_tuned(head, replace(BEST, key=each, ccl_workers=2, batch_size=8))
     save_tuned(head, BEST)
+
     assert read_tuned(head, KEY) == BEST
+    assert all(read_tuned(head, each) for each in others)
+    assert read_tuned(head, elsewhere.key) is None
     assert read_tuned(head, replace(KEY, max_length=128)) is None
 
 
@@ -107,30 +82,12 @@ def test_a_model_of_the_same_shape_has_the_same_key(tmp_path: Path) -> None:
 def test_machines_are_described_whatever_their_order() -> None:
     small, large = machine(16), machine(32, numa=2)
 
-    assert describe_nodes([small, large, large]) == describe_nodes([large, small, large])
-    assert describe_nodes([small, small]) == "2 x Xeon, 16 cores in 1"
+    assert key(facts=[small, large, large]) == key(facts=[large, small, large])
+    assert key(facts=[small, small]).nodes == "2 x Xeon, 16 cores in 1"
 
 
 def request(may_tune: frozenset[str]) -> TrainRequest:
     return TrainRequest(spec_of(DEMO), Path("results"), may_tune)
-
-
-def test_train_uses_the_tuned_placement_and_logs_it() -> None:
-    changed, result = apply_tuned(BEST, request(BOTH), 2)
-
-    assert changed.placement == PlacementOptions(nproc_per_node=2)
-    assert changed.options == DEMO
-    assert result == "--ppn 2 from `--tune placement` of 2026-11-21; --placement auto ignores it"
-
-
-def test_train_uses_the_tuned_batch_and_logs_the_global_batch() -> None:
-    changed, result = apply_tuned(replace(BEST, batch_size=32, ccl_workers=1), request(BOTH), 4)
-
-    assert changed.placement.ccl_workers == 1
-    assert changed.options.batch_size == 32
-    assert result.startswith(
-        "--ppn 2 --ccl-workers 1 --batch-size 32 (a global batch of 256 samples)"
-    )
 
 
 def test_the_users_options_are_kept() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from functools import cache
 from itertools import product
-from typing import Any
 
 from jobs.cli.train import render_pods
 from jobs.places.kubernetes.manifests import Rendered
@@ -22,17 +21,10 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 KINDS = ("TrainJob", "PyTorchJob")
 CLAIMS: dict[str, tuple[str, ...]] = {"new": (), "existing": ("--claim", "data")}
-EVERY = [
-    (*recipe, "--kind", kind, *claim)
-    for recipe, kind, claim in product(RECIPES.values(), KINDS, CLAIMS.values())
-]
-
-
-def parse(*words: str) -> Any:
-    job = ["train", "squad", "--to", "kubernetes-yaml", "--nodes", "4", "--job-name", "bert"]
-    return parse_request(*job, *words)
+EVERY = [(*recipe, "--kind", kind) for recipe, kind in product(RECIPES.values(), KINDS)]
 
 
 @cache
 def rendered(*words: str) -> Rendered:
-    return render_pods(parse(*words), NOW)
+    job = ["train", "squad", "--to", "kubernetes-yaml", "--nodes", "4", "--job-name", "bert"]
+    return render_pods(parse_request(*job, *words), NOW)

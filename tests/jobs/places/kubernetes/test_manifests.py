@@ -98,12 +98,8 @@ def test_kubeflows_models_refuse_a_misspelled_field(kind: str, field: str) -> No
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_kubernetes_schemas_accept_claim_and_pod(words: tuple[str, ...]) -> None:
     found = rendered(*words)
-    pod: Manifest = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "bert"},
-        "spec": pod_of(found.job),
-    }
+    known = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bert"}}
+    pod: Manifest = {**known, "spec": pod_of(found.job)}
 
     for document in (pod, *filter(None, [found.claim])):
         validate(document, NEWEST, strict=True)
@@ -127,11 +123,8 @@ def test_a_pod_is_guaranteed_its_resources_and_never_root() -> None:
 
 def require_restricted(pod: Manifest) -> None:
     """Check the rules of https://kubernetes.io/docs/concepts/security/pod-security-standards/."""
-    assert {key for each in pod["volumes"] for key in each} <= {
-        "name",
-        "persistentVolumeClaim",
-        "emptyDir",
-    }
+    kinds = {key for each in pod["volumes"] for key in each}
+    assert kinds <= {"name", "persistentVolumeClaim", "emptyDir"}
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -150,10 +143,8 @@ def test_the_copy_pod_mounts_the_claim_and_is_restricted() -> None:
     require_restricted(pod["spec"])
     assert pod["metadata"]["namespace"] == "ml"
     (container,), (volume,) = pod["spec"]["containers"], pod["spec"]["volumes"]
-    assert (container["image"], volume["persistentVolumeClaim"]["claimName"]) == (
-        "me/spr:1",
-        "data",
-    )
+    assert container["image"] == "me/spr:1"
+    assert volume["persistentVolumeClaim"]["claimName"] == "data"
     assert container["volumeMounts"] == [{"name": "workspace", "mountPath": "/workspace"}]
 
 

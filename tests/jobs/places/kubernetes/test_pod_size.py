@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infra.errors import UsageError
 from jobs.places.kubernetes.request import PodSize, place_pod
-from jobs.places.placement import NodeShape, Placement, Preload
+from jobs.places.placement import NodeShape, Placement, Preload, parse_shape
 from jobs.worker.spec import PlacementOptions
 from tests.jobs.places.kubernetes.rendering import KINDS, rendered
 from tests.jobs.places.kubernetes.test_manifests import pod_of
@@ -44,6 +44,14 @@ def test_known_machines(
     placement, size = place(shape, ppn, workers)
 
     assert (placement.nproc_per_node, placement.omp_threads, size.cpus) == expected
+
+
+def test_a_shape_is_read_as_it_is_written() -> None:
+    shape = NodeShape(cores=64, memory_gib=1024, numa=2, threads_per_core=1)
+
+    assert str(shape) == "cores=64,numa=2,threads=1,memory=1024"
+    assert parse_shape(str(shape)) == shape
+    assert parse_shape("cores=64") == NodeShape(cores=64)
 
 
 @st.composite

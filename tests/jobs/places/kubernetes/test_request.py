@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.places.kubernetes.image import sample_in_image
 from jobs.worker.tasks.squad.task import SAMPLE, SquadOptions
-from tests.jobs.places.kubernetes.rendering import parse, rendered
+from tests.jobs.places.kubernetes.rendering import rendered
 
 
 def options(*words: str) -> SquadOptions:
@@ -15,15 +15,10 @@ def options(*words: str) -> SquadOptions:
 
 
 def test_training_options_reach_the_ranks() -> None:
-    found = options(
-        "--epochs", "3", "--data", "/workspace/data/train.json", "--model", "roberta-base"
-    )
+    data = "/workspace/data/train.json"
+    found = options("--epochs", "3", "--data", data, "--model", "roberta-base")
 
-    assert (found.epochs, found.model, found.data) == (
-        3,
-        "roberta-base",
-        "/workspace/data/train.json",
-    )
+    assert (found.epochs, found.model, found.data) == (3, "roberta-base", data)
     assert found.output == "/workspace/jobs/bert/output"
     assert found.token_cache == "/workspace/cache/tokens"
     assert found.resume, "a restarted pod has the same arguments"
@@ -38,11 +33,6 @@ def test_the_demo_needs_neither_claim_data_nor_hub() -> None:
     assert options("--demo").data == data
     assert "code" + data.partition("/code")[2] in found.build
     assert env["HF_HUB_OFFLINE"] == "1"
-
-
-def test_every_option_of_the_training_is_offered() -> None:
-    request = parse("--batch-size", "8", "--kind", "PyTorchJob")
-    assert (request.given, request.kind) == ({"batch_size": 8}, "PyTorchJob")
 
 
 def test_the_reference_recipe_is_the_documentations_command() -> None:

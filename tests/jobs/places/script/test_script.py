@@ -239,7 +239,7 @@ def test_a_signal_as_the_ranks_end_does_not_change_the_exit_code(folder: Path) -
         "#!/bin/bash\nmkdir -p output; touch output/results.json; kill -USR1 $PPID\n"
     )
     codes = {run_script(folder).returncode}
-    for _ in range(20):
+    for _ in range(10):
         (folder / "output/results.json").unlink()
         codes.add(run_script(folder).returncode)
 
@@ -307,10 +307,10 @@ def install(folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     python.chmod(0o755)
     (folder / "venv/bin/python").unlink(missing_ok=True)
     show = "\nimport os\n\n\ndef load_{}(*options): print(options, os.environ['HF_HUB_CACHE'])\n"
-    modules = {"tasks/squad/dataset": "hub_dataset", "training/model": "pretrained"}
-    for module, name in modules.items():
-        with (folder / f"code/worker/{module}.py").open("a") as file:
-            file.write(show.format(name))
+    with (folder / "code/worker/tasks/squad/dataset.py").open("a") as file:
+        file.write(show.format("hub_dataset"))
+    # Instead of the whole module, which imports transformers.
+    (folder / "code/worker/training/model.py").write_text(show.format("pretrained"))
     return subprocess.run(
         ["bash", str(folder / INSTALL)],
         env={**os.environ, "PYTHON": str(python), "PYTHONPATH": "/opt/modules", **more},

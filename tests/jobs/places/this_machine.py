@@ -47,7 +47,7 @@ runpy.run_module(module, run_name="__main__")
 ' "$@"
 """
 _HASTE = {
-    "_READ_S, _ASK_S = 0.2, 1.0": "_READ_S, _ASK_S = 0.05, 0.5",
+    "_READ_S, _ASK_S, _SOON_S = 0.05, 1.0, 0.2": "_READ_S, _ASK_S, _SOON_S = 0.05, 0.5, 0.1",
     "sleep 0.2": "sleep 0.05",
     "sleep 1\n": "sleep 0.1\n",
     "sleep 1;": "sleep 0.5;",

@@ -64,7 +64,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-# Names that other tools use.
+# Names that other tools, and earlier versions, use.
 _SYNONYMS = {
     "help": "--help",
     **dict.fromkeys(("create", "launch", "start"), "up"),
@@ -72,6 +72,8 @@ _SYNONYMS = {
     **dict.fromkeys(("ls", "clusters"), "list"),
     **dict.fromkeys(("ps", "queue"), "jobs"),
     **dict.fromkeys(("exec", "login"), "ssh"),
+    "k8s": "train TASK --to kubernetes-yaml",
+    "render": "train TASK --to slurm-script",
 }
 SHORT_FORMS: Mapping[str, tuple[str, ...]] = {
     "study": ("train",),

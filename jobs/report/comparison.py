@@ -16,10 +16,11 @@ from infra.files import read_text
 from jobs.report.figures import format_fact, scores
 from jobs.report.results_folder import Run
 from jobs.worker.runtime.errors import WorkerError
+from jobs.worker.runtime.events import NAMES
 from jobs.worker.tasks import SCORES
 from jobs.worker.tasks.squad.dataset import read_dataset
 from jobs.worker.tasks.squad.metrics import judge
-from jobs.worker.training.options import flag
+from jobs.worker.training.options import BASE_MODEL, flag
 
 DRAWS, SEED = 1000, 0
 MOST_GROUPS = 2000
@@ -27,7 +28,15 @@ MOST_GROUPS = 2000
 _MAX_BYTES = 1 << 30
 _FACTS = (
     *("task", "recipe", "model", "data", "data_digest", "train_records", "train_samples"),
-    *("eval_data", "eval_records", "learning_rate", "batch_size_per_rank", "epochs", "seed"),
+    *(
+        "eval_data",
+        "eval_digest",
+        "eval_records",
+        "learning_rate",
+        "batch_size_per_rank",
+        "epochs",
+        "seed",
+    ),
 )
 _HARDWARE = ("world_size", "backend", "dtype", "amx", "samples_per_second")
 _OMITTED = {"output", "resume", "trial_seconds"}
@@ -113,28 +122,34 @@ def _facts(run: Run) -> Iterator[tuple[str, Any]]:
 
 
 def _options(run: Run) -> dict[str, Any]:
-    """Return the options of training, which the job's command has as JSON."""
-    argv = run.job.get("argv")
-    for word in argv if isinstance(argv, list) else ():
-        if isinstance(word, str) and word.startswith("{"):
-            try:
-                found = json.loads(word)
-            except ValueError:
-                continue
-            return found if isinstance(found, dict) else {}
-    return {}
+    """Return the options of training, which the job's command has as JSON, with the user's names of files."""
+    argv, env = run.job.get("argv"), run.job.get("env")
+    texts = [each for each in argv if isinstance(each, str)] if isinstance(argv, list) else []
+    options = next((found for each in texts if (found := _read_object(each))), {})
+    own = env if isinstance(env, dict) else {}
+    names = _read_object(own.get(NAMES))
+    if BASE_MODEL in own:
+        names[str(options.get("model"))] = own[BASE_MODEL]
+    return {
+        name: names.get(value, value) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+
+
+def _read_object(text: Any) -> dict[Any, Any]:
+    """Return a JSON object; an empty one for anything else."""
+    try:
+        found = json.loads(text) if isinstance(text, str) and text.startswith("{") else {}
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _differences(first: Run, second: Run) -> tuple[list[Difference], str]:
     task = first.text("task")
     if task not in _MEASURES or task != second.text("task"):
         return [], f"only two runs of {', '.join(_MEASURES)} have one"
-    names = [Path(run.text("eval_data") or "").name for run in (first, second)]
-    # A part of the training data is chosen by the seed.
-    parts = {
-        run.text("data_digest") for run in (first, second) if _options(run).get("eval_fraction")
-    }
-    if names[0] != names[1] or len(parts) > 1:
+    if first.results.get("eval_digest") != second.results.get("eval_digest"):
         return [], _OTHER
     predictions = _predictions(first), _predictions(second)
     if None in predictions:

@@ -145,6 +145,7 @@ def test_reviews_to_a_classifier(reader: Reader) -> None:
     result = reader.train(f"{train} --max-loss 100")
 
     assert (result["task"], result["world_size"]) == ("classify", 2)
+    assert (Path(result["data"]).name, len(result["eval_digest"])) == ("reviews.csv", 32)
     assert result["scores"]["accuracy"] > 80
     assert [form["form"] for form in result["export"]["forms"]] == ["PyTorch, fp32", "int8"]
     assert (reader.newest() / "model/openvino/openvino_model.xml").is_file()

@@ -138,10 +138,10 @@ def render_card(
             if options.push_to
             else f"A model of `train {task.name}`",
             "source": "" if base == SCRATCH else f" from {_name(base)}",
-            "data": _name(figures["data"]),
+            "data": _without_folders(figures["data"]),
             "eval_data": "the training data, which it has seen"
             if seen
-            else _name(figures["eval_data"]),
+            else _without_folders(figures["eval_data"]),
             "rows": "\n".join(f"| {' | '.join(row)} |" for row in _scores(task, figures)),
             "code": code,
             "exported": _exported(figures.get("export") or {}),
@@ -181,7 +181,11 @@ def _is_on_hub(name: str) -> bool:
 
 def _name(text: str) -> str:
     """Return the user's name of data or a model, without folders: a card may become public."""
-    return _FOLDERS.sub("", name_files(text))
+    return _without_folders(name_files(text))
+
+
+def _without_folders(text: str) -> str:
+    return _FOLDERS.sub("", text)
 
 
 def _scores(task: Task[Any], figures: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -23,6 +26,7 @@ from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
 from ..fast.parts import INT8_PRODUCTS, find_parts
 from ..runtime.errors import ModelError, TrainingError, first_line
+from ..runtime.events import name_files
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import Metrics, StepFigures, replacing
 from ..runtime.precision import Precision
@@ -37,7 +41,7 @@ from .export import export_model, require_convertible, require_packages
 from .hub import push_model
 from .model import save_model
 from .optimizer_step import count_parts, load_ipex, prepare, take_step
-from .options import SCRATCH, EncoderOptions, TextOptions, TrainOptions
+from .options import BASE_MODEL, SCRATCH, EncoderOptions, TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
 from .task import Data, Loaded, Task, pick_scores
 from .teacher import ask_teacher
@@ -69,10 +73,10 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
     are scores in percent, and those of training. ``evaluations`` are the scores while training, by their
     ``step``, and ``model_step`` is the step that the model is from. ``data_digest`` is that of the training
-    samples. ``fast`` are the parts of the fast path that were active. ``samples_per_second`` and
-    ``tokens_per_second`` (without padding) are the training speed of all ranks together. ``resumed_after``
-    are the steps after which an interrupted run was resumed; its ``seconds`` include all training but no
-    interruption.
+    samples, ``eval_digest`` of the records for the scores; files have the user's names. ``fast`` are the
+    parts of the fast path that were active. ``samples_per_second`` and ``tokens_per_second`` (without
+    padding) are the training speed of all ranks together. ``resumed_after`` are the steps after which an
+    interrupted run was resumed; its ``seconds`` include all training but no interruption.
     """
     options, ranks, events = context.options, context.ranks, context.events
     torch.manual_seed(options.seed)
@@ -116,6 +120,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         with context.phase("export"):
             figures["export"] = export_model(run, loop.evaluator.unseen, scores)
     if ranks.first:
+        figures["eval_digest"] = _digest(data.eval)
         _write_card(run, figures)
     if not options.push_to:
         return figures
@@ -172,18 +177,26 @@ def _describe(loop: Loop, data: Data) -> dict[str, Any]:
         "epochs": options.epochs,
         "learning_rate": options.highest_rate(ranks),
         "seed": options.seed,
-        "model": options.model_name,
+        "model": os.environ.get(BASE_MODEL) or options.model_name,
         "recipe": "fast",
         "fast": loop.fast,
         "train_records": len(data.train),
         "train_samples": len(run.samples),
         "eval_records": len(data.eval),
         **actual_precision(run.context.precision, loop.fast),
-        "data": data.train_source,
+        "data": name_files(data.train_source),
         "data_digest": loop.checkpoint.identity.features,
-        "eval_data": data.eval_source,
+        "eval_data": name_files(data.eval_source),
         "task": run.task.name,
     }
+
+
+def _digest(records: Iterable[Any]) -> str:
+    """Return a digest of records, whatever a model's tokenizer makes of them."""
+    digest = blake2b(digest_size=16)
+    for each in records:
+        digest.update(pickle.dumps(each, protocol=4))
+    return digest.hexdigest()
 
 
 def actual_precision(asked: Precision, fast: Sequence[str]) -> dict[str, str]:

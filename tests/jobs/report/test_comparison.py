@@ -26,6 +26,19 @@ def make_run(folder: Path, predictions: Any = None, **changes: Any) -> Path:
     return folder
 
 
+def test_files_have_the_names_that_the_user_gave(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        path = make_run(tmp_path / name) / "job" / "job.json"
+        options = {"data": "data/train.csv", "eval": "data/eval.csv", "model": "model"}
+        names = {"data/train.csv": "a.csv", "data/eval.csv": f"{name}/dev.csv"}
+        env = {"SPR_NAMES": json.dumps(names), "SPR_BASE_MODEL": f"/models/{name}"}
+        path.write_text(json.dumps({"argv": ["python", json.dumps(options)], "env": env}))
+    assert compared(tmp_path / "one", tmp_path / "two").differing == {
+        "--eval": ("one/dev.csv", "two/dev.csv"),
+        "--model": ("/models/one", "/models/two"),
+    }
+
+
 def compared(one: Path, two: Path) -> Comparison:
     return compare(read_run(one), read_run(two))
 
@@ -110,7 +123,7 @@ def test_perplexity_is_of_the_mean_loss(tmp_path: Path) -> None:
     assert only[:4] == ("perplexity", *[pytest.approx(7.389 - 2.718, abs=1e-3)] * 3)
     other = make_run(tmp_path / "other", [{"loss": 2.0, "tokens": 5}] * 3, task="lm")
     results = json.loads((other / "results.json").read_text())
-    (other / "results.json").write_text(json.dumps({**results, "eval_data": "other.txt"}))
+    (other / "results.json").write_text(json.dumps({**results, "eval_digest": "other"}))
     assert "on different data" in compared(one, other).reason
 
 

@@ -53,10 +53,10 @@ def test_of_two_commands_at_once_one_owns_the_cluster() -> None:
 
 @pytest.mark.timeout(600)
 def test_no_weather_leaves_anything_behind() -> None:
-    # Without the processes that share the runs of a whole storm.
-    results = run_benchmark("storm", "--runs=3", "--jobs=1", "--job=0")
+    """The first run lives to the last; the second has a job. No other process shares them."""
+    results = run_benchmark("storm", "--runs=2", "--jobs=1", "--job=0")
 
-    assert [each["wrong"] for each in results] == [[]] * 3
+    assert [each["wrong"] for each in results] == [[]] * 2
     assert any(each["ok"] for each in results)
     assert 0.99 < max(each["spent"] for each in results) <= 1
 

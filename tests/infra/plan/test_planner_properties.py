@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -128,42 +129,29 @@ def taken(plan: Plan) -> set[str]:
 
 
 @given(plan_inputs())
-def test_kept_machines_are_healthy_and_at_most_as_many_as_desired(plan_input: PlanInput) -> None:
-    keep = plan_up(plan_input).keep
-
-    assert len(keep) <= plan_input.spec.nodes
-    assert len({machine.id for machine in keep}) == len(keep)
-    assert len({machine.place for machine in keep}) <= 1
-    assert all(is_good(plan_input, machine) for machine in keep)
-    assert all(machine.role == WORKER for machine in keep[1:])
-
-
-@given(plan_inputs())
-def test_every_machine_is_kept_or_terminated(plan_input: PlanInput) -> None:
+def test_machines_are_kept_if_they_are_good_and_needed_and_else_terminated(
+    plan_input: PlanInput,
+) -> None:
     plan = plan_up(plan_input)
 
-    alive = {machine.id for machine in plan_input.found.alive}
-    assert {machine.id for machine in plan.keep} | taken(plan) == alive
-    assert not {machine.id for machine in plan.keep} & taken(plan)
-
-
-@given(plan_inputs())
-def test_no_needed_healthy_machine_is_terminated(plan_input: PlanInput) -> None:
-    plan = plan_up(plan_input)
+    kept = {machine.id for machine in plan.keep}
+    assert len(kept) == len(plan.keep) <= plan_input.spec.nodes
+    assert len({machine.place for machine in plan.keep}) <= 1
+    assert all(is_good(plan_input, machine) for machine in plan.keep)
+    assert all(machine.role == WORKER for machine in plan.keep[1:])
+    assert kept | taken(plan) == {machine.id for machine in plan_input.found.alive}
+    assert not kept & taken(plan)
     # A bare one would get newer software than the others have.
     mixed = plan_input.software != plan_input.recipe
-    good = [
-        machine
-        for machine in plan_input.found.alive
-        if is_good(plan_input, machine) and (machine.tags.get(tags.INSTALLED) or not mixed)
-    ]
+    healthy = [machine for machine in plan_input.found.alive if is_good(plan_input, machine)]
+    good = [each for each in healthy if each.tags.get(tags.INSTALLED) or not mixed]
     if not good:
         assert plan.keep == ()
         return
 
-    place = plan.keep[0].place
+    place, places = plan.keep[0].place, Counter(machine.place for machine in healthy)
+    assert places[place] == max(places.values())
     here = [machine for machine in good if machine.place == place]
-    assert len(here) == max(sum(other.place == machine.place for other in good) for machine in good)
     if any(machine.role == HEAD for machine in here):
         assert plan.keep[0].role == HEAD, "a good head was thrown away"
     workers_gone = [m for m in here if m.id in taken(plan) and m.role == WORKER]

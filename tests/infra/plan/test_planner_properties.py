@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -142,18 +143,15 @@ def test_machines_are_kept_if_they_are_good_and_needed_and_else_terminated(
     assert not kept & taken(plan)
     # A bare one would get newer software than the others have.
     mixed = plan_input.software != plan_input.recipe
-    good = [
-        machine
-        for machine in plan_input.found.alive
-        if is_good(plan_input, machine) and (machine.tags.get(tags.INSTALLED) or not mixed)
-    ]
+    healthy = [machine for machine in plan_input.found.alive if is_good(plan_input, machine)]
+    good = [each for each in healthy if each.tags.get(tags.INSTALLED) or not mixed]
     if not good:
         assert plan.keep == ()
         return
 
-    place = plan.keep[0].place
+    place, places = plan.keep[0].place, Counter(machine.place for machine in healthy)
+    assert places[place] == max(places.values())
     here = [machine for machine in good if machine.place == place]
-    assert len(here) == max(sum(other.place == machine.place for other in good) for machine in good)
     if any(machine.role == HEAD for machine in here):
         assert plan.keep[0].role == HEAD, "a good head was thrown away"
     workers_gone = [m for m in here if m.id in taken(plan) and m.role == WORKER]

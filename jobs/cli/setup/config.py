@@ -74,8 +74,8 @@ def run(request: ConfigRequest) -> int:
             except UsageError as error:  # such as a variable that is not set in this shell
                 wrong.append(error)
         emit(request, _render(settings), [asdict(each) for each in settings])
-        for error in wrong[:1]:
-            raise error
+        if wrong:
+            raise wrong[0]
     return 0
 
 

@@ -162,10 +162,10 @@ class StepReports(TrainerCallback):
         except TypeError:  # a stream
             per_epoch = state.max_steps
         pace, done = Pace(ranks, hosts), state.global_step
+        counts = state.max_steps, per_epoch, done, 0, 0
         self._reporter = StepReporter(
-            events, metrics, pace, self._request, state.max_steps, per_epoch, done
+            events, metrics, pace, self._request, self._check_loss, *counts
         )
-        self._reporter.check = self._check_loss
         self._begin = self._last = time.perf_counter()
 
     def _training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
@@ -194,7 +194,7 @@ class StepReports(TrainerCallback):
         counts = self._samples, self._tokens, self._padded
         since = now - self._begin
         figures = StepFigures(step, since, self._loss, self._rate, *counts, seconds)
-        if self._reporter.take(figures, whole - self._waited).stop:
+        if self._reporter.take(figures, whole - self._waited, now=False, save=False).stop:
             self._stops = control.should_save = control.should_training_stop = True
         if not self._is_frozen:
             # Traversing the objects of torch and its compiler again and again takes 3 % of the time,
@@ -233,7 +233,7 @@ class StepReports(TrainerCallback):
         if not self._stops:
             self._stack.close()
             return
-        self._request.stop = False  # else, its end would be by SIGTERM
+        self._request.clear()  # else, its end would be by SIGTERM
         self._stack.close()
         step, total = state.global_step, state.max_steps
         self._events.emit("stopped", step=step, total=total, checkpoint=self._checkpoint)

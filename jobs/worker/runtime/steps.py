@@ -141,7 +141,7 @@ def host_shares(hosts: Sequence[str], first: Mark, last: Mark) -> dict[str, floa
 class StepReporter:
     """Reports the steps after step ``done``. ``samples`` and ``tokens`` count those of all ranks.
 
-    ``check`` sees each step's figures, with the mean loss of all ranks.
+    ``check`` sees each step's figures, with the mean loss of all ranks, and returns those to report.
     """
 
     events: Events
@@ -149,7 +149,7 @@ class StepReporter:
     pace: Pace
     request: Event
     """Set by SIGTERM."""
-    check: Callable[[StepFigures], None]
+    check: Callable[[StepFigures], StepFigures]
     total: int
     per_epoch: int
     done: int
@@ -172,16 +172,19 @@ class StepReporter:
         self._sent.append((figures, send))
         agreed = self._report() if len(self._sent) > 1 else Consensus()
         if now or any(agreed) or figures.step == self.total:
-            rest = self._report()
+            rest = self.finish()
             agreed = Consensus(agreed.stop or rest.stop, agreed.save or rest.save)
         return agreed
+
+    def finish(self) -> Consensus:
+        """Report the last step now."""
+        return self._report() if self._sent else Consensus()
 
     def _report(self) -> Consensus:
         figures, receive = self._sent.popleft()
         mark = receive()
         mean = sum(each.loss for each in mark.reports) / len(mark.reports)
-        figures = figures._replace(loss=mean)
-        self.check(figures)
+        figures = self.check(figures._replace(loss=mean))
         self.pace.mark(mark)
         # The ranks' numbers differ: the last batch may be incomplete, a rank may be missing.
         samples, tokens = self._before

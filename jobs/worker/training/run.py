@@ -325,7 +325,7 @@ def exempt_from_collection() -> None:
     gc.freeze()
 
 
-def _check_loss(loop: Loop, figures: StepFigures) -> None:
+def _check_loss(loop: Loop, figures: StepFigures) -> StepFigures:
     """Record a step's loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
     number, progress, total = figures.step, loop.progress, loop.schedule.total
     if not math.isfinite(figures.loss):
@@ -349,6 +349,7 @@ def _check_loss(loop: Loop, figures: StepFigures) -> None:
     every = -(-total // CURVE_POINTS)
     if number % every == 0 or number == total:
         progress.curve.append((number, round(figures.loss, 5)))
+    return figures
 
 
 def _resume_hint(loop: Loop) -> str:

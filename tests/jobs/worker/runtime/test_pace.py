@@ -56,8 +56,9 @@ class TwoRanks:
 def test_reports_are_read_a_step_later_or_at_once_if_ranks_agree(tmp_path: Path) -> None:
     clock, ranks, seen = FakeClock(), TwoRanks(), list[tuple[int, float]]()
 
-    def check(figures: StepFigures) -> None:
+    def check(figures: StepFigures) -> StepFigures:
         seen.append((figures.step, figures.loss))
+        return figures
 
     said = io.StringIO()
     pace = Pace(cast(Ranks, ranks), ["a", "b"], clock.monotonic)
@@ -87,8 +88,8 @@ def test_samples_are_those_of_all_ranks_of_which_some_have_fewer(
     def work(ranks: Ranks) -> tuple[int, int]:
         events = Events(ranks.rank, io.StringIO())
         metrics, pace = Metrics(tmp_path, ranks.rank, events.note), Pace(ranks, ["a", "a", "b"])
-        request, check = Event(), lambda _: None
-        reporter = StepReporter(events, metrics, pace, request, check, 4, 2, 0, 100, 0)
+        counts = 4, 2, 0, 100, 0
+        reporter = StepReporter(events, metrics, pace, Event(), lambda each: each, *counts)
         for step in range(1, 5):  # eight samples, planned for four ranks
             figures = StepFigures(step, step, 1.0, 0.1, 2 + (ranks.rank < 2), tokens, tokens, {})
             reporter.take(figures, 0.1, now=False, save=False)

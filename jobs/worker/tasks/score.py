@@ -99,7 +99,7 @@ class Score(TaughtTask[ScoreOptions]):
         *("query", "question", "anchor", "text", "sentence", "sentence1", "premise"),
         *("review", "content", "description"),
     )
-    pair_columns = ("sentence2", "text2", "hypothesis", "passage", "pair")
+    pair_columns = ("sentence2", "text2", "hypothesis", *POSITIVE_COLUMNS)
     label_columns = ("score", "label", "rating", "similarity", "stars", "value", "target")
 
     @property
@@ -109,7 +109,7 @@ class Score(TaughtTask[ScoreOptions]):
 
     def choose_columns(self, table: Table) -> list[str]:
         options = self.options
-        asked, known = options.pair_column, self.pair_columns
+        asked = options.pair_column
         text = choose_column(table, options.text_column, self.text_columns, "--text-column")
         if self.is_ranking:
             pair = choose_column(table, asked, POSITIVE_COLUMNS, "--pair-column")
@@ -121,7 +121,9 @@ class Score(TaughtTask[ScoreOptions]):
                 )
             return [text, pair, *negatives]
         label = choose_column(table, options.label_column, self.label_columns, "--label-column")
-        has_pair = asked is not None or not {*known}.isdisjoint(table.columns)
+        others = {each.strip() for each in table.columns} - {text.strip(), label.strip()}
+        known = [each for each in self.pair_columns if each in others]
+        has_pair = asked is not None or known
         return [text, label, *([choose_column(table, asked, known, "")] if has_pair else [])]
 
     def input_columns(self, table: Table) -> dict[str, str]:

@@ -198,7 +198,7 @@ class TableTask(TextTask[OwnTable]):
     """A task whose records are the rows of tables."""
 
     reads_hub = True
-    other_columns: ClassVar[str] = "labels"
+    other_columns: str = "labels"
     """What the columns after the first contain."""
     text_columns: ClassVar[Sequence[str]]
     label_columns: ClassVar[Sequence[str]]

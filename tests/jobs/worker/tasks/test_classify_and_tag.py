@@ -91,7 +91,9 @@ def test_several_labels_and_pairs(tmp_path: Path) -> None:
         {"text": "red", "other": "blue fish", "label": []},
         {"text": "red", "other": "blue", "label": ["b"]},
     ]
-    task = classify(tmp_path, rows, pair_column="other")
+    with pytest.raises(DatasetError, match=r"data.jsonl: has no column 'othr'; it has text, other"):
+        classify(tmp_path, rows, pair_column="othr").check()
+    task = classify(tmp_path, rows, pair_column=" other ")
     assert task.read(lambda _: None).columns == {"text": "text", "pair": "other"}
     loaded, samples = prepare(task)
     batch = task.collate([samples[n] for n in range(3)], loaded)

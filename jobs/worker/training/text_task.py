@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from ..data.care import describe
 from ..data.groups import Group
 from ..data.mapped import Lazy
-from ..data.readers import EVAL, TRAIN, first_rows, is_small, read_table, read_unseen, require_files
+from ..data.readers import (
+    EVAL,
+    TRAIN,
+    first_rows,
+    is_small,
+    read_table,
+    read_unseen,
+    require_files,
+    unused_files,
+)
 from ..data.records import require_text, show, skip_note
 from ..data.table import Table, choose_column, read_records
 from ..runtime.errors import DatasetError, ModelError
@@ -234,6 +243,11 @@ class TableTask(TextTask[OwnTable]):
             unseen = read_table(options.eval, EVAL, mapped=mapped)
         elif options.eval_fraction is None:
             unseen = read_unseen(self._data(), mapped) or train
+        others = [
+            each for each in unused_files(self._data()) if each != Path(options.eval or "").name
+        ]
+        if others:
+            note(f"{self._data()}: did not read {', '.join(others)}")
         bad = skipped if options.skip_bad_records else None
         records = self._records(train, bad, note)
         eval_records = records if unseen is train else self._records(unseen, bad, note)

@@ -74,6 +74,7 @@ def test_a_part_is_kept_for_evaluation_without_labels_that_occur_once(
     assert data.eval_source.startswith("0.2 of ")
     assert "14 classes: 'bad' 48, 'good' 24, 'topic-" in notes[-1]
     assert notes[-1].endswith(" 1, …")
+    assert "--eval-fraction holds out no rows of 12 labels: 'topic-0', 'topic-1'," in notes[-2]
     tags = [["O", "B"]] * 10 + [["O", "rare"], ["O", "B", "other"]]
     sentences = [{"words": ["a", "b", "c"][: len(each)], "tags": each} for each in tags]
     options = TagOptions(data=write(tmp_path, sentences), eval_fraction=0.5, seed=seed)
@@ -83,6 +84,29 @@ def test_a_part_is_kept_for_evaluation_without_labels_that_occur_once(
     rows = [{"text": "t", "label": each} for each in "abcd"]
     with pytest.raises(DatasetError, match="needs labels that occur at least twice"):
         classify(tmp_path, rows, eval_fraction=0.5).read(lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "held"),
+    [
+        ({"a": 90, "b": 8, "c": 2}, {"a": 8, "b": 1, "c": 1}),
+        ({"a": 1000, "b": 500, "c": 50, "d": 5}, {"a": 100, "b": 50, "c": 5, "d": 1}),
+        ({"a": 99, "b": 96, "c": 94, "d": 11}, {"a": 10, "b": 10, "c": 9, "d": 1}),
+        ({"a": 80, **dict.fromkeys("bcdefghijk", 2)}, {"a": 6, **dict.fromkeys("bcde", 1)}),
+    ],
+)
+def test_rare_classes_are_held_out_and_large_ones_have_their_share(
+    tmp_path: Path, sizes: dict[str, int], held: dict[str, int]
+) -> None:
+    labels = [name for name, count in sizes.items() for _ in range(count)]
+    rows = [{"text": f"t{n}", "label": label} for n, label in enumerate(labels)]
+    parts = [
+        [*classify(tmp_path, rows, eval_fraction=0.1, seed=seed).read(lambda _: None).eval]
+        for seed in (1, 1, 2)
+    ]
+    for part in parts:
+        assert Counter(label for record in part for label in record.labels) == held
+    assert parts[0] == parts[1] != parts[2]
 
 
 def test_several_labels_and_pairs(tmp_path: Path) -> None:

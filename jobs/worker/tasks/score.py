@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 RANKING = "ranking"
 _RANKED = {"mrr": "max", "ndcg_at_10": "max"}
-MOST_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -161,11 +160,10 @@ class Score(TaughtTask[ScoreOptions]):
         settings = {"num_labels": 1, "problem_type": "regression"}
         texts = (text for record in data.train for text in record.texts)
         loaded = load_student(self.options, HEAD, texts, context.ranks, settings)
-        # CrossEncoder of sentence-transformers would apply a sigmoid, and cut texts elsewhere.
+        # CrossEncoder of sentence-transformers would apply a sigmoid.
         loaded.model.config.sentence_transformers = {
             "activation_fn": "torch.nn.modules.linear.Identity"
         }
-        loaded.tokenizer.model_max_length = self.options.max_length
         return loaded
 
     def prepare(
@@ -254,8 +252,7 @@ class Score(TaughtTask[ScoreOptions]):
         """Return the number for each row's ``text`` (and ``pair``)."""
         from ..training.evaluation import run_texts
 
-        limit = min(loaded.tokenizer.model_max_length, MOST_TOKENS)
-        outputs = run_texts(loaded, [texts_of(row) for row in rows], limit)
+        outputs = run_texts(loaded, [texts_of(row) for row in rows])
         return [{"score": each} for _, output in outputs for each in output.logits[:, 0].tolist()]
 
 

@@ -19,7 +19,7 @@ from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, score
 from jobs.worker.training.batches import TrainingRun
-from jobs.worker.training.model import longest_input
+from jobs.worker.training.model import reading_limit
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH
 from jobs.worker.training.text_task import Row
@@ -324,12 +324,12 @@ def fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fp32")
 @pytest.mark.parametrize("several", [False, True])
 def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool) -> None:
-    texts = [(" ".join("abcdefgh"[: n % 8 + 1]), "bcd"[n % 3]) for n in range(40)]
+    texts = [(" ".join(("abcdefgh" * 3)[: n % 24 + 1]), "bcd"[n % 3]) for n in range(40)]
     rows = [
         {"text": text, "pair": pair, "label": ["x", "yz"[n % 2]] if several else "xyz"[n % 3]}
         for n, (text, pair) in enumerate(texts)
     ]
-    task = classify(tmp_path, rows, pair_column="pair")
+    task = classify(tmp_path, rows, pair_column="pair", max_length=16)
     loaded, samples = prepare(task)
     make_lively(loaded.model)
     logits = logits_of(task, loaded, samples)
@@ -344,9 +344,10 @@ def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool)
 
 @pytest.mark.usefixtures("fp32")
 def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
-    words = ["Ada", "Lovelace-King", "wrote,"]
-    rows = [{"words": words[: n % 3 + 1], "tags": [*"BIO"][: n % 3 + 1]} for n in range(40)]
-    task = Tag(TagOptions(model=SCRATCH, data=write(tmp_path, rows), token_cache=NO_CACHE))
+    words, tags = ["Ada", "Lovelace-King", "wrote,"] * 4, [*"BIO"] * 4
+    rows = [{"words": words[: n % 12 + 1], "tags": tags[: n % 12 + 1]} for n in range(40)]
+    data = write(tmp_path, rows)
+    task = Tag(TagOptions(model=SCRATCH, data=data, token_cache=NO_CACHE, max_length=16))
     loaded, samples = prepare(task)
     make_lively(loaded.model)
     best = logits_of(task, loaded, samples).argmax(dim=-1).numpy()
@@ -362,8 +363,8 @@ def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
 def test_texts_of_all_lengths_have_few_shapes(tmp_path: Path) -> None:
     task = classify(tmp_path, [{"text": "b c d", "label": "xyz"[n % 3]} for n in range(9)])
     loaded, _ = prepare(task)
-    most = longest_input(loaded)
-    assert most is not None
+    most = reading_limit(loaded)
+    assert most == task.options.max_length
     needed, found = list[int](), list[int]()
 
     def note(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:

@@ -92,7 +92,6 @@ def test_a_folder_has_a_file_for_each_use(tmp_path: Path) -> None:
         ("validation.csv", "text,label\n", "has no rows"),
         ("validation.csv", 'text,label\n"a,x\n', "line 2: "),
         ("test.parquet", "broken", "can't be read as Parquet"),
-        ("dataset_dict.json", "{}", "can't be read by datasets"),
         (
             "validation.b.jsonl",
             JSONL,
@@ -110,6 +109,17 @@ def test_a_folder_with_a_file_that_cannot_be_read_is_refused(
     write(tmp_path, name, content)
     with pytest.raises(DatasetError, match=message):
         Classify(ClassifyOptions(model="scratch", data=str(tmp_path))).read(lambda _: None)
+
+
+def test_a_failure_of_the_hub_does_not_mean_that_there_is_no_evaluation_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(name: str) -> None:
+        raise DatasetError(f"data {name!r} can't be loaded from the hub")
+
+    monkeypatch.setattr(readers, "_load_hub", fail)
+    with pytest.raises(DatasetError, match="can't be loaded"):
+        read_unseen("org/data", None)
 
 
 def test_conll(tmp_path: Path) -> None:

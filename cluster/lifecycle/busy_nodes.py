@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramiko import SSHConfig
+from paramiko import ConfigParseError, SSHConfig
 
 from cluster.context import Context
 from cluster.nodes import rank_nodes
@@ -56,5 +56,10 @@ def _find_busy(head: Host) -> dict[str, tuple[str, str]]:
     if not running:
         return {}
     # The head knows the nodes by the names that the job knows.
-    config = SSHConfig.from_text(head.run("# listing the nodes\ncat ~/.ssh/config").stdout)
-    return {config.lookup(node)["hostname"]: (j.name, node) for j in running for node in j.nodes}
+    text = head.run("# listing the nodes\ncat ~/.ssh/config").stdout
+    try:
+        config = SSHConfig.from_text(text)
+        names = {node: config.lookup(node)["hostname"] for job in running for node in job.nodes}
+    except (ConfigParseError, KeyError) as error:  # users may edit it
+        raise HostError(head.name, f"~/.ssh/config can't be read: {error}") from None
+    return {names[node]: (job.name, node) for job in running for node in job.nodes}

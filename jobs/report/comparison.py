@@ -150,7 +150,10 @@ def _differences(first: Run, second: Run) -> tuple[list[Difference], str]:
     task = first.text("task")
     if task not in _MEASURES or task != second.text("task"):
         return [], f"only two runs of {', '.join(_MEASURES)} have one"
-    if first.results.get("eval_digest") != second.results.get("eval_digest"):
+    digests = {each.text("eval_digest") for each in (first, second)}
+    if None in digests:
+        return [], "a run does not say what it was evaluated on (eval_digest in results.json)"
+    if len(digests) > 1:
         return [], _OTHER
     predictions = _predictions(first), _predictions(second)
     if None in predictions:

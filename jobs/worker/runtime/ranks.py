@@ -112,7 +112,8 @@ class Ranks:
 def send_to_all(own: Tensor, group: Any) -> tuple[Tensor, dist.Work]:
     """Start to gather every rank's vector; return it, shape (ranks, numbers), and what to wait for.
 
-    The vectors go straight from rank to rank. In a ring, network delays would grow with the ranks.
+    The vectors go straight from rank to rank. In a ring (``all_gather``), network delays would grow with the
+    ranks, and gloo's thread would start a team for its copies.
     """
     every = own.new_empty(dist.get_world_size(group), len(own))
     sent = own.repeat(len(every))

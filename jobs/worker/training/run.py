@@ -192,9 +192,10 @@ def _describe(loop: Loop, data: Data) -> dict[str, Any]:
 
 
 def _digest(records: Iterable[Any]) -> str:
-    """Return a digest of records, whatever a model's tokenizer makes of them."""
+    """Return a digest of records, whatever file they are from and a model's tokenizer makes of them."""
     digest = blake2b(digest_size=16)
-    for each in records:
+    for record in records:
+        each = record._replace(place="") if hasattr(record, "place") else record
         digest.update(pickle.dumps(each, protocol=4))
     return digest.hexdigest()
 

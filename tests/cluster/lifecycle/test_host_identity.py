@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import paramiko
 import pytest
 
 from cluster.lifecycle.host_identity import check_head_identity, verified_by
-from infra.errors import HostKeyError
+from infra.ec2.key_pair import generate_key_pair
+from infra.errors import HostKeyError, SprError
+from infra.files import write_private
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from tests.harness.cloud import SimulatedEngine
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.harness.simulated_machines import host_key_of
 
 STRANGER = host_key_of("i-stranger")
+_NOT_OURS = "another SSH key|not the right one"
+
+
+def pin_stranger(cloud: SimulatedCloud, *instance_ids: str) -> Callable[[], None]:
+    """Make this machine know nodes by a stranger's key, as after a first contact with somebody else."""
+
+    def pin() -> None:
+        for instance_id in instance_ids:
+            pin_host_keys(cloud.ctx.files.known_hosts, instance_id, [STRANGER])
+
+    return pin
 
 
 def secrets_given(cloud: SimulatedCloud) -> int:
@@ -23,7 +39,7 @@ def secrets_given(cloud: SimulatedCloud) -> int:
 
 def test_a_host_key_that_has_changed_ends_it_at_once(cloud: SimulatedCloud) -> None:
     worker = cloud.prepared(nodes=2).workers[0].instance.id
-    pin_host_keys(cloud.ctx.files.known_hosts, worker, [STRANGER])
+    pin_stranger(cloud, worker)()
     before, began = secrets_given(cloud), cloud.clock.now
 
     with pytest.raises(HostKeyError, match=rf"\[node1\] {worker} shows another SSH host key"):
@@ -34,11 +50,9 @@ def test_a_host_key_that_has_changed_ends_it_at_once(cloud: SimulatedCloud) -> N
     assert pinned_host_keys(cloud.ctx.files.known_hosts, worker) == (STRANGER,)
 
 
-@pytest.mark.parametrize("latest", ["true", "false"])
 def test_a_head_whose_console_shows_another_key_is_not_trusted(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, latest: str
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud.faults(f"[console]\nlatest = {latest}\n")
     keys = (f"{STRANGER} root@somewhere",)
     monkeypatch.setattr(cloud.engine, "host_keys", lambda *_: keys)
 
@@ -81,6 +95,16 @@ def test_a_console_line_that_a_kernel_message_cuts_stops_nothing(
     assert list(verified_by(cloud.ctx.events).values()) == ["first contact"]
 
 
+def test_how_each_key_was_verified_is_remembered(cloud: SimulatedCloud) -> None:
+    cluster = cloud.prepared(nodes=2)
+
+    assert "its host key matches its console" in cloud.progress.notes
+    assert verified_by(cloud.ctx.events) == {
+        cluster.head.instance.id: "console",
+        cluster.workers[0].instance.id: "head",
+    }
+
+
 @pytest.mark.parametrize(
     ("delay_s", "how"), [(0, "console"), (60, "console"), (3600, "first contact")]
 )
@@ -101,6 +125,34 @@ def test_a_type_without_the_latest_console_is_asked_again_and_waited_for_a_while
     cloud.clock.now += 3600
     assert check_head_identity(cloud.ctx, head) == "its host key matches its console"
     assert verified_by(events) == {head.instance.id: "console"}
+
+
+def test_a_stranger_is_not_trusted_on_a_type_without_the_latest_console(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.faults("[console]\nlatest = false\n")
+    keys = (f"{STRANGER} root@somewhere",)
+    monkeypatch.setattr(cloud.engine, "host_keys", lambda *_: keys)
+
+    with pytest.raises(
+        HostKeyError, match=r"\[node0\] the SSH host key pinned here for i-\w+ is not"
+    ):
+        cloud.up(nodes=1)
+    assert secrets_given(cloud) == 0
+
+
+def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(cloud: SimulatedCloud) -> None:
+    def pin_all_workers() -> None:
+        workers = [i.id for i in cloud.found("instances").instances if i.role != "head"]
+        pin_stranger(cloud, *workers)()
+
+    cloud.steps.before["ssh-keyscan"] = pin_all_workers
+
+    with pytest.raises(
+        HostKeyError, match=r"\[node1\] the SSH host key pinned here for i-\w+ is not"
+    ):
+        cloud.up(nodes=3)
+    assert cloud.steps.count("tar -C") == 0
 
 
 def test_the_head_looks_at_every_worker_before_any_is_connected(cloud: SimulatedCloud) -> None:
@@ -134,3 +186,17 @@ def test_an_address_that_another_machine_has_now_is_no_change_of_key(cloud: Simu
     assert first.public_ip == second.public_ip
     assert first.id != second.id
     assert pinned_host_keys(cloud.ctx.files.known_hosts, second.id) == (host_key_of(second.id),)
+
+
+def test_a_key_that_is_not_here_can_not_enter(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=1)
+    key = cloud.ctx.files.key.read_text()
+    other = generate_key_pair("other").private
+    for content in (None, "", "no key", key.replace("A", "B"), other):
+        cloud.ctx.files.key.unlink(missing_ok=True)
+        if content is not None:
+            write_private(cloud.ctx.files.key, content)
+
+        with pytest.raises(SprError, match=_NOT_OURS) as caught:
+            cloud.up(nodes=2)
+        assert re.search("`spr-cluster down.*` (works|removes it) from any", str(caught.value))

@@ -119,6 +119,15 @@ def test_machines_behind_a_firewall_are_bought_and_nothing_is_shouted(
     assert cloud.cluster().is_whole
 
 
+def test_machines_on_which_no_ssh_server_works_are_kept_too(cloud: SimulatedCloud) -> None:
+    """What all of them have in common is not repaired by another purchase."""
+    cloud.faults('[[machine]]\nfate = "no-ssh"\n')
+
+    with pytest.raises(SprError, match=r"none of 1 node answers: .*connection refused"):
+        cloud.up(nodes=2)
+    assert len(cloud.purchases()) == 1
+
+
 def test_a_blocked_port_22_is_a_warning_because_it_may_be_open_to_ec2_alone(
     cloud: SimulatedCloud,
 ) -> None:
@@ -165,6 +174,19 @@ def test_a_network_acl_that_is_closed_after_the_purchase_is_named(cloud: Simulat
     with pytest.raises(SprError, match=r"network ACL acl-\w+ DENIES SSH responses .*: rule 1\n"):
         cloud.up(nodes=1)
     assert_nothing_was_replaced(cloud)
+
+
+def test_the_same_machines_are_used_when_the_network_is_repaired(cloud: SimulatedCloud) -> None:
+    when(cloud, "RunInstances", CUT)
+    with pytest.raises(SprError, match="none of 3 nodes answers"):
+        cloud.up(nodes=3, bake="none")
+    bought = cloud.found("instances").ids()
+    cloud.faults("")
+
+    cloud.up()
+
+    assert cloud.cluster().is_whole
+    assert cloud.found("instances").ids() == bought
 
 
 def test_a_head_that_is_older_than_a_boot_has_minutes_to_answer(cloud: SimulatedCloud) -> None:

@@ -126,6 +126,8 @@ def test_perplexity_is_of_the_mean_loss(tmp_path: Path) -> None:
     results = json.loads((other / "results.json").read_text())
     (other / "results.json").write_text(json.dumps({**results, "eval_digest": "other"}))
     assert "on different data" in compared(one, other).reason
+    (other / "results.json").write_text(json.dumps({**results, "eval_digest": None}))
+    assert "does not say what it was evaluated on" in compared(one, other).reason
 
 
 def test_perplexity_weighs_samples_by_their_tokens(tmp_path: Path) -> None:

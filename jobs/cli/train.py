@@ -43,7 +43,6 @@ from jobs.reference.plan import (
     plan_reference,
     train_reference,
 )
-from jobs.report.receipt import add_receipt
 from jobs.train.elsewhere import plan_for_script, plan_in_pods, plan_reference_in_pods
 from jobs.train.request import (
     TrainRequest,
@@ -316,7 +315,6 @@ def _run(request: TrainCommand, now: datetime, on_cluster: OnCluster) -> int:
     context = open_job_context(request, now, show_cost=True, on_cluster=on_cluster)
     work = follow_stack(request, work, context.stack, now)
     result, folder = _train(context, work)
-    result = {**result, **add_receipt(folder)}
     if not request.json:
         print(render_result(result, folder), flush=True)
     pushed = push(target, folder, read_job_id(folder), context.progress, context.cluster.flags)

@@ -82,6 +82,33 @@ SHORT_FORMS: Mapping[str, tuple[str, ...]] = {
     "doctor": ("up", "--check"),
 }
 """Names of a command with options."""
+_SHORT_HELP = {
+    "study": """\
+`study` is `train` with `--tune`: it trains many trials, and keeps the best model.
+
+  spr-cluster study squad --tune epochs=1..3
+  spr-cluster study squad --tune learning-rate=1e-5..1e-3:log --trials 20
+""",
+    "tune": """\
+`tune` is `train --tune placement`: it finds the fastest placement of ranks.
+
+  spr-cluster tune squad
+  spr-cluster tune classify --data train.csv
+""",
+    "scaling": """\
+`scaling` is `train --tune nodes`: it compares the speed of 1, 2, 4, … nodes.
+
+  spr-cluster scaling squad
+  spr-cluster scaling classify --data train.csv
+""",
+    "doctor": """\
+`doctor` is `up --check`: it checks, for free, whether `up` would succeed.
+
+  spr-cluster doctor --nodes 4
+  spr-cluster doctor --cloud local
+""",
+}
+"""What `--help` says first of a short form; the rest is the command's own."""
 _SHOWN = {
     "jobs": (1, "study", "train many trials with other options: train --tune"),
     "upkeep": (4, "doctor", "check whether `up` would succeed, for free: up --check"),
@@ -232,6 +259,8 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
     if name in SHORT_FORMS:
         command, *more = SHORT_FORMS[name]
         words = [command, *words[1:], *more]
+        if {"-h", "--help", "--advanced"} & {*words}:
+            print(_SHORT_HELP[name])
     found = _add_project(words)
     with found.explaining():
         # A hint may repeat the words, but never a variable's value.

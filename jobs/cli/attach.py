@@ -36,7 +36,6 @@ from jobs.places.queue.launcher import QueueLauncher
 from jobs.places.queue.session import attach
 from jobs.places.queue.slurm import END_S
 from jobs.places.record import claim_results
-from jobs.report.receipt import add_receipt
 from jobs.worker.supervisor.attempt import SUCCEEDED
 
 _ATTACH_EXAMPLES = """\
@@ -113,7 +112,6 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
     results = choose_results(request.results, found.job)
     claim_results(results, found.job)
     end = attach(context, found.job, results, is_limited=found.max_time_s > 0)
-    add_receipt(results)
 
     def render() -> str:
         file = results / "results.json"

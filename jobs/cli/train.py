@@ -43,7 +43,6 @@ from jobs.reference.plan import (
     plan_reference,
     train_reference,
 )
-from jobs.report.receipt import add_receipt
 from jobs.train.elsewhere import plan_for_script, plan_in_pods, plan_reference_in_pods
 from jobs.train.request import (
     TrainRequest,
@@ -76,6 +75,7 @@ _EXAMPLES = """\
   spr-cluster train embed --data pairs.jsonl --eval-fraction 0.1
   spr-cluster train lm --data texts.txt --eval-fraction 0.1 --lora
   spr-cluster train classify --data s3://my-data/train.parquet
+  spr-cluster study squad --tune epochs=1..3          train with --tune
   spr-cluster train digits                 does this cluster train? no data
   spr-cluster train squad --dry-run --instance-type r7iz.metal-16xl
   spr-cluster train squad --to kubernetes-yaml --nodes 4 --output build
@@ -87,6 +87,7 @@ _TASK_EXAMPLES = """\
   spr-cluster train {task} --demo        small model, small sample
   spr-cluster train {task} --resume      the last unfinished job
   spr-cluster train {task} --resume s3://mine/{task}-20260731-142501-k3f
+  spr-cluster study {task} --data train.csv --eval dev.csv --tune epochs=2,4
   spr-cluster train {task} --to slurm-script --nodes 2 --shape cores=8
 """
 _SQUAD_EXAMPLES = """\
@@ -95,6 +96,7 @@ _SQUAD_EXAMPLES = """\
   spr-cluster train squad --demo        small model, small sample
   spr-cluster train squad --resume      the last unfinished job
   spr-cluster train squad --resume s3://mine/squad-20260731-142501-k3f
+  spr-cluster study squad --tune epochs=1..3          train with --tune
   spr-cluster train squad --recipe reference --smoke
   spr-cluster train squad --to slurm-script --nodes 2 --shape cores=8 --demo
   spr-cluster train squad --to kubernetes-yaml --nodes 4 --image me/spr:1
@@ -316,7 +318,6 @@ def _run(request: TrainCommand, now: datetime, on_cluster: OnCluster) -> int:
     context = open_job_context(request, now, show_cost=True, on_cluster=on_cluster)
     work = follow_stack(request, work, context.stack, now)
     result, folder = _train(context, work)
-    result = {**result, **add_receipt(folder)}
     if not request.json:
         print(render_result(result, folder), flush=True)
     pushed = push(target, folder, read_job_id(folder), context.progress, context.cluster.flags)

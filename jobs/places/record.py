@@ -189,13 +189,21 @@ def complete_record(folder: Path, text: str) -> None:
 
 
 def require_own_results(folder: Path, job: str) -> None:
-    """Raise :class:`UsageError` for a folder with another job's results.
+    """Raise :class:`UsageError` for a folder with another job's results, or with other files.
 
-    A model must never be saved beside another job's scores.
+    A model must never be saved beside another job's scores. A folder with the job's name is the job's, for
+    example after an interrupted download. Hidden files don't count: interrupted downloads also leave some.
     """
     owner = read_job_id(folder)
     if owner not in ("", job):
         raise _taken(folder, owner)
+    if owner or (job and folder.name == job) or not folder.is_dir():
+        return
+    if found := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
+        raise UsageError(
+            f"--results {folder}: it contains other files, such as {found[0]}",
+            hint="name a new or empty folder",
+        )
 
 
 def claim_results(folder: Path, job: str, text: str = "") -> bool:

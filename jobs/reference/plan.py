@@ -235,7 +235,7 @@ def train_reference(context: JobContext, request: ReferenceRequest) -> dict[str,
         }
     result = read_results(request.results / OUTPUT, request.preset, context.stack, done)
     (request.results / "results.json").write_text(json.dumps(result, indent=1) + "\n")
-    return result
+    return {**result, **context.add_receipt(request.results)}
 
 
 def describe_smoke(ended: bool, trained: bool) -> str:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 # alone is not enough; torchrun itself has neither.
 _MPIRUN = ("PMI_RANK", "MPI_LOCALRANKID")
 _TORCHRUN = ("RANK", "LOCAL_RANK")
+# Trials and an array's elements have it: each is rank 0 of its own, on the cores of a rank of the job.
+_IN_POOL = "SPR_IN_POOL"
 
 
 def read(path: str) -> str:
@@ -123,7 +125,7 @@ def find_ranks(proc: str, jobs: str, uid: int) -> dict[RankKey, RankCpus]:
                 continue
             environ = read_environ(entry.path)
             name = find_names(environ)[0]
-            if name in environ:
+            if name in environ and _IN_POOL not in environ:
                 key = RankKey(find_job(entry.path, environ, jobs), int(environ[name]))
                 # A rank's children share its environment.
                 if key.job and key not in found:

@@ -11,7 +11,7 @@ from cluster.console.display import make_progress
 from cluster.console.options import JsonRequest, argument, option
 from cluster.console.output import emit
 from cluster.console.parser import Parser, add_command
-from infra.errors import MissingExtraError, NoClusterError, UsageError
+from infra.errors import MissingExtraError, NoClusterError
 from jobs.cli.results.serve import require_model
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_display import JobDisplay, render_result
@@ -81,8 +81,6 @@ def run(request: ExportRequest) -> int:
     check_inputs(options)
     results = request.results_folder(options.task, now)
     check_results(results)
-    if results.exists() and any(results.iterdir()):  # it may hold the model itself
-        raise UsageError(f"--results {results}: is not empty", hint="name a new folder")
     if request.name is None and can_export_here():
         silence_libraries()
         display = JobDisplay(make_progress())

@@ -37,6 +37,7 @@ from jobs.places.plan import RECORD
 from jobs.places.queue.launcher import QueueLauncher
 from jobs.places.queue.session import JobContext
 from jobs.places.record import CloudInfo
+from jobs.report.receipt import add_receipt
 from jobs.train.request import check_results, expand_home
 from provision.stacks.load import load_stack
 
@@ -174,6 +175,7 @@ def open_job_context(
         keep_limit=lambda plan, least_s: keep_limit(
             ctx, cluster, prices, plan, least_s, display.log
         ),
+        add_receipt=add_receipt,
         detach=bool(queued and queued.detach),
     )
     on_cluster(ctx, context)

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from cluster.nodes import Cluster, HostOpener
 from infra.errors import HangupError, HostError, JobError, SprError, UsageError
@@ -88,6 +89,8 @@ class JobContext:
     """The same for a job with a limit, for which they stay."""
     count_former_s: Callable[[datetime | None], float] = lambda _: 0.0
     """Returns the seconds that machines which the cluster no longer has ran after a time, or ever."""
+    add_receipt: Callable[[Path], Mapping[str, Any]] = lambda _: {}
+    """Adds the receipt to fetched results, also of a failed job; returns what it added."""
 
 
 @dataclass(frozen=True)
@@ -386,6 +389,7 @@ class JobSession:
             for line in (*fetched.said, *fetched.missing):
                 context.on_log(line)
             outcome.is_home = not outcome.missing
+            context.add_receipt(results)
 
     def how_to_resume(self, command: Sequence[str], results: Path | None, checkpoint: str) -> str:
         """Return one line with the checkpoint and the command that resumes the job."""

@@ -103,7 +103,8 @@ class PoolRank:
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process that is no rank: a run with one rank on the same cores."""
     kept = {name: value for name, value in environ.items() if not name.startswith(_OF_MPIRUN)}
-    return {**kept, "PMI_RANK": "0", "PMI_SIZE": "1"}
+    # provision/on_node/proc.py finds ranks by PMI_RANK, and knows by the last one that this is none.
+    return {**kept, "PMI_RANK": "0", "PMI_SIZE": "1", "SPR_IN_POOL": "1"}
 
 
 def die_with_parent() -> None:

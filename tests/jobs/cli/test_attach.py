@@ -42,6 +42,7 @@ class Head:
         """How often the connection breaks after the first question."""
         self.over = False
         self.limits: dict[str, Any] = {}
+        self.files = {"log": b"text\n", "output/results.json": b"{}"}
         self.answers = {
             "# listing the jobs": self.list_jobs,
             "# following a job": self.follow,
@@ -81,13 +82,13 @@ def line(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
 
 @pytest.fixture
 def head(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Head:
-    files = {"log": b"text\n", "output/results.json": b"{}"}
+    found = Head(line)
 
     def download(_: StagedHost, command: str) -> Iterator[bytes]:
-        yield pack_output(files)
+        yield pack_output(found.files)
 
     monkeypatch.setattr(StagedHost, "download", download)
-    return Head(line)
+    return found
 
 
 def test_the_only_job_is_followed_from_its_beginning_and_fetched(
@@ -125,12 +126,15 @@ def test_a_failure_is_explained_as_by_the_command_that_submitted_the_job(
     line: CommandLine, head: Head
 ) -> None:
     head.state, head.output = "failed", [_ERROR]
+    record = {"job": "squad-1", "seconds": 7.5, "nodes": [{}]}
+    head.files |= {"output/results.json": b'{"failed": 1}', "job.json": json.dumps(record).encode()}
     result = line.run("attach")
     assert result.code == 1
     assert result.message == (
         "rank 1 on ip-5: NaN\n  → lower it; the whole log is results/squad-1/job/log"
     )
     assert Path("results/squad-1/job/log").exists(), "the log of a failure is fetched, too"
+    assert json.loads(Path("results/squad-1/results.json").read_text())["receipt"]["parts"]
 
 
 @pytest.mark.parametrize("exit_code", [143, None])

@@ -19,7 +19,7 @@ from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cl
 from infra.errors import HangupError
 from infra.files import write_private
 from infra.iam.policy import build_policy
-from jobs.cli import COMMANDS, build_parser, main
+from jobs.cli import COMMANDS, SHORT_FORMS, build_parser, main
 from tests.harness.command_line import CommandLine, CommandResult
 
 
@@ -101,6 +101,18 @@ def test_examples_fit_into_80_columns(command: str) -> None:
     lines = [line for parser in own for line in str(parser.epilog).splitlines()]
     # The help leaves two columns free.
     assert [line for line in lines if len(line) > 78] == []
+
+
+@pytest.mark.parametrize("short", SHORT_FORMS)
+def test_the_help_of_a_short_form_begins_with_its_meaning(
+    capsys: pytest.CaptureFixture[str], short: str
+) -> None:
+    meant, _, first, second, _, usage, *_ = run(capsys, short, "--help").out.splitlines()
+
+    command = " ".join(SHORT_FORMS[short]).replace("=", " ")
+    assert meant.startswith(f"`{short}` is `{command}`")
+    assert {each.split()[1] for each in (first, second)} == {short}
+    assert usage.startswith(f"usage: spr-cluster {SHORT_FORMS[short][0]} ")
 
 
 @pytest.mark.parametrize("command", ["train squad", "tune tag"])

@@ -338,16 +338,28 @@ def test_a_failed_push_keeps_the_results_and_names_the_command(
     )
 
 
-def test_a_folder_with_another_jobs_results_is_refused(
+def test_a_folder_with_other_results_or_files_is_refused(
     line: CommandLine, fetched: list[str]
 ) -> None:
     line.must("fetch", "squad-1", "--results", "best")
     line.must("fetch", "squad-1", "--results", "best", "--json")
-    for command in ("fetch squad-2 {}", "train squad --demo {}", "run {} -- true"):
-        result = line.run(*command.format("--results best").split())
-        assert result.code == 2, command
-        assert result.message.startswith("--results best: it contains the results of job squad-1")
-    assert fetched == ["squad-1", "squad-1"]
+    for place in ("mine/elements", "squad-1", "old"):
+        Path(place).mkdir(parents=True)
+        Path(place, ".hidden" if place == "old" else "file").touch()
+    line.must("fetch", "squad-1", "--results", "old")  # such as an interrupted download's
+    line.must("fetch", "squad-1", "--results", "squad-1")
+    assert fetched == ["squad-1"] * 4
+    for place, why in {
+        "best": "the results of job squad-1",
+        "mine": "other files, such as elements",
+        ".": "other files, such as best",
+    }.items():
+        for command in ("fetch squad-2", "attach squad-2", "train squad --demo", "run"):
+            program = ["--", "true"] * (command == "run")
+            result = line.run(*command.split(), "--results", place, *program)
+            assert result.code == 2, command
+            assert result.message.startswith(f"--results {place}: it contains {why}\n")
+    assert fetched == ["squad-1"] * 4
 
 
 def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLine) -> None:

@@ -104,6 +104,9 @@ def test_the_receipt_is_kept_with_the_results(tmp_path: Path) -> None:
     assert kept == {**make_results(2), **returned}
     assert kept["receipt"]["usd"] == pytest.approx(12 * 1500 / 3600)
     assert add_receipt(folder) == returned
+    for more, added in (({"elements": 3}, returned), ({}, {})):  # an array, and a program
+        (folder / "job/job.json").write_text(json.dumps({**job, "kind": "run", "more": more}))
+        assert add_receipt(folder) == added
     assert add_receipt(tmp_path / "none") == {}
     (folder / "results.json").unlink()
     assert add_receipt(folder) == {}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.worker.pool.rank import child_environment
 from provision.on_node.proc import (
     RankCpus,
     RankKey,
@@ -153,6 +154,8 @@ def test_other_processes_are_no_ranks(proc: Path) -> None:
     add_process(proc, 10, "/home/ubuntu", PMI_RANK=0)  # somebody's own mpirun
     add_process(proc, 11, f"/home/ubuntu/spr-jobs/{JOB}", PMI_RANK="x")
     (proc / "12").mkdir()  # has ended
+    part = child_environment({"PMI_RANK": "1", "PMI_SIZE": "2"})  # a trial or element
+    add_process(proc, 14, f"/home/ubuntu/spr-jobs/{JOB}", **part)
 
     assert find(proc) == {}
     add_process(proc, 13, f"/home/ubuntu/spr-jobs/{JOB}", PMI_RANK=0)

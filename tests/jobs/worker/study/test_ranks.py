@@ -78,4 +78,4 @@ def test_a_trial_is_no_rank_of_the_job() -> None:
     environ = dict.fromkeys(("PMI_FD", "MASTER_ADDR", "SPR_PLANNED_RANKS", "SPR_MARK"), "x")
     kept = {"MPI_LOCALRANKID": "1", "A": "b"}
     found = child_environment({**environ, **kept, "PMI_RANK": "5", "PMI_SIZE": "8"})
-    assert found == {**kept, "PMI_RANK": "0", "PMI_SIZE": "1"}
+    assert found == {**kept, "PMI_RANK": "0", "PMI_SIZE": "1", "SPR_IN_POOL": "1"}

@@ -86,7 +86,7 @@ class Events:
         mark: str = "",
     ) -> None:
         self.rank = rank
-        self._mark = mark
+        self.mark = mark
         self._names = _names()
         self._stream = stream
         self._clock = clock
@@ -129,7 +129,7 @@ class Events:
         # One write per line: mpirun merges the ranks' output as it comes. (Tests replace sys.stdout.)
         stream = self._stream or sys.stdout
         timed = {**fields, "at": round(time.time(), 1)}
-        line = render_event(timed, self._mark)
+        line = render_event(timed, self.mark)
         for path, name in self._names.items():
             line = line.replace(path, json.dumps(name)[1:-1])
         stream.write(f"{line}\n")

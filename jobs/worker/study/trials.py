@@ -18,7 +18,7 @@ from ..pool.rank import child_environment, die_with_parent, send_below
 from ..pool.remote import Remote
 from ..pool.stop import Stop
 from ..runtime.errors import TrainingError
-from ..runtime.events import parse_event
+from ..runtime.events import MARK, parse_event
 from ..runtime.output import RESULTS, state_folder
 from ..training.task import pick_scores
 from .plan import STUDY
@@ -36,6 +36,8 @@ class TrialRunner:
     remote: Remote
     stop: Stop
     state: Path
+    mark: str = ""
+    """That of the job's events: `logs --element` shows those of a trial as text."""
     _to: str = ""
     """The node of rank 0, if it is another one."""
     _offline: bool = False
@@ -109,7 +111,7 @@ class TrialRunner:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**child_environment(os.environ), **offline},
+            env={**child_environment(os.environ), MARK: self.mark, **offline},
             preexec_fn=die_with_parent,
         )
 
@@ -120,7 +122,7 @@ class TrialRunner:
         failure, evaluation = "", 0
         for line in stream:
             log.write(line)
-            event = parse_event(line) or {}
+            event = parse_event(line, self.mark) or {}
             if event.get("event") == "error":
                 failure = failure or event["message"]
             if str(event.get("text", "")).startswith("warning: "):

@@ -319,9 +319,9 @@ def test_equal_scores_and_repeated_warnings_say_nothing_of_the_options(
 
 def test_a_trials_warning_reaches_the_coordinator(tmp_path: Path) -> None:
     remote = mock.Mock()
-    runner = TrialRunner(0, {}, remote, mock.Mock(requested=False), tmp_path)
+    runner = TrialRunner(0, {}, remote, mock.Mock(requested=False), tmp_path, "5f3a")
     lines = [{"event": "note", "text": text} for text in ("warning: slow", "fast: nothing")]
-    stream = io.StringIO("".join(f"@spr {json.dumps(each)}\n" for each in lines))
+    stream = io.StringIO("".join(f"@spr 5f3a {json.dumps(each)}\n" for each in lines))
     assert runner._follow(1, mock.Mock(), stream, io.StringIO()) == ("", False)
     assert remote.call.mock_calls == [mock.call("warn", "warning: slow")]
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -19,9 +20,9 @@ from ..pool.remote import Remote
 from ..pool.stop import Stop
 from ..runtime.errors import TrainingError
 from ..runtime.events import MARK, parse_event
-from ..runtime.output import RESULTS, state_folder
+from ..runtime.output import METRICS, RESULTS, state_folder
 from ..training.task import pick_scores
-from .plan import STUDY
+from .plan import OWN_METRICS, STUDY
 
 _TRIALS = Path("trials")
 
@@ -137,8 +138,10 @@ class TrialRunner:
         return failure, False
 
     def _send(self, number: int) -> None:
-        """Bring a trial's output to rank 0's host. Raises :class:`TrainingError`."""
+        """Bring a trial's output, with its metrics, to rank 0's host. Raises :class:`TrainingError`."""
         output, target = self._output(number), self.state / STUDY / f"new-{number}"
+        with suppress(FileNotFoundError):
+            (state_folder(output) / METRICS).rename(output / OWN_METRICS)
         if not self._to:
             output.rename(target)
             return

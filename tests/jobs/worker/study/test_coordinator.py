@@ -46,8 +46,10 @@ def end(study: Coordinator, number: int, **outcome: Any) -> None:
     scores = outcome.get("scores")
     if scores and study.is_better(scores):
         new = study.folder / f"new-{number}"
-        new.mkdir()
-        (new / "results.json").write_text(json.dumps({"by": number, "seconds": {"total": 1.0}}))
+        (new / ".metrics").mkdir(parents=True)
+        (new / ".metrics/rank-0.jsonl").write_text(f"of {number}")
+        seconds = {"train": 1.0, "total": 1.0}
+        (new / "results.json").write_text(json.dumps({"by": number, "seconds": seconds}))
     study.tell(number, {"host": "a", "seconds": 2.0, **outcome})
 
 
@@ -302,6 +304,8 @@ def test_the_results_are_those_of_the_best_trial_with_all_trials(
     assert [each["best"] for each in results["trials"]] == [False, True, False, False]
     assert {*results["trials"][0]["options"]} == {"learning_rate", "batch_size"}
     assert sum(results["importance"].values()) == pytest.approx(1, abs=0.01)
+    assert (state / "metrics/rank-0.jsonl").read_text() == "of 1"
+    assert not (output / ".metrics").exists()
     assert (output / "study.journal").read_bytes() == (state / STUDY / JOURNAL).read_bytes()
     assert "trial 2 (2 of 4 have ended): accuracy 40.00, the best so far" in capsys.readouterr().out
 

@@ -58,6 +58,8 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert results["batch_size_per_rank"] == best["options"]["batch_size"]
     assert (tmp_path / "output" / "model").exists()
     state = tmp_path / "output.state"
+    steps = (state / "metrics" / "rank-0.jsonl").read_text().splitlines()
+    assert json.loads(steps[-1])["lr"] > 0
     log = (state / "logs" / f"trial-{best['trial']}.log").read_text().splitlines()
     assert "result" in [(parse_event(line, MARK) or {}).get("event") for line in log]
     assert not list((tmp_path / "trials").glob("*/*"))

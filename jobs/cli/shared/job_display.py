@@ -163,7 +163,9 @@ def _render(result: dict[str, Any], folder: Path) -> str:
     for unit, digits in (("samples", 1), ("tokens", 0)):
         if (value := result.get(f"{unit}_per_second")) is not None:
             speed.append(f"{value:,.{digits}f} {unit}/s")
-    speed.append(f"{result['seconds']['train']:.1f} s of training")
+    # The best trial of a resumed study may have trained before.
+    if (train := result["seconds"].get("train")) is not None:
+        speed.append(f"{train:.1f} s of training")
     return (
         f"{_render_study(result)}{_render_quality(result)}\n"
         f"{size} on {counted(hosts, 'host')}, "

@@ -101,6 +101,7 @@ class Coordinator:
             direction=self.direction,
             load_if_exists=True,
         )
+        self._ended_before = {each.number for each in self.ended()}
         # After a resume, others than it has proposed before.
         seed = self.options.seed + len(self.study.get_trials(deepcopy=False))
         # With constant_liar, a trial that still runs keeps its neighbors from the same place.
@@ -359,8 +360,9 @@ class Coordinator:
         with suppress(FileNotFoundError):  # of an earlier version
             shutil.copytree(metrics, self.state / METRICS, dirs_exist_ok=True)
         shutil.copy(self.folder / JOURNAL, output / "study.journal")
-        # The times are those of the best trial.
-        seconds = dict(own["seconds"])
+        # The times are those of the best trial, if it ran in this attempt.
+        is_earlier = self.best().number in self._ended_before
+        seconds = {"total": 0.0} if is_earlier else dict(own["seconds"])
         total = round(time.monotonic() - self._begin, 3)
         seconds |= {"other trials": round(max(0.0, total - seconds["total"]), 3), "total": total}
         results = {**own, **self.results(), "seconds": seconds}

@@ -310,6 +310,24 @@ def test_the_results_are_those_of_the_best_trial_with_all_trials(
     assert "trial 2 (2 of 4 have ended): accuracy 40.00, the best so far" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("later", [10.0, 40.0])
+def test_only_a_best_trial_of_this_attempt_counts_in_its_times(
+    state: Path, tmp_path: Path, later: float
+) -> None:
+    study = make(state)
+    run(study, 30.0)
+    study.save()
+    assert restore(state)
+    again = make(state)
+    again._begin -= 100
+    run(again, later)
+    assert again.finish(tmp_path / "output") == 0
+    seconds = json.loads((tmp_path / "output/results.json").read_text())["seconds"]
+    own = {"train": 1.0} if later > 30 else {}
+    assert seconds.keys() == {"other trials", "total", *own}
+    assert seconds["total"] - seconds["other trials"] == pytest.approx(sum(own.values()))
+
+
 def test_equal_scores_and_repeated_warnings_say_nothing_of_the_options(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

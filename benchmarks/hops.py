@@ -87,10 +87,8 @@ def train(rank: int, size: int, folder: str, delays: mmap.mmap) -> None:
 
     def timed(function: Any, name: str = "") -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
-            caller, begin = sys._getframe(1).f_code.co_name, time.perf_counter()
-            if caller == "send_to_all":
-                caller = sys._getframe(2).f_code.co_name
-            label = name or NAMES.get(caller, caller)
+            callers, begin = [sys._getframe(n).f_code.co_name for n in (1, 2)], time.perf_counter()
+            label = name or NAMES.get(callers[0], NAMES.get(callers[1], callers[0]))
             found = function(*arguments, **named)
             if threading.current_thread() is threading.main_thread():
                 waits[-1][label] += time.perf_counter() - begin

@@ -125,7 +125,8 @@ def _options(run: Run) -> dict[str, Any]:
     """Return the options of training, which the job's command has as JSON, with the user's names of files."""
     argv, env = run.job.get("argv"), run.job.get("env")
     texts = [each for each in argv if isinstance(each, str)] if isinstance(argv, list) else []
-    options = next((found for each in texts if (found := _read_object(each))), {})
+    # A study's plan comes first.
+    options = next((found for each in reversed(texts) if (found := _read_object(each))), {})
     own = env if isinstance(env, dict) else {}
     names = _read_object(own.get(NAMES))
     if BASE_MODEL in own:

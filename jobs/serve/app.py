@@ -219,9 +219,9 @@ class App:
         ]
         if not all(isinstance(text, str) for text in (query, *texts)):
             raise HTTPException(400, "expected a query, and documents: a list of texts")
-        most = content.get("top_n") or len(texts)
-        if not isinstance(most, int):
-            raise HTTPException(400, "top_n: expected a number")
+        most = content.get("top_n")
+        if most is not None and (type(most) is not int or most < 1):
+            raise HTTPException(400, f"top_n: expected a whole number from 1 up, not {most!r}")
         found = await self._ask(worker, [{"text": query, "pair": text} for text in texts])
         scores = [each["score"] for each in found]
         best = sorted(range(len(scores)), key=lambda place: -scores[place])[:most]

@@ -9,7 +9,7 @@ from typing import Any
 from jobs.serve import TOKENS, Answer
 from jobs.worker.corpus.shards import as_columns, known_columns
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.training.model import longest_input
+from jobs.worker.training.model import reading_limit
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row, TextTask
 
@@ -38,5 +38,5 @@ def to_answer(
     columns = as_columns(dict(found), Row(row.place, asked), several=loaded.has_several_labels)
     if task.name == "embed":
         count = len(loaded.tokenizer(row.text("text").strip())["input_ids"])
-        columns[TOKENS] = min(count, longest_input(loaded) or count)
+        columns[TOKENS] = min(count, reading_limit(loaded))
     return columns

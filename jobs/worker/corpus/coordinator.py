@@ -119,6 +119,7 @@ class Coordinator:
     _now_rows: int = 0
     """Rows that were read since the beginning."""
     _core_seconds: float = 0.0
+    _cut: int = 0
 
     def __post_init__(self) -> None:
         """Raise :class:`WorkerError` for a corpus or an output that can't be used."""
@@ -253,6 +254,7 @@ class Coordinator:
         self._problem = self._problem or found["problem"]
         self._now_rows += found["read"]
         self._core_seconds += found["core_seconds"]
+        self._cut += found["cut"]
         now = time.monotonic()
         if is_first and found["read"]:
             speed = found["read"] / found["seconds"] * self.ranks
@@ -294,6 +296,8 @@ class Coordinator:
                 if self._problem
                 else None,
             )
+        if self._cut:
+            self.note(f"{self._cut:,} rows are longer than the model's --max-length and were cut")
         speed = self._now_rows / seconds
         records = f"skipped {skipped} bad record{'s' * (skipped > 1)}"
         first = f", the first: {self._problem}" if self._problem else ""

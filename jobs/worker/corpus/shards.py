@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
@@ -95,7 +96,9 @@ class Predictor:
         from ..tasks.predict import load_trained
 
         self._options, self._inputs = options, inputs
-        self._task, self._loaded = load_trained(options.model, options.settings, options.base)
+        self._task, loaded = load_trained(options.model, options.settings, options.base)
+        self._cut = Counter[int]()
+        self._loaded = loaded._replace(cut=self._cut)
         self._reader: Reader | None = None
 
     def predict(self, shard: Shard, output: Output) -> Values:
@@ -104,6 +107,7 @@ class Predictor:
         Raises :class:`WorkerError` with the file and the rows.
         """
         begin, used, source = time.monotonic(), time.process_time(), shard.source
+        self._cut.clear()
         place = f"{source.name}: rows {shard.first + 1:,} to {shard.first + shard.count:,}"
         try:
             reader = self._open(shard)
@@ -126,6 +130,7 @@ class Predictor:
             "read": len(read),
             "rows": len(rows),
             "name": name if rows else "",
+            "cut": sum(self._cut.values()),
             "problem": problems[0].message if problems else "",
             "expected": reader.rows,
             "seconds": time.monotonic() - begin,

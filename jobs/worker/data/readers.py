@@ -11,7 +11,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from itertools import accumulate, chain, islice
@@ -33,9 +33,13 @@ MOST_CHECKED, _LOOK_AT = 64 << 20, 1000
 _BATCH = 1024
 """Rows of Parquet files that are read together."""
 TRAIN, EVAL = "train", "eval"
-_NAMES = {TRAIN: (TRAIN,), EVAL: ("validation", "eval", "dev", "test")}
+_NAMES = {TRAIN: (TRAIN,), EVAL: ("validation", "valid", "val", "eval", "dev", "test")}
 """The names of files and splits, by their use."""
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
+
+
+class NoSplitError(DatasetError):
+    """A folder or data set has nothing for a use."""
 
 
 def is_small(place: str) -> bool:
@@ -141,15 +145,20 @@ def _stream_parquet(path: Path, first: int) -> Iterator[tuple[str, Row]]:
 
 def _format_of(path: Path) -> tuple[str, Callable[..., Any]]:
     """Return a file's format, such as ``.csv``, and what opens it."""
-    names = [suffix.lower() for suffix in path.suffixes]
-    zipped = names[-1:] == [".gz"]
-    kind = (names[-2:-1] if zipped else names[-1:]) or [""]
-    if kind[0] not in READERS:
+    kind, is_zipped = _kind_of(path)
+    if kind not in READERS:
         raise DatasetError(
             f"{path}: its name does not say its format",
             hint=f"rename it: {_FORMATS} ({', '.join(READERS)}, with .gz)",
         )
-    return kind[0], gzip.open if zipped else open
+    return kind, gzip.open if is_zipped else open
+
+
+def _kind_of(path: Path) -> tuple[str, bool]:
+    """Return a file's last suffix before ``.gz``, and whether it has that."""
+    names = [suffix.lower() for suffix in path.suffixes]
+    is_zipped = names[-1:] == [".gz"]
+    return ((names[-2:-1] if is_zipped else names[-1:]) or [""])[0], is_zipped
 
 
 @contextmanager
@@ -235,11 +244,16 @@ def _is_saved(path: Path) -> bool:
 
 def _find_files(path: Path, split: str) -> Sequence[Path]:
     """Return a folder's file for a use, or its Parquet files. Raises :class:`DatasetError`."""
-    files = sorted(each for each in path.iterdir() if each.is_file())
+    files = _data_files(path)
     for name in _NAMES[split]:
         found = [each for each in files if each.name.split(".")[0] == name]
+        if len(found) > 1 and {each.suffix.lower() for each in found} != {".parquet"}:
+            raise DatasetError(
+                f"{path}: has several files for {split}: {', '.join(each.name for each in found)}",
+                hint="put their rows into one file, and remove or rename the others",
+            )
         if found:
-            return found[:1]
+            return found
     shards = sorted(each for each in path.rglob("*.parquet") if each.is_file())
     uses = [re.split("[-_.]", each.name)[0] for each in shards]
     if split == TRAIN and not {*uses} & {TRAIN, *_NAMES[EVAL]}:
@@ -247,25 +261,41 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
     for name in _NAMES[split]:
         if named := [each for each, use in zip(shards, uses, strict=True) if use == name]:
             return named
-    raise DatasetError(
+    raise NoSplitError(
         f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …",
         hint="give a file, or a folder that save_to_disk has written",
     )
+
+
+def _data_files(path: Path) -> list[Path]:
+    """Return the files in a folder whose names say a format."""
+    files = sorted(each for each in path.iterdir() if each.is_file())
+    return [each for each in files if _kind_of(each)[0] in READERS and each.name[0] != "."]
+
+
+def unused_files(place: str) -> list[str]:
+    """Return the names of a folder's data files that are for no use."""
+    path, used = Path(place), set[Path]()
+    if not path.is_dir() or _is_saved(path):
+        return []
+    for split in _NAMES:
+        with suppress(DatasetError):
+            used.update(_find_files(path, split))
+    return [each.name for each in _data_files(path) if each not in used]
 
 
 def require_files(place: str, split: str) -> None:
     """Raise :class:`DatasetError` for a folder without a file for this use, without reading one."""
     path = Path(place)
     if path.is_dir() and not _is_saved(path):
-        for each in _find_files(path, split):
-            _format_of(each)
+        _find_files(path, split)
 
 
 def read_unseen(place: str, mapped: Path | None) -> Table | None:
     """Return a folder's or hub data set's split for evaluation, if it has one; ``None`` for a file."""
     try:
         return None if Path(place).is_file() else read_table(place, EVAL, mapped=mapped)
-    except DatasetError:
+    except NoSplitError:
         return None
 
 
@@ -303,10 +333,10 @@ def _from_splits(name: str, found: Any, split: str) -> Table:
         chosen = next((each for each in _NAMES[split] if each in found), None)
         if chosen is None:
             names = " or ".join(_NAMES[split])
-            raise DatasetError(f"{name}: has no split {names}, but {', '.join(found)}")
+            raise NoSplitError(f"{name}: has no split {names}, but {', '.join(found)}")
         found, name = found[chosen], f"{name} ({chosen})"
     elif split != TRAIN:
-        raise DatasetError(f"{name}: has one split, which is for training")
+        raise NoSplitError(f"{name}: has one split, which is for training")
     convert = {
         column: inner.int2str
         for column, feature in found.features.items()

@@ -33,6 +33,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -70,8 +71,13 @@ def _names() -> dict[str, str]:
 
 def name_files(text: str) -> str:
     """Return a text with the user's names of the data files."""
-    for path, name in _names().items():
-        text = text.replace(path, name)
+    return _replace(text, _names())
+
+
+def _replace(text: str, names: Mapping[str, str]) -> str:
+    """Replace paths, but not in a name that is there already, such as ``mine/data/train.csv``."""
+    for path, name in names.items():
+        text = re.sub(rf"(?<![\w./-]){re.escape(path)}", name.replace("\\", r"\\"), text)
     return text
 
 
@@ -87,7 +93,7 @@ class Events:
     ) -> None:
         self.rank = rank
         self.mark = mark
-        self._names = _names()
+        self._names = {path: json.dumps(name)[1:-1] for path, name in _names().items()}
         self._stream = stream
         self._clock = clock
         self._last_step: float | None = None
@@ -129,9 +135,7 @@ class Events:
         # One write per line: mpirun merges the ranks' output as it comes. (Tests replace sys.stdout.)
         stream = self._stream or sys.stdout
         timed = {**fields, "at": round(time.time(), 1)}
-        line = render_event(timed, self.mark)
-        for path, name in self._names.items():
-            line = line.replace(path, json.dumps(name)[1:-1])
+        line = _replace(render_event(timed, self.mark), self._names)
         stream.write(f"{line}\n")
         stream.flush()
 

@@ -12,7 +12,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..data.records import require_text, show
-from ..data.table import Table
+from ..data.table import Table, choose_column
 from ..runtime.errors import DatasetError, ModelError
 from ..runtime.output import save_json
 from ..training.options import SMALL, Range, option
@@ -90,19 +90,25 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def __init__(self, options: ClassifyOptions) -> None:
         super().__init__(options)
+        if options.pair_column:
+            self.other_columns = "label and second text"
         self._several = options.label_separator is not None
         self._kind: type | None = None
         self.classes: list[str] = []
         self._weights: list[float] | None = None
 
-    def input_columns(self, table: Table) -> dict[str, str]:
-        pair = self.options.pair_column
-        return {**super().input_columns(table), **({"pair": pair} if pair else {})}
+    def choose_columns(self, table: Table) -> list[str]:
+        asked = self.options.pair_column
+        pair = [choose_column(table, asked, (), "--pair-column")] if asked else []
+        return [*super().choose_columns(table), *pair]
 
-    def convert(self, place: str, row: Any, text: str, label: str) -> Labeled:
-        columns = [text, *filter(None, [self.options.pair_column])]
+    def input_columns(self, table: Table) -> dict[str, str]:
+        text, _, *pair = self.choose_columns(table)
+        return {"text": text, **({"pair": pair[0]} if pair else {})}
+
+    def convert(self, place: str, row: Any, text: str, label: str, *pair: str) -> Labeled:
         texts = []
-        for column in columns:
+        for column in (text, *pair):
             if column not in row:
                 raise DatasetError(f"{place}: has no column {column!r}")
             texts.append(require_text(row[column], f"{place}: column {column!r}").strip())

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 RANKING = "ranking"
 _RANKED = {"mrr": "max", "ndcg_at_10": "max"}
-MOST_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Score(TaughtTask[ScoreOptions]):
         *("query", "question", "anchor", "text", "sentence", "sentence1", "premise"),
         *("review", "content", "description"),
     )
-    pair_columns = ("sentence2", "text2", "hypothesis", "passage", "pair")
+    pair_columns = ("sentence2", "text2", "hypothesis", *POSITIVE_COLUMNS)
     label_columns = ("score", "label", "rating", "similarity", "stars", "value", "target")
 
     @property
@@ -109,7 +108,7 @@ class Score(TaughtTask[ScoreOptions]):
 
     def choose_columns(self, table: Table) -> list[str]:
         options = self.options
-        asked, known = options.pair_column, self.pair_columns
+        asked = options.pair_column
         text = choose_column(table, options.text_column, self.text_columns, "--text-column")
         if self.is_ranking:
             pair = choose_column(table, asked, POSITIVE_COLUMNS, "--pair-column")
@@ -121,7 +120,9 @@ class Score(TaughtTask[ScoreOptions]):
                 )
             return [text, pair, *negatives]
         label = choose_column(table, options.label_column, self.label_columns, "--label-column")
-        has_pair = asked is not None or not {*known}.isdisjoint(table.columns)
+        others = {each.strip() for each in table.columns} - {text.strip(), label.strip()}
+        known = [each for each in self.pair_columns if each in others]
+        has_pair = asked is not None or known
         return [text, label, *([choose_column(table, asked, known, "")] if has_pair else [])]
 
     def input_columns(self, table: Table) -> dict[str, str]:
@@ -159,11 +160,10 @@ class Score(TaughtTask[ScoreOptions]):
         settings = {"num_labels": 1, "problem_type": "regression"}
         texts = (text for record in data.train for text in record.texts)
         loaded = load_student(self.options, HEAD, texts, context.ranks, settings)
-        # CrossEncoder of sentence-transformers would apply a sigmoid, and cut texts elsewhere.
+        # CrossEncoder of sentence-transformers would apply a sigmoid.
         loaded.model.config.sentence_transformers = {
             "activation_fn": "torch.nn.modules.linear.Identity"
         }
-        loaded.tokenizer.model_max_length = self.options.max_length
         return loaded
 
     def prepare(
@@ -252,8 +252,7 @@ class Score(TaughtTask[ScoreOptions]):
         """Return the number for each row's ``text`` (and ``pair``)."""
         from ..training.evaluation import run_texts
 
-        limit = min(loaded.tokenizer.model_max_length, MOST_TOKENS)
-        outputs = run_texts(loaded, [texts_of(row) for row in rows], limit)
+        outputs = run_texts(loaded, [texts_of(row) for row in rows])
         return [{"score": each} for _, output in outputs for each in output.logits[:, 0].tolist()]
 
 

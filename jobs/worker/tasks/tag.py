@@ -110,6 +110,8 @@ class Tag(TableTask[TagOptions]):
         texts = (record.text for record in data.train)
         settings = class_settings(self.tags)
         loaded = load_model(self.options, self.head, texts, context.ranks, settings)
+        # Saved with the tokenizer, so that `predict` cuts texts as training did.
+        loaded.tokenizer.model_max_length = self.options.max_length
         self.tags = classes_of(loaded)
         self._weigh(data)
         return loaded

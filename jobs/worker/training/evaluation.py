@@ -20,7 +20,7 @@ from ..data.tokens import Ints, Longs
 from ..runtime.precision import autocast, choose_here
 from ..runtime.ranks import Ranks
 from .batches import pad_inputs
-from .model import longest_input
+from .model import reading_limit
 from .task import Loaded, Samples
 
 BATCH_TOKENS = 4096
@@ -117,13 +117,13 @@ def in_order(parts: Sequence[tuple[Longs, NDArray[np.float32]]]) -> NDArray[np.f
 
 
 def run_texts(
-    loaded: Loaded, texts: Sequence[Sequence[str]], limit: int = 512, *, offsets: bool = False
+    loaded: Loaded, texts: Sequence[Sequence[str]], *, offsets: bool = False
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the tokens and the model's output of each batch of texts, or pairs, in order.
 
-    What is beyond the model's longest input, or ``limit`` tokens, is cut off.
+    What is beyond :func:`.model.reading_limit` is cut off, and ``loaded.cut`` counts these texts.
     """
-    size = min(limit, longest_input(loaded) or limit)
+    size = reading_limit(loaded)
     loaded.model.eval()
     loaded.tokenizer.padding_side = loaded.tokenizer.truncation_side = "right"  # as in training
     with torch.inference_mode(), autocast(choose_here()):
@@ -137,6 +137,8 @@ def run_texts(
                 return_tensors="pt",
                 return_offsets_mapping=offsets,
             )
+            if loaded.cut is not None:
+                loaded.cut[size] += sum(bool(each.overflowing) for each in tokens.encodings)
             inputs = {name: tokens[name] for name in tokens if name != "offset_mapping"}
             width = inputs["input_ids"].shape[1]
             more = min(round_up(width), size) - width

@@ -31,6 +31,8 @@ SCRATCH_SHAPE = {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 256}
 SCRATCH_DROPOUT = dict.fromkeys(
     ("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"), 0.0
 )
+MOST_TOKENS = 8192
+"""The longest input of models that have no limit."""
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob")
 """Configuration names of attention dropout: DistilBERT's, and that of BERT and others."""
@@ -44,6 +46,12 @@ def longest_input(loaded: Loaded) -> int | None:
             limits.append(module.num_embeddings - first)
     known = [limit for limit in limits if limit and limit > 0]  # XLNet says -1
     return min(known) // ALIGN * ALIGN if known else None
+
+
+def reading_limit(loaded: Loaded) -> int:
+    """Return how many tokens of a text `predict` reads: as many as training, which the tokenizer keeps."""
+    limits = loaded.tokenizer.model_max_length, longest_input(loaded) or MOST_TOKENS, MOST_TOKENS
+    return int(min(limits))
 
 
 def _first_position(name: str, module: Any) -> int:

@@ -7,6 +7,7 @@ laptop imports it for its options, and has no torch: imports that need torch or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
@@ -30,7 +31,7 @@ class Loaded(NamedTuple):
     ``new_weights`` are the names of weights that its files lack, which are random. ``own`` are the
     configuration's values that training replaced, to be restored in the saved model. ``other_classes`` are
     those of the files whose weights were replaced, because the data has others. ``settings`` are the options
-    of `predict`, by name.
+    of `predict`, by name. ``cut`` counts the texts that `predict` has cut, by their tokens after that.
     """
 
     model: Any
@@ -39,6 +40,7 @@ class Loaded(NamedTuple):
     own: Mapping[str, float] = MappingProxyType({})
     other_classes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = MappingProxyType({})
+    cut: Counter[int] | None = None
 
     @property
     def pad_token(self) -> int:

@@ -187,11 +187,14 @@ def load_student(
     """Return the model to train: that of the options, or the teacher with some of its layers."""
     from .model import load_model  # noqa: PLC0415
 
-    if options.student_layers is None:
-        return load_model(options, head, texts, ranks, settings)
-    source = replace(options, model=str(options.teacher), student_layers=None)
+    source = options
+    if options.student_layers is not None:
+        source = replace(options, model=str(options.teacher), student_layers=None)
     loaded = load_model(source, head, texts, ranks, settings)
-    keep_layers(loaded.model, options.student_layers)
+    if options.student_layers is not None:
+        keep_layers(loaded.model, options.student_layers)
+    # Saved with the tokenizer, so that `predict` cuts texts as training did.
+    loaded.tokenizer.model_max_length = options.max_length
     return loaded
 
 

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -15,7 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from ..data.care import describe
 from ..data.groups import Group
 from ..data.mapped import Lazy
-from ..data.readers import EVAL, TRAIN, first_rows, is_small, read_table, read_unseen, require_files
+from ..data.readers import (
+    EVAL,
+    TRAIN,
+    first_rows,
+    is_small,
+    read_table,
+    read_unseen,
+    require_files,
+    unused_files,
+)
 from ..data.records import require_text, show, skip_note
 from ..data.table import Table, choose_column, read_records
 from ..runtime.errors import DatasetError, ModelError
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
 BALANCED = "balanced"
 _UNKNOWN = 0.005
 """The share of unknown tokens that is worth a note."""
+_MISSING_SHOWN = 10
 OwnText = TypeVar("OwnText", bound=TextOptions)
 
 
@@ -198,7 +209,7 @@ class TableTask(TextTask[OwnTable]):
     """A task whose records are the rows of tables."""
 
     reads_hub = True
-    other_columns: ClassVar[str] = "labels"
+    other_columns: str = "labels"
     """What the columns after the first contain."""
     text_columns: ClassVar[Sequence[str]]
     label_columns: ClassVar[Sequence[str]]
@@ -234,12 +245,18 @@ class TableTask(TextTask[OwnTable]):
             unseen = read_table(options.eval, EVAL, mapped=mapped)
         elif options.eval_fraction is None:
             unseen = read_unseen(self._data(), mapped) or train
+        others = [
+            each for each in unused_files(self._data()) if each != Path(options.eval or "").name
+        ]
+        if others:
+            note(f"{self._data()}: did not read {', '.join(others)}")
         bad = skipped if options.skip_bad_records else None
         records = self._records(train, bad, note)
         eval_records = records if unseen is train else self._records(unseen, bad, note)
         sources = train.source, unseen.source
         if unseen is train and options.eval_fraction is not None:
             records, eval_records = split_off(records, options.eval_fraction, options.seed)
+            _note_missing(records, eval_records, note)
             sources = train.source, f"{options.eval_fraction:g} of {train.source}"
         if skipped:
             note(skip_note(skipped))
@@ -288,6 +305,16 @@ class TableTask(TextTask[OwnTable]):
         more = f", {self.other_columns} from {', '.join(others)}" if others else ""
         note(f"{table.source}: texts from column {first}{more}")
         return read_records(table, lambda place, row: self.convert(place, row, *columns), skipped)
+
+
+def _note_missing(train: Sequence[Any], held: Sequence[Any], note: Callable[[str], None]) -> None:
+    """Name labels that --eval-fraction has held out no row of."""
+    known, found = (Counter(chain.from_iterable(map(_labels_of, each))) for each in (train, held))
+    missing = [show(name) for name, _ in known.most_common() if name not in found]
+    if missing:
+        more = ", …" * (len(missing) > _MISSING_SHOWN)
+        shown = ", ".join(missing[:_MISSING_SHOWN])
+        note(f"--eval-fraction holds out no rows of {len(missing)} labels: {shown}{more}")
 
 
 def _note_unknown(encoded: Sequence[Tokens], tokenizer: Any, note: Callable[[str], None]) -> None:
@@ -351,31 +378,58 @@ def require_known(data: Data, kind: str, known: Collection[str]) -> None:
             )
 
 
+def _labels_of(record: Any) -> set[str]:
+    """Return a record's labels or tags; other records have none."""
+    return {*getattr(record, "labels", getattr(record, "tags", ()))}
+
+
+def _share_out(sizes: Mapping[str, int], share: float) -> Counter[str]:
+    """Return how many records of each class to hold out: this share in total, by the largest remainders.
+
+    Classes of at least two records have at least one, the larger first, while that takes at most half of
+    the total. Each keeps one.
+    """
+    several = sorted((-size, name) for name, size in sizes.items() if size > 1)
+    total = max(1, round(share * -sum(size for size, _ in several)))
+    found = Counter(name for _, name in several[: max(1, total // 2)])
+    # Negative numbers, as the first of a heap is the least: what is missing at a class's share.
+    heap = [(found[name] + share * size, name) for size, name in several]
+    heapify(heap)
+    left = total - sum(found.values())
+    while heap and left:
+        missing, name = heappop(heap)
+        if found[name] < sizes[name] - 1:
+            found[name], left = found[name] + 1, left - 1
+            heappush(heap, (missing + 1, name))
+    return found
+
+
 def split_off(
     records: Sequence[Any], share: float, seed: int
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split records; the second part has about this share, random but the same on every rank.
 
-    It has about this share of each label or tag, and the first part has at least one of each. All groups of
-    a query are in one part.
+    It has about this share of each label or tag (:func:`_share_out`), and the first part has at least one of
+    each. A record counts for its rarest label. All groups of a query are in one part.
     """
     if len(records) < 2:
         raise DatasetError("--eval-fraction needs at least two rows")
-    count = min(max(1, round(share * len(records))), len(records) - 1)
-    # Such a set for each record; records without labels have an empty one.
-    labels = [{*getattr(each, "labels", getattr(each, "tags", ()))} for each in records]
+    labels = [*map(_labels_of, records)]
+    totals, taken, chosen = Counter(chain.from_iterable(labels)), Counter[str](), set[int]()
+    rarest = [min(each, key=lambda name: (totals[name], name), default="") for each in labels]
+    wanted = _share_out(Counter(rarest), share)
     keys = [each.texts[0] if isinstance(each, Group) else n for n, each in enumerate(records)]
     together = dict[Any, list[int]]()
     for number, key in enumerate(keys):
         together.setdefault(key, []).append(number)
-    totals, taken, chosen = Counter(chain.from_iterable(labels)), Counter[str](), set[int]()
     for number in random.Random(seed).sample(range(len(records)), len(records)):
-        may = (min(share * totals[x], totals[x] - 1) > taken[x] for x in labels[number])
-        others = together[keys[number]]
-        fits = number not in chosen and len(chosen) + len(others) <= max(count, len(others))
-        if fits and len(chosen) + len(others) < len(records) and all(may):
+        others, name = together[keys[number]], rarest[number]
+        fits = wanted[name] > 0 and (len(others) <= wanted[name] or not chosen)
+        stay = (taken[each] + 1 < totals[each] for each in labels[number])
+        if fits and len(chosen) + len(others) < len(records) and number not in chosen and all(stay):
             chosen.update(others)
             taken.update(labels[number])
+            wanted[name] -= len(others)
     if not chosen:
         raise DatasetError(
             "--eval-fraction needs labels that occur at least twice, or several queries"

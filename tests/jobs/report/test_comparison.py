@@ -32,7 +32,8 @@ def test_files_have_the_names_that_the_user_gave(tmp_path: Path) -> None:
         options = {"data": "data/train.csv", "eval": "data/eval.csv", "model": "model"}
         names = {"data/train.csv": "a.csv", "data/eval.csv": f"{name}/dev.csv"}
         env = {"SPR_NAMES": json.dumps(names), "SPR_BASE_MODEL": f"/models/{name}"}
-        path.write_text(json.dumps({"argv": ["python", json.dumps(options)], "env": env}))
+        argv = ["python", json.dumps({"tune": {}}), json.dumps(options)]  # of a study
+        path.write_text(json.dumps({"argv": argv, "env": env}))
     assert compared(tmp_path / "one", tmp_path / "two").differing == {
         "--eval": ("one/dev.csv", "two/dev.csv"),
         "--model": ("/models/one", "/models/two"),

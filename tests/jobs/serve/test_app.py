@@ -150,7 +150,10 @@ def test_documents_are_ranked() -> None:
         assert [each["query"] if "query" in each else each["text"] for each in model.asked[0]] == [
             "q"
         ] * 3
-        for bad in ({"query": "q"}, {"documents": ["a"]}, {**asked, "top_n": "two"}):
+        every = client.post("/v1/rerank", json={**asked, "top_n": None}).json()
+        assert [each["index"] for each in every["results"]] == [1, 2, 0]
+        wrong_counts = [{**asked, "top_n": count} for count in ("two", 0, -1, True, 1.5)]
+        for bad in ({"query": "q"}, {"documents": ["a"]}, *wrong_counts):
             assert client.post("/v1/rerank", json=bad).status_code == 400
         wrong = client.post("/v1/embeddings", json={"input": "a"})
         assert wrong.status_code == 404

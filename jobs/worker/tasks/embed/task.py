@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ...training.state import TrainContext
     from .evaluation import Corpus
 
-MOST_TOKENS = 8192
-
 
 class Embed(TaughtTask[EmbedOptions]):
     """``recall_at_1``, ``recall_at_10``, and ``mrr`` in the results are percentages.
@@ -114,8 +112,6 @@ class Embed(TaughtTask[EmbedOptions]):
         if sizes and max(sizes) >= size:
             given = self.options.matryoshka
             raise ModelError(f"--matryoshka {given}: the vectors have {size} dimensions")
-        # Saved with the tokenizer, so that `predict` cuts texts as training did.
-        loaded.tokenizer.model_max_length = self.options.max_length
         wrapped = self._wrap(loaded, context)
         if self._passages:
             self._corpus = self._encode_corpus(context, wrapped)
@@ -251,10 +247,9 @@ class Embed(TaughtTask[EmbedOptions]):
         from .encoder import find_pooling, pool, read_declared
 
         texts = [[row.text("text").strip()] for row in rows]
-        limit = loaded.tokenizer.model_max_length
         pooling = find_pooling(read_declared(loaded.model.name_or_path))
         return [
             {"embedding": vector}
-            for tokens, output in run_texts(loaded, texts, min(limit, MOST_TOKENS))
+            for tokens, output in run_texts(loaded, texts)
             for vector in pool(output[0], tokens["attention_mask"], pooling).tolist()
         ]

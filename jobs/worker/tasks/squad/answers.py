@@ -22,12 +22,12 @@ from ...training.state import TrainContext
 from ...training.task import Loaded
 from .dataset import Question, read_text
 from .features import Features, build_features
-from .metrics import LONGEST_ANSWER, THRESHOLD, Answers
+from .metrics import LONGEST_ANSWER, THRESHOLD, WINDOW, Answers
 
 MAX_ANSWER_TOKENS = 30
 """Longer answers are not considered, as in BERT's recipe, unless the model's configuration says so."""
 MAX_LENGTH, STRIDE = 384, 128
-"""Tokens of a window and of the overlap, as in training; fewer if the model's input is shorter."""
+"""Tokens of a window and of the overlap, unless the model's configuration says which training had."""
 
 NO_SPAN = float(np.finfo(np.float32).max)
 """Null odds of a question without any span: above any threshold, and JSON has no infinity."""
@@ -177,7 +177,8 @@ def ask(loaded: Loaded, questions: Sequence[Question]) -> list[PredictedAnswer]:
     if not questions:
         return []
     size = min(MAX_LENGTH, longest_input(loaded) or MAX_LENGTH)
-    features = build_features(questions, loaded.tokenizer, size, min(STRIDE, size // 3))
+    size, stride = getattr(loaded.model.config, WINDOW, (size, min(STRIDE, size // 3)))
+    features = build_features(questions, loaded.tokenizer, size, stride)
     owner = features.windows.question
     # Sums over all windows of a question, to normalize its spans' probabilities.
     starts, ends = np.full((2, len(questions)), -np.inf)

@@ -21,6 +21,9 @@ THRESHOLD = "no_answer_threshold"
 LONGEST_ANSWER = "max_answer_length"
 """A model configuration's maximum number of tokens in an answer."""
 
+WINDOW = "answer_window"
+"""A model configuration's tokens of a window, and of the overlap."""
+
 
 class Scores(NamedTuple):
     """Percentages: answers that match exactly, and the mean overlap of words."""

@@ -20,7 +20,7 @@ from ...training.options import SMALL, EncoderOptions, Range, is_url, option
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TextTask
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
-from .metrics import LONGEST_ANSWER, THRESHOLD, Answers, fit_threshold, score, score_v2
+from .metrics import LONGEST_ANSWER, THRESHOLD, WINDOW, Answers, fit_threshold, score, score_v2
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,6 +127,7 @@ class Squad(TextTask[SquadOptions]):
         # A model may come from another training.
         vars(loaded.model.config).pop(THRESHOLD, None)
         setattr(loaded.model.config, LONGEST_ANSWER, self.options.max_answer_length)
+        setattr(loaded.model.config, WINDOW, [self.options.max_length, self.options.stride])
         if not all(question.answers for part in (data.train, data.eval) for question in part):
             setattr(loaded.model.config, THRESHOLD, 0.0)
         return loaded

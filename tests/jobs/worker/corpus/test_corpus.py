@@ -189,6 +189,24 @@ def test_each_format_holds_every_column(tmp_path: Path, models: Callable[[str], 
     assert read_table(tmp_path / "b.parquet").schema.names == [*lines[0], "predicted_tags"]
 
 
+@pytest.mark.parametrize("task", ["classify", "tag"])
+def test_texts_are_cut_as_in_training_and_counted(
+    tmp_path: Path, models: Callable[[str], str], tokenizer: Any, task: str
+) -> None:
+    model, notes = tmp_path / "model", list[str]()
+    shutil.copytree(models(task), model)
+    known = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**known, "model_max_length": 6}))
+    rows: list[dict[str, Any]] = [*ROWS[:9], {"text": "the " * 300}]
+    options = PredictOptions(
+        str(model), write(tmp_path / "in.jsonl", rows), str(tmp_path / "out.csv")
+    )
+    predict_corpus(replace(options, parts=str(tmp_path / "parts")), notes.append)
+    cut = sum(len(tokenizer(row["text"])["input_ids"]) > 6 for row in rows)
+    assert 1 < cut < 9
+    assert notes[-2] == f"{cut} rows are longer than the model's --max-length and were cut"
+
+
 def test_the_columns_of_training_are_found(tmp_path: Path, models: Callable[[str], str]) -> None:
     model, config = tmp_path / "model", {"data_columns": {"text": "review", "pair": "other"}}
     shutil.copytree(models("classify"), model)

@@ -77,7 +77,14 @@ class Nodes:
                 with output.writing(name, Path("inputs")) as target:
                     target.write_text("{}\n" * count)
             rows = {"read": max(0, count), "rows": max(0, count), "name": name}
-            return {**rows, "problem": "", "expected": ROWS, "seconds": 1.0, "core_seconds": 1.0}
+            return {
+                **rows,
+                "problem": "",
+                "expected": ROWS,
+                "seconds": 1.0,
+                "core_seconds": 1.0,
+                "cut": 0,
+            }
 
         self.monkeypatch.setattr(runner, "send_below", send)
         stop = SimpleNamespace(requested=False)

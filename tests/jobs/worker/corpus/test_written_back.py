@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +51,7 @@ def predict(source: Path, name: str) -> Rows:
         predictor = Predictor.__new__(Predictor)
         predictor._options, predictor._inputs, predictor._reader = options, source.parent, None
         predictor._task = Classify
-        predictor._loaded = Loaded(SimpleNamespace(config=0))
+        predictor._loaded, predictor._cut = Loaded(SimpleNamespace(config=0)), Counter()
         entry = Source(str(source), "", source.stat().st_size, "")
         columns = look_at(Classify, entry, source.parent).columns
         shard = Shard(entry, 0, 10**6, "part", columns)

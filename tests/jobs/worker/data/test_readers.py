@@ -19,7 +19,7 @@ from jobs.worker.data.readers import EVAL, read_table, read_unseen
 from jobs.worker.data.records import require_text
 from jobs.worker.data.table import choose_column, read_records
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.training.text_task import split_off
 
 ROWS = [{"text": "a, b", "label": "x"}, {"text": 'say "c"\nd', "label": "y"}]
@@ -71,10 +71,55 @@ def test_parquet_and_saved_data_sets_give_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_a_file_for_each_use(tmp_path: Path) -> None:
-    write(tmp_path, "train.csv", CSV)
+    for name in ("train.csv", "train.README.md", "validation.md"):
+        write(tmp_path, name, CSV)
     assert read_unseen(str(tmp_path), None) is None
-    write(tmp_path, "validation.jsonl", JSONL)
-    assert read_table(str(tmp_path), EVAL).source == str(tmp_path / "validation.jsonl")
+    for name in ("test.csv", "val.jsonl.gz", "valid.json", "validation.jsonl"):
+        write(tmp_path, name, JSONL if "json" in name else CSV)
+        unseen = read_unseen(str(tmp_path), None)
+        assert unseen
+        assert unseen.source == str(tmp_path / name)
+    write(tmp_path, "more.csv", CSV)
+    notes: list[str] = []
+    Classify(ClassifyOptions(model="scratch", data=str(tmp_path))).read(notes.append)
+    assert notes[0] == f"{tmp_path}: did not read more.csv, test.csv, val.jsonl.gz, valid.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("validation.csv", "text,label\na,ü\n".encode("latin-1"), "is not UTF-8"),
+        ("validation.csv", "text,label\n", "has no rows"),
+        ("validation.csv", 'text,label\n"a,x\n', "line 2: "),
+        ("test.parquet", "broken", "can't be read as Parquet"),
+        (
+            "validation.b.jsonl",
+            JSONL,
+            "several files for eval: validation.a.csv, validation.b.jsonl",
+        ),
+        ("train.csv.gz", CSV, "several files for train: train.csv, train.csv.gz"),
+    ],
+)
+def test_a_folder_with_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    write(tmp_path, "train.csv", CSV)
+    if name.startswith("validation.b"):
+        write(tmp_path, "validation.a.csv", CSV)
+    write(tmp_path, name, content)
+    with pytest.raises(DatasetError, match=message):
+        Classify(ClassifyOptions(model="scratch", data=str(tmp_path))).read(lambda _: None)
+
+
+def test_a_failure_of_the_hub_does_not_mean_that_there_is_no_evaluation_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(name: str) -> None:
+        raise DatasetError(f"data {name!r} can't be loaded from the hub")
+
+    monkeypatch.setattr(readers, "_load_hub", fail)
+    with pytest.raises(DatasetError, match="can't be loaded"):
+        read_unseen("org/data", None)
 
 
 def test_conll(tmp_path: Path) -> None:
@@ -184,7 +229,7 @@ def test_of_large_files_the_first_rows_are_checked(
         ("data/model.safetensors", "data: has no file for train"),
         ("data/sub/train.csv", "data: has no file for train"),
         ("data/sub/test.parquet", "data: has no file for train"),
-        ("data/train.doc", "train.doc: its name does not say its format"),
+        ("data/train.doc", "data: has no file for train: train.csv, .jsonl"),
         ("data/train.csv", ""),
         ("data/sub/part-0.parquet", ""),
         ("data/dataset_info.json", ""),

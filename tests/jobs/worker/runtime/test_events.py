@@ -39,12 +39,12 @@ def test_only_rank_0_prints_events_but_every_rank_its_errors() -> None:
 
 
 def test_events_name_the_users_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, names = io.StringIO(), {"data/train.csv": 'my "own"/a.csv'}
-    monkeypatch.setenv(NAMES, json.dumps(names))
-    Events(0, stream).error("data/train.csv: line 7: is empty")
+    stream, own = io.StringIO(), 'my "own"/data/train.csv'
+    monkeypatch.setenv(NAMES, json.dumps({"data/train.csv": own}))
+    Events(0, stream).error(f"data/train.csv: line 7: is not as in {own}")
     found = parse_event(stream.getvalue())
     assert found is not None
-    assert found["message"] == 'my "own"/a.csv: line 7: is empty'
+    assert found["message"] == f"{own}: line 7: is not as in {own}"
 
 
 def test_step_events_are_limited_but_include_the_last() -> None:

@@ -19,7 +19,7 @@ from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, score
 from jobs.worker.training.batches import TrainingRun
-from jobs.worker.training.model import longest_input
+from jobs.worker.training.model import reading_limit
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH
 from jobs.worker.training.text_task import Row
@@ -74,6 +74,7 @@ def test_a_part_is_kept_for_evaluation_without_labels_that_occur_once(
     assert data.eval_source.startswith("0.2 of ")
     assert "14 classes: 'bad' 48, 'good' 24, 'topic-" in notes[-1]
     assert notes[-1].endswith(" 1, …")
+    assert "--eval-fraction holds out no rows of 12 labels: 'topic-0', 'topic-1'," in notes[-2]
     tags = [["O", "B"]] * 10 + [["O", "rare"], ["O", "B", "other"]]
     sentences = [{"words": ["a", "b", "c"][: len(each)], "tags": each} for each in tags]
     options = TagOptions(data=write(tmp_path, sentences), eval_fraction=0.5, seed=seed)
@@ -85,13 +86,38 @@ def test_a_part_is_kept_for_evaluation_without_labels_that_occur_once(
         classify(tmp_path, rows, eval_fraction=0.5).read(lambda _: None)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "held"),
+    [
+        ({"a": 90, "b": 8, "c": 2}, {"a": 8, "b": 1, "c": 1}),
+        ({"a": 1000, "b": 500, "c": 50, "d": 5}, {"a": 100, "b": 50, "c": 5, "d": 1}),
+        ({"a": 99, "b": 96, "c": 94, "d": 11}, {"a": 10, "b": 10, "c": 9, "d": 1}),
+        ({"a": 80, **dict.fromkeys("bcdefghijk", 2)}, {"a": 6, **dict.fromkeys("bcde", 1)}),
+    ],
+)
+def test_rare_classes_are_held_out_and_large_ones_have_their_share(
+    tmp_path: Path, sizes: dict[str, int], held: dict[str, int]
+) -> None:
+    labels = [name for name, count in sizes.items() for _ in range(count)]
+    rows = [{"text": f"t{n}", "label": label} for n, label in enumerate(labels)]
+    parts = [
+        [*classify(tmp_path, rows, eval_fraction=0.1, seed=seed).read(lambda _: None).eval]
+        for seed in (1, 1, 2)
+    ]
+    for part in parts:
+        assert Counter(label for record in part for label in record.labels) == held
+    assert parts[0] == parts[1] != parts[2]
+
+
 def test_several_labels_and_pairs(tmp_path: Path) -> None:
     rows = [
         {"text": "one fish", "other": "two", "label": ["a", "c"]},
         {"text": "red", "other": "blue fish", "label": []},
         {"text": "red", "other": "blue", "label": ["b"]},
     ]
-    task = classify(tmp_path, rows, pair_column="other")
+    with pytest.raises(DatasetError, match=r"data.jsonl: has no column 'othr'; it has text, other"):
+        classify(tmp_path, rows, pair_column="othr").check()
+    task = classify(tmp_path, rows, pair_column=" other ")
     assert task.read(lambda _: None).columns == {"text": "text", "pair": "other"}
     loaded, samples = prepare(task)
     batch = task.collate([samples[n] for n in range(3)], loaded)
@@ -298,12 +324,12 @@ def fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fp32")
 @pytest.mark.parametrize("several", [False, True])
 def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool) -> None:
-    texts = [(" ".join("abcdefgh"[: n % 8 + 1]), "bcd"[n % 3]) for n in range(40)]
+    texts = [(" ".join(("abcdefgh" * 3)[: n % 24 + 1]), "bcd"[n % 3]) for n in range(40)]
     rows = [
         {"text": text, "pair": pair, "label": ["x", "yz"[n % 2]] if several else "xyz"[n % 3]}
         for n, (text, pair) in enumerate(texts)
     ]
-    task = classify(tmp_path, rows, pair_column="pair")
+    task = classify(tmp_path, rows, pair_column="pair", max_length=16)
     loaded, samples = prepare(task)
     make_lively(loaded.model)
     logits = logits_of(task, loaded, samples)
@@ -318,9 +344,10 @@ def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool)
 
 @pytest.mark.usefixtures("fp32")
 def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
-    words = ["Ada", "Lovelace-King", "wrote,"]
-    rows = [{"words": words[: n % 3 + 1], "tags": [*"BIO"][: n % 3 + 1]} for n in range(40)]
-    task = Tag(TagOptions(model=SCRATCH, data=write(tmp_path, rows), token_cache=NO_CACHE))
+    words, tags = ["Ada", "Lovelace-King", "wrote,"] * 4, [*"BIO"] * 4
+    rows = [{"words": words[: n % 12 + 1], "tags": tags[: n % 12 + 1]} for n in range(40)]
+    data = write(tmp_path, rows)
+    task = Tag(TagOptions(model=SCRATCH, data=data, token_cache=NO_CACHE, max_length=16))
     loaded, samples = prepare(task)
     make_lively(loaded.model)
     best = logits_of(task, loaded, samples).argmax(dim=-1).numpy()
@@ -336,8 +363,8 @@ def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
 def test_texts_of_all_lengths_have_few_shapes(tmp_path: Path) -> None:
     task = classify(tmp_path, [{"text": "b c d", "label": "xyz"[n % 3]} for n in range(9)])
     loaded, _ = prepare(task)
-    most = longest_input(loaded)
-    assert most is not None
+    most = reading_limit(loaded)
+    assert most == task.options.max_length
     needed, found = list[int](), list[int]()
 
     def note(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:

@@ -199,6 +199,26 @@ def test_what_data_lack(tmp_path: Path, row: Any, options: Any, message: str) ->
 
 
 @pytest.mark.parametrize(
+    ("header", "text", "pair"),
+    [
+        ("sentence1,sentence2 ,score", "sentence1", "sentence2 "),
+        ("query,document,score", "query", "document"),
+        ("question, answer,score", "question", " answer"),
+        ("sentence,id,score", "sentence", None),
+    ],
+)
+def test_second_texts_are_found_by_name(
+    tmp_path: Path, header: str, text: str, pair: str | None
+) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\na,b,1\nc,d,2\n")
+    found = Score(ScoreOptions(data=str(tmp_path / "a.csv"))).read(lambda _: None)
+    assert found.columns == {"text": text, **({"pair": pair} if pair else {})}
+    assert found.train[0].texts == (("a", "b") if pair else ("a",))
+    options = ScoreOptions(data=str(tmp_path / "a.csv"), text_column=header.split(",")[1])
+    assert Score(options).read(lambda _: None).train[0].texts == ("b",)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"metric": "mrr"}, "--metric mrr: not with --objective regression"),

@@ -18,7 +18,7 @@ from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.predict import load_trained
 from jobs.worker.tasks.predict import predict as predict_rows
-from jobs.worker.tasks.squad.answers import MAX_LENGTH, NO_SPAN, STRIDE, answers, ask, predict
+from jobs.worker.tasks.squad.answers import NO_SPAN, answers, ask, predict
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.features import Features, build_features
 from jobs.worker.tasks.squad.metrics import Answers, normalize, score_v2
@@ -31,8 +31,6 @@ from tests.jobs.worker import threaded_ranks
 from tests.jobs.worker.threaded_ranks import run_threaded
 
 OPTIONS = replace(DEMO, max_length=64, stride=16, token_cache=NO_CACHE)
-WHOLE: dict[str, Any] = {"max_length": MAX_LENGTH, "stride": STRIDE}
-"""As of `predict`."""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +103,7 @@ def test_without_windows_all_answers_are_empty(
 @pytest.fixture(scope="module")
 def mixed(loaded: Loaded, questions: list[Question]) -> list[Question]:
     """What the model finds is right for half of the questions; the others have no answer."""
-    (found,) = run_threaded(1, lambda ranks: answer(session(ranks, **WHOLE), loaded, questions))
+    (found,) = run_threaded(1, lambda ranks: answer(session(ranks), loaded, questions))
     surest = sorted(questions, key=lambda each: found.null_odds[each.id])
     known = {
         each.id: Answer(found.texts[each.id], each.context.index(found.texts[each.id]))
@@ -119,12 +117,12 @@ def evaluate(
     loaded: Loaded, train: list[Question], unseen: list[Question], folder: Path
 ) -> dict[str, Any]:
     """Return the results that a model has after training without steps, and save it in the folder."""
-    task = Squad(replace(OPTIONS, model=str(folder / "before"), **WHOLE))
+    task = Squad(replace(OPTIONS, model=str(folder / "before")))
     loaded.model.save_pretrained(folder / "before")
     loaded.tokenizer.save_pretrained(folder / "before")
 
     def work(ranks: Ranks) -> dict[str, Any]:
-        context = replace(session(ranks, **WHOLE), output=folder)
+        context = replace(session(ranks), output=folder)
         own = task.load(context, Data(train, "", unseen, ""))
         if ranks.first:
             save_model(folder, own)

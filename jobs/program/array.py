@@ -45,7 +45,7 @@ def read_array(text: str, folder: Path, program: tuple[str, ...]) -> ArrayPlan:
         raise UsageError(
             f"--array {text}: {'too many' if elements else 'no'} elements, expected 1 to {MOST_ELEMENTS:,}"
         )
-    return ArrayPlan(program, elements, int(match["limit"] or 0), text)
+    return ArrayPlan(program, elements, int(match["limit"] or 0), text, match["file"] or "")
 
 
 def parse_indexes(text: str) -> list[int]:

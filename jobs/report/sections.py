@@ -61,6 +61,7 @@ def subtitle_of(run: Run) -> str:
     ranks, nodes = run.number("world_size") or len(run.series), run.nodes
     parts = [run.text("model"), run.text("data") and f"trained on {run.text('data')}"]
     where = counted(round(ranks), "rank") if ranks else ""
+    where = counted(len(run.trials), "trial") if run.trials else where
     where += f" on {counted(nodes, 'node')}" if where and nodes else ""
     parts += [where, run.text("backend"), run.text("dtype"), run.text("recipe")]
     return " · ".join(filter(None, parts))

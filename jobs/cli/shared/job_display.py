@@ -13,6 +13,7 @@ from cluster.console.output import printable
 from infra.errors import JobError
 from infra.words import counted
 from jobs.places.launcher import JobEnd
+from jobs.worker.supervisor.attempt import describe
 from jobs.worker.tasks import SCORES, format_score
 from jobs.worker.training.options import flag
 
@@ -60,7 +61,8 @@ class JobDisplay:
             self._note(event["done"] / event["total"], render_event(event))
         elif kind == "step":
             self._step(event)
-        elif text := render_event(event):
+        # The job's end has its error.
+        elif kind != "error" and (text := render_event(event)):
             self.log(text)
 
     def _step(self, event: dict[str, Any]) -> None:
@@ -87,6 +89,8 @@ def render_event(event: Mapping[str, Any]) -> str:
         return render_step(event, None)
     if kind == "evaluation":
         return render_evaluation(event)
+    if kind == "error":
+        return str(JobError(describe(event), hint=event.get("hint")))
     names = {name: ", ".join(event.get(name, ())) for name in ("hosts", "nodes")}
     return _LINES[kind].format_map({**event, **names}) if kind in _LINES else ""
 
@@ -159,7 +163,9 @@ def _render(result: dict[str, Any], folder: Path) -> str:
     for unit, digits in (("samples", 1), ("tokens", 0)):
         if (value := result.get(f"{unit}_per_second")) is not None:
             speed.append(f"{value:,.{digits}f} {unit}/s")
-    speed.append(f"{result['seconds']['train']:.1f} s of training")
+    # The best trial of a resumed study may have trained before.
+    if (train := result["seconds"].get("train")) is not None:
+        speed.append(f"{train:.1f} s of training")
     return (
         f"{_render_study(result)}{_render_quality(result)}\n"
         f"{size} on {counted(hosts, 'host')}, "

@@ -172,7 +172,8 @@ class ArrayCoordinator:
         if not (failed := self.failed):
             return "", ""
         named = ", ".join(map(str, failed[:_NAMED])) + (", …" if len(failed) > _NAMED else "")
-        again = self.plan.source + format_cpus(failed)
+        rows = format_cpus(failed)
+        again = shlex.quote(f"{self.plan.file}:{rows}" if self.plan.file else rows)
         return (
             f"{len(failed)} of {len(self.plan.elements)} elements failed: {named}",
             f"to run only these again: the same command with --array {again}",

@@ -25,19 +25,15 @@ OUTPUT, LOG, END = "output", "log", "end.json"
 class ArrayPlan:
     """A program, and its elements' variables by their indexes, of which ``limit`` run at a time; 0 for all.
 
-    ``asked`` is the option's value, such as ``1-100%8`` or ``runs.csv:3,17``.
+    ``asked`` is the option's value, such as ``1-100%8`` or ``runs.csv:3,17``. ``file`` is the CSV file
+    that it names, "" without one.
     """
 
     program: tuple[str, ...]
     elements: Mapping[int, Mapping[str, str]]
     limit: int = 0
     asked: str = ""
-
-    @property
-    def source(self) -> str:
-        """What precedes the numbers of rows, such as ``runs.csv:``; "" without a file."""
-        name, suffix, _ = self.asked.partition(".csv")
-        return f"{name}{suffix}:" if suffix else ""
+    file: str = ""
 
     def render(self) -> bytes:
         """Return the plan as JSON."""

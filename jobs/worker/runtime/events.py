@@ -92,7 +92,7 @@ class Events:
         mark: str = "",
     ) -> None:
         self.rank = rank
-        self._mark = mark
+        self.mark = mark
         self._names = {path: json.dumps(name)[1:-1] for path, name in _names().items()}
         self._stream = stream
         self._clock = clock
@@ -135,7 +135,7 @@ class Events:
         # One write per line: mpirun merges the ranks' output as it comes. (Tests replace sys.stdout.)
         stream = self._stream or sys.stdout
         timed = {**fields, "at": round(time.time(), 1)}
-        line = _replace(render_event(timed, self._mark), self._names)
+        line = _replace(render_event(timed, self.mark), self._names)
         stream.write(f"{line}\n")
         stream.flush()
 

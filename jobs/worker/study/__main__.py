@@ -38,7 +38,8 @@ def main() -> int:
     def work() -> int:
         shared = share_options(TASKS[task].Options.from_json(options))
         state = state_folder(Path(shared.output))
-        runner = TrialRunner(rank.identity.rank, shared, rank.remote, rank.stop, state)
+        mark = rank.events.mark
+        runner = TrialRunner(rank.identity.rank, shared, rank.remote, rank.stop, state, mark)
         if rank.identity.rank:
             return rank.follow(runner.run_all)
         studied = StudyPlan.from_fields(json.loads(plan))

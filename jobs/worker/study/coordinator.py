@@ -4,7 +4,7 @@ Optuna proposes the options of each trial, and its journal has all of them:
 
 output.state/study/
     journal      Optuna's journal of the study
-    best/        the output folder of the best trial
+    best/        the output folder of the best trial, with its metrics
     new-7/       that of a trial that is about to replace it
 
 A trial's end is followed by a checkpoint, ``output.state/checkpoints/step-N`` after N trials, with the
@@ -35,11 +35,11 @@ from optuna.trial import TrialState
 from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, newest, step_of
 from ..runtime.errors import first_line
 from ..runtime.events import Events
-from ..runtime.output import RESULTS, save_json
+from ..runtime.output import METRICS, RESULTS, save_json
 from ..supervisor.launch import BEGIN, LAUNCH
 from ..tasks import format_score
 from ..training.options import TrainOptions, flag
-from .plan import STUDY, Domain, StudyPlan
+from .plan import OWN_METRICS, STUDY, Domain, StudyPlan
 
 JOURNAL, BEST = "journal", "best"
 _KEPT = 2
@@ -101,6 +101,7 @@ class Coordinator:
             direction=self.direction,
             load_if_exists=True,
         )
+        self._ended_before = {each.number for each in self.ended()}
         # After a resume, others than it has proposed before.
         seed = self.options.seed + len(self.study.get_trials(deepcopy=False))
         # With constant_liar, a trial that still runs keeps its neighbors from the same place.
@@ -352,13 +353,16 @@ class Coordinator:
             hint = "the trials' logs are in the results: job/logs/trial-N.log"
             self.events.error(f"no trial succeeded: {self.last_failure()}", hint)
             return 1
-        best = self.folder / BEST
+        best, metrics = self.folder / BEST, self.folder / BEST / OWN_METRICS
         own = json.loads((best / RESULTS).read_text(encoding="utf-8"))
-        without = shutil.ignore_patterns(RESULTS)
+        without = shutil.ignore_patterns(RESULTS, OWN_METRICS)
         shutil.copytree(best, output, dirs_exist_ok=True, ignore=without)
+        with suppress(FileNotFoundError):  # of an earlier version
+            shutil.copytree(metrics, self.state / METRICS, dirs_exist_ok=True)
         shutil.copy(self.folder / JOURNAL, output / "study.journal")
-        # The times are those of the best trial.
-        seconds = dict(own["seconds"])
+        # The times are those of the best trial, if it ran in this attempt.
+        is_earlier = self.best().number in self._ended_before
+        seconds = {"total": 0.0} if is_earlier else dict(own["seconds"])
         total = round(time.monotonic() - self._begin, 3)
         seconds |= {"other trials": round(max(0.0, total - seconds["total"]), 3), "total": total}
         results = {**own, **self.results(), "seconds": seconds}

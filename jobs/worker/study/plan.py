@@ -10,6 +10,8 @@ from typing import Any
 
 STUDY = "study"
 """In the state folder of a job: the study's journal, and the output of its best trial."""
+OWN_METRICS = ".metrics"
+"""In that output: the trial's metrics."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -18,10 +19,10 @@ from ..pool.rank import child_environment, die_with_parent, send_below
 from ..pool.remote import Remote
 from ..pool.stop import Stop
 from ..runtime.errors import TrainingError
-from ..runtime.events import parse_event
-from ..runtime.output import RESULTS, state_folder
+from ..runtime.events import MARK, parse_event
+from ..runtime.output import METRICS, RESULTS, state_folder
 from ..training.task import pick_scores
-from .plan import STUDY
+from .plan import OWN_METRICS, STUDY
 
 _TRIALS = Path("trials")
 
@@ -36,6 +37,8 @@ class TrialRunner:
     remote: Remote
     stop: Stop
     state: Path
+    mark: str = ""
+    """That of the job's events: `logs --element` shows those of a trial as text."""
     _to: str = ""
     """The node of rank 0, if it is another one."""
     _offline: bool = False
@@ -109,7 +112,7 @@ class TrialRunner:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**child_environment(os.environ), **offline},
+            env={**child_environment(os.environ), MARK: self.mark, **offline},
             preexec_fn=die_with_parent,
         )
 
@@ -120,7 +123,7 @@ class TrialRunner:
         failure, evaluation = "", 0
         for line in stream:
             log.write(line)
-            event = parse_event(line) or {}
+            event = parse_event(line, self.mark) or {}
             if event.get("event") == "error":
                 failure = failure or event["message"]
             if str(event.get("text", "")).startswith("warning: "):
@@ -135,8 +138,10 @@ class TrialRunner:
         return failure, False
 
     def _send(self, number: int) -> None:
-        """Bring a trial's output to rank 0's host. Raises :class:`TrainingError`."""
+        """Bring a trial's output, with its metrics, to rank 0's host. Raises :class:`TrainingError`."""
         output, target = self._output(number), self.state / STUDY / f"new-{number}"
+        with suppress(FileNotFoundError):
+            (state_folder(output) / METRICS).rename(output / OWN_METRICS)
         if not self._to:
             output.rename(target)
             return

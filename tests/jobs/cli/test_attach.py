@@ -133,6 +133,7 @@ def test_a_failure_is_explained_as_by_the_command_that_submitted_the_job(
     assert result.message == (
         "rank 1 on ip-5: NaN\n  → lower it; the whole log is results/squad-1/job/log"
     )
+    assert result.err.count("rank 1 on ip-5: NaN") == 1
     assert Path("results/squad-1/job/log").exists(), "the log of a failure is fetched, too"
     assert json.loads(Path("results/squad-1/results.json").read_text())["receipt"]["parts"]
 
@@ -194,14 +195,14 @@ def test_logs_show_events_as_text(line: CommandLine, head: Head) -> None:
     shown = event(event="step", step=1, total=4, eta_seconds=3, shares={"a": 1}, **step)
     head.earlier = ["of the first attempt"]
     array = event(event="elements", done=37, failed=2, total=100)
-    lines = ("text", event(event="note", text="hello"), restarted, shown, array)
+    lines = ("text", event(event="note", text="hello"), restarted, shown, array, _ERROR)
     line.stage("node0", "# reading a log", say(*lines))
     text = line.must("logs").out.splitlines()
     assert text[:4] == ["of the first attempt", "text", "hello", "attempt 2, on node0, node2"]
     assert text[4].endswith(
         "step 1/4  epoch 1.00  loss 0.500  2.0 samples/s  9 tokens/s  3.0 s left"
     )
-    assert text[5:] == ["37 of 100 done, 2 failed"]
+    assert text[5:] == ["37 of 100 done, 2 failed", "rank 1 on ip-5: NaN", "  → lower it"]
 
 
 def test_logs_since_a_time(line: CommandLine, head: Head) -> None:

@@ -35,15 +35,18 @@ def test_indexes_are_those_of_slurm(text: str, found: list[int]) -> None:
 
 
 def test_rows_of_a_file_are_variables(tmp_path: Path) -> None:
-    (tmp_path / "my runs.csv").write_text('\ufefflr,name\n1e-4,"a, ""b"""\n\n2e-4,é\n3e-4,\n')
-    plan = read_array("my runs.csv%8", tmp_path, PROGRAM)
+    (tmp_path / "a.csv.d").mkdir()
+    (tmp_path / "a.csv.d/my runs.csv").write_text(
+        '\ufefflr,name\n1e-4,"a, ""b"""\n\n2e-4,é\n3e-4,\n'
+    )
+    plan = read_array("a.csv.d/my runs.csv%8", tmp_path, PROGRAM)
     assert plan.elements == {
         1: {"lr": "1e-4", "name": 'a, "b"'},
         2: {"lr": "2e-4", "name": "é"},
         3: {"lr": "3e-4", "name": ""},
     }
-    assert (plan.limit, plan.source) == (8, "my runs.csv:")
-    assert [*read_array("my runs.csv:1,3%1", tmp_path, PROGRAM).elements] == [1, 3]
+    assert (plan.limit, plan.file) == (8, "a.csv.d/my runs.csv")
+    assert [*read_array("a.csv.d/my runs.csv:1,3%1", tmp_path, PROGRAM).elements] == [1, 3]
     assert parse_array(plan.render().decode()) == plan
 
 

@@ -111,8 +111,10 @@ def test_a_study_shows_its_trials_and_what_mattered(tmp_path: Path) -> None:
     importance = {"epochs": 0.8, "seed": 0.2, "x": "y"}
     folder = make_folder(tmp_path / "run", metric="f1", trials=rows, importance=importance)
 
-    first = report_of(folder).sections[0]
+    report = report_of(folder)
+    first = report.sections[0]
 
+    assert "4 trials on 1 node " in f"{report.subtitle} "
     assert (first.name, first.missing) == ("trials", "")
     assert first.table
     assert first.table.header == ("trial", "F1", "epochs", "seed", "time")

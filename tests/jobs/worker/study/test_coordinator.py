@@ -46,8 +46,10 @@ def end(study: Coordinator, number: int, **outcome: Any) -> None:
     scores = outcome.get("scores")
     if scores and study.is_better(scores):
         new = study.folder / f"new-{number}"
-        new.mkdir()
-        (new / "results.json").write_text(json.dumps({"by": number, "seconds": {"total": 1.0}}))
+        (new / ".metrics").mkdir(parents=True)
+        (new / ".metrics/rank-0.jsonl").write_text(f"of {number}")
+        seconds = {"train": 1.0, "total": 1.0}
+        (new / "results.json").write_text(json.dumps({"by": number, "seconds": seconds}))
     study.tell(number, {"host": "a", "seconds": 2.0, **outcome})
 
 
@@ -302,8 +304,28 @@ def test_the_results_are_those_of_the_best_trial_with_all_trials(
     assert [each["best"] for each in results["trials"]] == [False, True, False, False]
     assert {*results["trials"][0]["options"]} == {"learning_rate", "batch_size"}
     assert sum(results["importance"].values()) == pytest.approx(1, abs=0.01)
+    assert (state / "metrics/rank-0.jsonl").read_text() == "of 1"
+    assert not (output / ".metrics").exists()
     assert (output / "study.journal").read_bytes() == (state / STUDY / JOURNAL).read_bytes()
     assert "trial 2 (2 of 4 have ended): accuracy 40.00, the best so far" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("later", [10.0, 40.0])
+def test_only_a_best_trial_of_this_attempt_counts_in_its_times(
+    state: Path, tmp_path: Path, later: float
+) -> None:
+    study = make(state)
+    run(study, 30.0)
+    study.save()
+    assert restore(state)
+    again = make(state)
+    again._begin -= 100
+    run(again, later)
+    assert again.finish(tmp_path / "output") == 0
+    seconds = json.loads((tmp_path / "output/results.json").read_text())["seconds"]
+    own = {"train": 1.0} if later > 30 else {}
+    assert seconds.keys() == {"other trials", "total", *own}
+    assert seconds["total"] - seconds["other trials"] == pytest.approx(sum(own.values()))
 
 
 def test_equal_scores_and_repeated_warnings_say_nothing_of_the_options(
@@ -319,9 +341,9 @@ def test_equal_scores_and_repeated_warnings_say_nothing_of_the_options(
 
 def test_a_trials_warning_reaches_the_coordinator(tmp_path: Path) -> None:
     remote = mock.Mock()
-    runner = TrialRunner(0, {}, remote, mock.Mock(requested=False), tmp_path)
+    runner = TrialRunner(0, {}, remote, mock.Mock(requested=False), tmp_path, "5f3a")
     lines = [{"event": "note", "text": text} for text in ("warning: slow", "fast: nothing")]
-    stream = io.StringIO("".join(f"@spr {json.dumps(each)}\n" for each in lines))
+    stream = io.StringIO("".join(f"@spr 5f3a {json.dumps(each)}\n" for each in lines))
     assert runner._follow(1, mock.Mock(), stream, io.StringIO()) == ("", False)
     assert remote.call.mock_calls == [mock.call("warn", "warning: slow")]
 

@@ -17,13 +17,14 @@ from jobs.worker.tasks.digits import DigitsOptions
 from tests.jobs.worker.started_ranks import started_ranks
 
 PLAN = StudyPlan({"batch_size": Domain((16, 9999, 20))}, 3)
+MARK = "5f3a"
 
 
 def ranks(folder: Path, *more: str) -> AbstractContextManager[list[subprocess.Popen[str]]]:
     """Two ranks in a job's folder."""
     options = DigitsOptions(digits=64, epochs=2, report_to="none").to_json()
     argv = ["worker.study", "digits", json.dumps(asdict(PLAN)), options, *more]
-    return started_ranks([folder, folder], argv)
+    return started_ranks([folder, folder], argv, [{"SPR_MARK": MARK}] * 2)
 
 
 def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
         said = [process.communicate(timeout=240)[0] for process in running]
         assert [process.returncode for process in running] == [0, 0], said
 
-    events = [event for line in said[0].splitlines() if (event := parse_event(line))]
+    events = [event for line in said[0].splitlines() if (event := parse_event(line, MARK))]
     assert events[-1]["event"] == "result"
     results = json.loads((tmp_path / "output" / "results.json").read_text())
     trials = results["trials"]
@@ -56,6 +57,11 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert best["scores"]["accuracy"] == results["accuracy"]
     assert results["batch_size_per_rank"] == best["options"]["batch_size"]
     assert (tmp_path / "output" / "model").exists()
+    state = tmp_path / "output.state"
+    steps = (state / "metrics" / "rank-0.jsonl").read_text().splitlines()
+    assert json.loads(steps[-1])["lr"] > 0
+    log = (state / "logs" / f"trial-{best['trial']}.log").read_text().splitlines()
+    assert "result" in [(parse_event(line, MARK) or {}).get("event") for line in log]
     assert not list((tmp_path / "trials").glob("*/*"))
     again = [line for line in said[0].splitlines() if "trials have ended before" in line]
     assert again

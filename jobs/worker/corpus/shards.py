@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
@@ -43,7 +43,7 @@ class Reader:
         self.source, self.at, self._open = source, first, ExitStack()
         self.path = self._open.enter_context(present(source, inputs))
         is_parquet = self.path.suffix.lower() == ".parquet"
-        self._rows = stream_file(self.path, first if is_parquet else 0)
+        self._rows = self._read(first if is_parquet else 0)
         start = list(islice(self._rows, _LOOK_AT))
         rows = [row for _, row in start if not isinstance(row, DatasetError)]
         self._rows = islice(chain(start, self._rows), 0 if is_parquet else first, None)
@@ -62,12 +62,23 @@ class Reader:
 
     def take(self, count: int) -> list[Found]:
         """Return the next rows, fewer at the end of the file."""
-        found = [(self._name(place), row) for place, row in islice(self._rows, count)]
+        found = list(islice(self._rows, count))
         self.at += len(found)
         return found
 
-    def _name(self, place: str) -> str:
-        return place.replace(str(self.path), self.source.name, 1)
+    def _read(self, first: int) -> Iterator[Found]:
+        """Yield rows and errors with the user's name of the file."""
+        try:
+            for place, row in stream_file(self.path, first):
+                if isinstance(row, DatasetError):
+                    row.message = self._name(row.message)
+                yield self._name(place), row
+        except DatasetError as error:
+            error.message = self._name(error.message)
+            raise
+
+    def _name(self, text: str) -> str:
+        return text.replace(str(self.path), self.source.name, 1)
 
     def close(self) -> None:
         """Remove a local copy."""
@@ -169,7 +180,6 @@ class Predictor:
         for place, row in found:
             with noting(problems):
                 if isinstance(row, DatasetError):
-                    row.message = row.message.replace(str(reader.path), reader.source.name)
                     raise row
                 items.append(convert(place, row))
         if problems and not options.skip_bad_records:

@@ -61,7 +61,7 @@ class CorruptError(StagingError):
     """The downloaded file differs from the object's checksum."""
 
 
-def explain(error: BaseException, url: S3Url) -> StagingError:
+def explain(error: BaseException, url: S3Url | str) -> StagingError:
     """Return the reason of a failed request to S3 in words."""
     if isinstance(error, RetriesExceededError):
         return explain(error.last_exception, url)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 PUSHED, END, RECORD = "pushed.json", "end.json", "job.json"
+_LOG, _EARLIER = "log", "log.earlier"
 DATA = "data.json"
 """The versions of the data from S3, which a resumed job uses again."""
 _INPUTS = (RECORD, "data", "model")
@@ -97,11 +98,16 @@ class Push:
     url: S3Url
 
     def checkpoint(self) -> None:
-        """Store the job's record, data, and model, and the newest checkpoint.
+        """Store the job's record, data, model, and log, unless that is long, and the newest checkpoint.
 
         Then remove older checkpoints there, except the one before. Data from S3 stay where they are.
         """
-        self.store(self._find([*_INPUTS, DATA]))
+        if not (self.folder / END).exists():
+            self._delete(self.list(END))  # of the run before
+        files = self._find([*_INPUTS, DATA, _EARLIER, _LOG])
+        if _LOG in files and files[_LOG].stat().st_size > _PART:
+            del files[_LOG]  # each time, all of it would be stored again
+        self.store(files)
         name = newest_checkpoint(self.folder)
         if not name:
             return

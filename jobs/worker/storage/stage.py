@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +84,7 @@ def resolve(s3: S3Client, text: str) -> Source:
         except ClientError as error:
             return _list(s3, text, url, instead_of=error)
     except (ClientError, BotoCoreError) as error:
-        raise explain(error, url) from error
+        raise explain(error, text) from error
     name = url.key.rpartition("/")[2]
     return Source(text, {name: S3Object(url, head["ETag"], head["ContentLength"])}, False)
 
@@ -92,11 +92,13 @@ def resolve(s3: S3Client, text: str) -> Source:
 def _list(s3: S3Client, text: str, url: S3Url, instead_of: ClientError | None = None) -> Source:
     prefix = f"{url.key}/" if url.key else ""
     found: dict[str, S3Object] = {}
+    has_marks = False
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=url.bucket, Prefix=prefix):
         for each in page.get("Contents", ()):
             name = each["Key"][len(prefix) :]
             if name.endswith("/") or not name:
-                continue  # consoles create them to show empty folders
+                has_marks = True  # consoles create them to show empty folders
+                continue
             if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
                 raise StagingError(f"{url}: {each['Key']!r} is no file name")
             found[name] = S3Object(S3Url(url.bucket, each["Key"]), each["ETag"], each["Size"])
@@ -105,7 +107,12 @@ def _list(s3: S3Client, text: str, url: S3Url, instead_of: ClientError | None = 
         first = s3.list_objects_v2(Bucket=url.bucket, Prefix=url.key, MaxKeys=1)
         is_there = [each["Key"] for each in first.get("Contents", ())] == [url.key]
         missing: Any = {"Error": {"Code": "NoSuchKey"}}
-        raise instead_of if instead_of and is_there else ClientError(missing, "ListObjectsV2")
+        if is_there:
+            omit = StagingError(f"{text}: is an object, not a folder: omit the `/`")
+            raise instead_of or omit
+        if has_marks:
+            raise StagingError(f"{text}: the folder is empty")
+        raise ClientError(missing, "ListObjectsV2")
     return Source(text, found, True)
 
 
@@ -187,7 +194,12 @@ class Cache:
             except OSError:
                 progress.note(f"{progress.url}: waiting for another job's download")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            files = self.root / "files"
+            files.chmod(0o755)
+            try:
+                yield
+            finally:
+                files.chmod(0o555)  # a job could replace a file there
 
     def history(self, url: str) -> Path:
         return self.root / "urls" / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.json"
@@ -226,7 +238,7 @@ class Cache:
     def _build_folder(self, source: Source) -> Path:
         place = self.root / "folders" / source.version
         partial = place.with_name(f".{place.name}")
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         for name, each in source.objects.items():
             try:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
@@ -234,6 +246,7 @@ class Cache:
             except OSError as error:
                 why = f"{error.strerror}: {name!r} can't be a file here"
                 raise StagingError(f"{source.url}: {why}") from error
+        _set_modes(partial, 0o555)  # jobs share it
         partial.rename(place)
         return place
 
@@ -262,12 +275,24 @@ class Cache:
             used |= {*json.loads(history.read_text())["versions"]}
         for folder in (self.root / "folders").iterdir():
             if folder.name not in used:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
         for file in (self.root / "files").iterdir():
             name, known = file.name, file.stat()
             is_new = only is None and time.time() - known.st_mtime < _DAY_S
             if not (is_new or name in used or name in (only or ()) or known.st_nlink > 1):
                 file.unlink()
+
+
+def _set_modes(folder: Path, mode: int) -> None:
+    """Change the modes of a folder and those below it."""
+    for each, _, _ in os.walk(folder):
+        Path(each).chmod(mode)
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):  # another user's folders
+        _set_modes(folder, 0o755)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def stage(

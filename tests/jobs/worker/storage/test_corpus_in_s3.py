@@ -130,6 +130,11 @@ def test_what_is_wrong_is_named_with_its_rows(
     bucket.put_object(Key="in/readme.md", Body=b"x")
     with pytest.raises(WorkerError, match="s3://data/in/: has no file whose name says its format"):
         predict_corpus(asked, print)
+    bucket.put_object(Key="in/a.csv", Body=b"")
+    with pytest.raises(WorkerError) as empty:
+        predict_corpus(asked, print)
+    assert empty.value.message == "s3://data/in/a.csv: is empty"
+    bucket.Object("in/a.csv").delete()
     bucket.put_object(Key="in/a.jsonl", Body=texts(40) + b'{"text": ""}\n')
     with pytest.raises(
         WorkerError, match=r"s3://data/in/a\.jsonl: line 41: column 'text' is empty"

@@ -93,13 +93,28 @@ def test_checkpoint_is_complete_last_and_the_one_before_stays(
     (job / "output.state/checkpoints/step-000600").mkdir()  # incomplete
     assert run("checkpoint", job) == 0
 
-    assert names(bucket)[2:] == [
+    assert names(bucket)[:4] == ["data/train.csv", "job.json", "log", "log.earlier"]
+    assert names(bucket)[4:] == [
         f"output.state/checkpoints/step-000{step}/{name}"
         for step in ("050", "500")
         for name in (LAST, "state.pt")
     ]
     puts = [each.rpartition("/")[2] for each in proxy.requests if each.startswith("PUT")]
-    assert puts[2:] == ["state.pt", LAST] * 3, "the inputs come first"
+    assert puts[4:] == ["state.pt", LAST] * 3, "the inputs come first"
+
+
+def test_a_running_job_has_no_end_and_its_long_log_stays_here(
+    job: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end that is stored is that of the run before."""
+    run("all", job)
+    (job / "end.json").unlink()
+    monkeypatch.setattr(push, "_PART", 30)
+    for content in ("now", "of this run: long" * 2):
+        (job / "log").write_text(content)
+        assert run("checkpoint", job) == 0
+    assert "end.json" not in names(bucket)
+    assert bucket.Object("team/squad-1/log").get()["Body"].read() == b"now"
 
 
 def test_users_own_checkpoints_are_stored_and_stay(job: Path, bucket: Any) -> None:
@@ -164,7 +179,7 @@ def test_errors_of_the_server_are_tried_again(
     monkeypatch.setattr("random.random", lambda: 0.001)  # boto3's pauses
     proxy.answer = lambda request: slow if "PUT" in request and next(failures, None) == 0 else None
     assert run("checkpoint", job) == 0
-    assert names(bucket) == ["data/train.csv", "job.json"], "no data from S3"
+    assert names(bucket) == ["data/train.csv", "job.json", "log", "log.earlier"], "no data from S3"
     assert not (job / push.PUSHED).exists()
 
 

@@ -256,6 +256,18 @@ def test_reasons_of_refusals(
     put(bucket, b"x", "names/../../escape")
     with pytest.raises(StagingError, match="is no file name"):
         run("s3://data/names/")
+    put(bucket, b"", "marked/")
+    put(bucket, b"", "marked/below/")
+    put(bucket, b"x", "typed.csv")
+    for typed, said in {
+        "marked": "the folder is empty",
+        "marked/": "the folder is empty",
+        "typed.csv/": "is an object, not a folder: omit the `/`",
+        "none.csv/": "NoSuchKey: no object and no folder has this name",
+    }.items():
+        assert (
+            stage.check(connect(), f"s3://data/{typed}")["message"] == f"s3://data/{typed}: {said}"
+        )
 
     def deny(request: str) -> tuple[str, str]:
         return "403 Forbidden", "" if request.startswith("HEAD") else DENIED
@@ -308,6 +320,8 @@ def test_folder_is_a_tree_and_only_changed_objects_are_downloaded(
     names = sorted(str(each.relative_to(tree)) for each in tree.rglob("*") if each.is_file())
     assert names == ["empty", "more/x.bin", "train.csv"]
     assert (tree / "more" / "x.bin").read_bytes() == content(2 * MIB)
+    shared = [tree.resolve(), tree.resolve() / "more", tmp_path / stage.CACHE / "files"]
+    assert {each.stat().st_mode & 0o777 for each in shared} == {0o555}, "all jobs read them"
     put(bucket, b"c,d,e", "set/train.csv")
     proxy.requests.clear()
     assert "node1: s3://data/set has changed since" in run("s3://data/set", "second")

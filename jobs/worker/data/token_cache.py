@@ -149,6 +149,8 @@ class Spool:
     def __init__(self, cache: TokenCache, key: str) -> None:
         self._cache, self._key, self._why = cache, key, ""
         self._folder = cache.folder / f".{key}{process_suffix()}.partial"
+        # A restarted container's process may have a killed one's ID.
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._ends: dict[int, int] = {}
         """Each column's number of tokens so far."""
 
@@ -200,6 +202,8 @@ class TokenCache:
     def load(self, key: str) -> list[Tokens] | None:
         """Return the tokens; ``None`` if there are none. Damaged ones are removed."""
         path = self._path(key)
+        if not path.exists():  # another job may finish it now
+            return None
         try:
             found = _map_columns(path)
             if (path / _CHECKSUM).read_text() != _checksum(found):

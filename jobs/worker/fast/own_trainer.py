@@ -233,7 +233,7 @@ class StepReports(TrainerCallback):
         if not self._stops:
             self._stack.close()
             return
-        self._request.clear()  # else, its end would be by SIGTERM
+        self._request.stop = False  # else, its end would be by SIGTERM
         self._stack.close()
         step, total = state.global_step, state.max_steps
         self._events.emit("stopped", step=step, total=total, checkpoint=self._checkpoint)

@@ -93,7 +93,7 @@ class Events:
     ) -> None:
         self.rank = rank
         self.mark = mark
-        self._names = {path: json.dumps(name)[1:-1] for path, name in _names().items()}
+        self._names = _names()
         self._stream = stream
         self._clock = clock
         self._last_step: float | None = None
@@ -134,8 +134,11 @@ class Events:
     def _write(self, fields: dict[str, object]) -> None:
         # One write per line: mpirun merges the ranks' output as it comes. (Tests replace sys.stdout.)
         stream = self._stream or sys.stdout
-        timed = {**fields, "at": round(time.time(), 1)}
-        line = _replace(render_event(timed, self.mark), self._names)
+        named = {
+            name: _replace(each, self._names) if isinstance(each, str) else each
+            for name, each in fields.items()
+        }
+        line = render_event({**named, "at": round(time.time(), 1)}, self.mark)
         stream.write(f"{line}\n")
         stream.flush()
 

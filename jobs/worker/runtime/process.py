@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import NamedTuple
 
 from .errors import BackendError, first_line
@@ -137,21 +137,28 @@ def by_torchrun(environ: Mapping[str, str]) -> bool:
     return not {*_MPIRUN} & environ.keys() and "LOCAL_RANK" in environ
 
 
+@dataclass
+class StopRequest:
+    """Whether a SIGTERM has come. An event's lock could be held when the next one comes."""
+
+    stop: bool = False
+
+
 @contextmanager
-def listen() -> Iterator[Event]:
-    """Set an event at a SIGTERM inside a ``with`` block instead of ending the process.
+def listen() -> Iterator[StopRequest]:
+    """Note a SIGTERM inside a ``with`` block instead of ending the process.
 
     It requests a stop after a step on which all ranks agree (:mod:`.steps`).
     If one arrived and the block ends normally, the process then ends by it. mpirun (Hydra) forwards
     SIGTERM to every rank on every node and waits for them [tried: 2021.18].
     """
-    request = Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: request.set())
+    request = StopRequest()
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(request, "stop", True))
     try:
         yield request
     finally:
         signal.signal(signal.SIGTERM, before)
-    if request.is_set():
+    if request.stop:
         signal.raise_signal(signal.SIGTERM)
 
 

@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Event
 from typing import NamedTuple, NoReturn
 
 from .errors import StoppedError
 from .events import Events
 from .output import Metrics, StepFigures
+from .process import StopRequest
 from .ranks import Ranks
 
 MARK_SECONDS = 1.0
@@ -147,8 +147,7 @@ class StepReporter:
     events: Events
     metrics: Metrics
     pace: Pace
-    request: Event
-    """Set by SIGTERM."""
+    request: StopRequest
     check: Callable[[StepFigures], StepFigures]
     total: int
     per_epoch: int
@@ -168,7 +167,7 @@ class StepReporter:
         They are reported at the next step; immediately after the last step, if the ranks agree on anything,
         and with ``now``, which must be the same on all ranks. ``save`` requests a checkpoint.
         """
-        send = self.pace.send(figures, busy, stop=self.request.is_set(), save=save)
+        send = self.pace.send(figures, busy, stop=self.request.stop, save=save)
         self._sent.append((figures, send))
         agreed = self._report() if len(self._sent) > 1 else Consensus()
         if now or any(agreed) or figures.step == self.total:

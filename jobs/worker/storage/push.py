@@ -255,8 +255,11 @@ class Push:
 def _walk(path: Path) -> Iterator[Path]:
     if path.is_symlink():
         return
-    found = [path] if path.is_file() else sorted(path.rglob("*"))
-    yield from (each for each in found if each.is_file() and not each.is_symlink())
+    if path.is_file():
+        yield path
+    for parent, _, names in os.walk(path):  # which bears that folders vanish meanwhile
+        files = [Path(parent, name) for name in sorted(names)]
+        yield from (each for each in files if each.is_file() and not each.is_symlink())
 
 
 def newest_checkpoint(folder: Path) -> str:

@@ -6,7 +6,7 @@ import json
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -29,6 +29,7 @@ from ..data.readers import (
 from ..data.records import require_text, show, skip_note
 from ..data.table import Table, choose_column, read_records
 from ..runtime.errors import DatasetError, ModelError
+from ..runtime.events import name_files
 from .options import NO_CACHE, SCRATCH, Range, TextOptions, option
 from .task import Data, Loaded, Task
 
@@ -245,9 +246,11 @@ class TableTask(TextTask[OwnTable]):
             unseen = read_table(options.eval, EVAL, mapped=mapped)
         elif options.eval_fraction is None:
             unseen = read_unseen(self._data(), mapped) or train
-        others = [
-            each for each in unused_files(self._data()) if each != Path(options.eval or "").name
-        ]
+        # Also such as --corpus, and by the names that the user has given.
+        given = {
+            Path(name_files(each)).name for each in vars(options).values() if isinstance(each, str)
+        }
+        others = [each for each in unused_files(self._data()) if each not in given]
         if others:
             note(f"{self._data()}: did not read {', '.join(others)}")
         bad = skipped if options.skip_bad_records else None
@@ -255,8 +258,7 @@ class TableTask(TextTask[OwnTable]):
         eval_records = records if unseen is train else self._records(unseen, bad, note)
         sources = train.source, unseen.source
         if unseen is train and options.eval_fraction is not None:
-            records, eval_records = split_off(records, options.eval_fraction, options.seed)
-            _note_missing(records, eval_records, note)
+            records, eval_records = split_off(records, options.eval_fraction, options.seed, note)
             sources = train.source, f"{options.eval_fraction:g} of {train.source}"
         if skipped:
             note(skip_note(skipped))
@@ -307,10 +309,9 @@ class TableTask(TextTask[OwnTable]):
         return read_records(table, lambda place, row: self.convert(place, row, *columns), skipped)
 
 
-def _note_missing(train: Sequence[Any], held: Sequence[Any], note: Callable[[str], None]) -> None:
+def _note_missing(totals: Counter[str], taken: Container[str], note: Callable[[str], None]) -> None:
     """Name labels that --eval-fraction has held out no row of."""
-    known, found = (Counter(chain.from_iterable(map(_labels_of, each))) for each in (train, held))
-    missing = [show(name) for name, _ in known.most_common() if name not in found]
+    missing = [show(name) for name, _ in totals.most_common() if name not in taken]
     if missing:
         more = ", …" * (len(missing) > _MISSING_SHOWN)
         shown = ", ".join(missing[:_MISSING_SHOWN])
@@ -405,7 +406,7 @@ def _share_out(sizes: Mapping[str, int], share: float) -> Counter[str]:
 
 
 def split_off(
-    records: Sequence[Any], share: float, seed: int
+    records: Sequence[Any], share: float, seed: int, note: Callable[[str], None]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split records; the second part has about this share, random but the same on every rank.
 
@@ -434,6 +435,7 @@ def split_off(
         raise DatasetError(
             "--eval-fraction needs labels that occur at least twice, or several queries"
         )
+    _note_missing(totals, taken, note)
     kept = array("q", (number for number in range(len(records)) if number not in chosen))
     numbered = Lazy(records, lambda _, record: record)
     return numbered.choose(kept), numbered.choose(sorted(chosen))

@@ -81,8 +81,11 @@ def test_a_folder_has_a_file_for_each_use(tmp_path: Path) -> None:
         assert unseen.source == str(tmp_path / name)
     write(tmp_path, "more.csv", CSV)
     notes: list[str] = []
-    Classify(ClassifyOptions(model="scratch", data=str(tmp_path))).read(notes.append)
-    assert notes[0] == f"{tmp_path}: did not read more.csv, test.csv, val.jsonl.gz, valid.json"
+    write(tmp_path, "held.csv", CSV)
+    place, held = str(tmp_path), str(tmp_path / "held.csv")
+    Classify(ClassifyOptions(model="scratch", data=place, eval=held)).read(notes.append)
+    left = "more.csv, test.csv, val.jsonl.gz, valid.json"
+    assert notes[0].startswith(f"{tmp_path}: did not read {left}")
 
 
 @pytest.mark.parametrize(
@@ -341,7 +344,7 @@ def test_rows_of_large_files_are_mapped(tmp_path: Path, name: str) -> None:
     assert len([*folder.glob("*.arrow")]) == 1
     again = write(tmp_path, "b.jsonl", "".join(json.dumps(row) + "\n" for row in rows[:1]))
     assert len(read_table(str(again), mapped=folder).rows) == 1
-    one, other = split_off(records, 0.4, seed=1)
+    one, other = split_off(records, 0.4, 1, print)
     assert sorted([*one, *other]) == sorted(records)
     assert len(other) == 2
 
@@ -377,9 +380,9 @@ def test_bad_rows_of_large_files(tmp_path: Path) -> None:
 def test_all_groups_of_a_query_are_in_one_part() -> None:
     records = [Group((f"query {n // 3}", f"text {n}")) for n in range(60)]
     for seed in range(5):
-        one, other = split_off(records, 0.2, seed=seed)
+        one, other = split_off(records, 0.2, seed, print)
         assert len(one) + len(other) == 60
         assert 9 <= len(other) <= 12
         assert not {each.texts[0] for each in one} & {each.texts[0] for each in other}
     with pytest.raises(DatasetError, match="--eval-fraction needs"):
-        split_off(records[:3], 0.2, seed=1)
+        split_off(records[:3], 0.2, 1, print)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.worker.data.token_cache import TokenCache, encode_together, share_texts, token_key
+from jobs.worker.data.token_cache import Spool, TokenCache, encode_together, share_texts, token_key
 from jobs.worker.data.tokens import Column, TextSamples, Tokens, encode, read_template
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
@@ -94,6 +94,15 @@ def test_unfinished_files_of_failed_jobs_are_removed(tmp_path: Path, encoded: En
     TokenCache(tmp_path).store("key", encoded)
     assert not dead.exists()
     assert alive.exists()
+
+
+def test_what_a_killed_process_of_this_id_had_written_is_forgotten(
+    tmp_path: Path, encoded: Encoded
+) -> None:
+    cache = TokenCache(tmp_path)
+    Spool(cache, "key").append(0, encoded[0])
+    cache.store("key", encoded)
+    assert same(cache.load("key"), encoded)
 
 
 def test_the_key_covers_everything_that_decides_the_tokens(texts: Texts, tokenizer: Any) -> None:

@@ -4,13 +4,13 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import cast
 
 import pytest
 
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.output import Metrics, StepFigures
+from jobs.worker.runtime.process import StopRequest
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.runtime.steps import Mark, Pace, RankReport, StepReporter, host_shares, how_many
 from tests.fakes import FakeClock
@@ -63,7 +63,7 @@ def test_reports_are_read_a_step_later_or_at_once_if_ranks_agree(tmp_path: Path)
     said = io.StringIO()
     pace = Pace(cast(Ranks, ranks), ["a", "b"], clock.monotonic)
     metrics = Metrics(tmp_path, 0, print)
-    reporter = StepReporter(Events(0, said), metrics, pace, Event(), check, 99, 9, 0, 100, 0)
+    reporter = StepReporter(Events(0, said), metrics, pace, StopRequest(), check, 99, 9, 0, 100, 0)
 
     def take(step: int, now: bool = False) -> tuple[bool, bool, int, int]:
         clock.sleep(0.5)
@@ -89,7 +89,7 @@ def test_samples_are_those_of_all_ranks_of_which_some_have_fewer(
         events = Events(ranks.rank, io.StringIO())
         metrics, pace = Metrics(tmp_path, ranks.rank, events.note), Pace(ranks, ["a", "a", "b"])
         counts = 4, 2, 0, 100, 0
-        reporter = StepReporter(events, metrics, pace, Event(), lambda each: each, *counts)
+        reporter = StepReporter(events, metrics, pace, StopRequest(), lambda each: each, *counts)
         for step in range(1, 5):  # eight samples, planned for four ranks
             figures = StepFigures(step, step, 1.0, 0.1, 2 + (ranks.rank < 2), tokens, tokens, {})
             reporter.take(figures, 0.1, now=False, save=False)

@@ -29,6 +29,7 @@ from jobs.cli.shared.chosen_job import (
 from jobs.cli.shared.job_options import ResultsRequest
 from jobs.places.bucket import fetch_stored, find_stored
 from jobs.places.launcher import RUNNING, choose_job, require_files
+from jobs.places.record import CloudInfo
 from jobs.report.receipt import add_receipt
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
@@ -186,7 +187,7 @@ def fetch_from_bucket(request: JobResultsRequest) -> int:
     place, progress = bucket.below(job), make_progress()
     results = choose_results(request.results, job)
     s3 = open_s3(request, progress)
-    found, sizes = find_stored(s3, place, job)
+    found, sizes = find_stored(s3, place, job, CloudInfo(request.cloud or "").flag)
     if found.state == RUNNING:
         say(f"{job} has not ended, as far as {place} says; fetching its output so far")
     with progress.phase(f"Fetch {job}"):

@@ -121,15 +121,15 @@ def push(
     if target is None:
         return None
     s3, location = target
-    place = location.below(job)
+    place, files = location.below(job), files_to_push(results)
     try:
-        files = files_to_push(results)
         with progress.phase(f"Push {counted(len(files), 'file')} to {place}"):
             push_folder(s3, files, place, about={"spr-cluster-job": job}, on_file=progress.note)
     except SprError as error:
+        again = f"to try again: spr-cluster fetch {job} {flags} --push-to {location}"
         raise JobError(
             f"the results are in {results}/, but were not stored in S3: {error.message}",
-            hint=f"to try again: spr-cluster fetch {job} {flags} --push-to {location}",
+            hint=f"{error.hint}\n  → {again}" if error.hint else again,
         ) from error
     return str(place)
 
@@ -159,6 +159,11 @@ def run(request: FetchRequest) -> int:
         require_files(found, launcher.flags)
     except SprError as error:
         return _fetch_stored(look_in_bucket(request, error, one=True))
+    if target and not found.has_model:
+        raise UsageError(
+            f"--push-to stores a model, but job {found.job} ({found.state}) has none",
+            hint=f"to fetch what it has: spr-cluster fetch {found.job} {launcher.flags}",
+        )
     if found.state == RUNNING:
         say(f"{found.job} is still running; fetching its output so far")
     results = choose_results(request.results, found.job)

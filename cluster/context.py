@@ -150,6 +150,14 @@ class Context:
         record = self._find_record()
         return record.job_ends if record else None
 
+    def is_gone(self) -> bool:
+        """Return whether EC2 has no node of the cluster, or only those of a later one with its name."""
+        with suppress(BotoCoreError, ClientError, SprError):
+            found = describe_inventory(self.clients.ec2, self.name, ("instances",)).alive
+            key = key_pair.fingerprint(key_pair.read_public(self.files.key))
+            return all(each.tags.get(tags.OWNER_KEY, key) != key for each in found)
+        return False
+
     def _find_record(self) -> ClusterRecord | None:
         with suppress(BotoCoreError, ClientError, SprError):
             return describe_inventory(self.clients.ec2, self.name, ("security_groups",)).record

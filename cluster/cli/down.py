@@ -35,7 +35,7 @@ class DownRequest(ClusterRequest):
     """Remove a cluster: its nodes, image, snapshots, groups, and keys. `down` finds them by their
     tags, so it works from any machine and in any unfinished state. At the end, it checks EC2 for
     leftovers. It asks first if the machines cost money, if another user made the cluster, if a
-    job is running, or if results exist only on the nodes.
+    job is running, if results exist only on the nodes, or if this machine lacks the key to check.
 
     examples:
       spr-cluster down

@@ -27,11 +27,12 @@ T = TypeVar("T")
 class NoAnswer:
     """``why`` the head did not answer; "" if no node can have run jobs yet.
 
-    ``is_gone`` if the other nodes are left without a head, perhaps with checkpoints of its jobs.
+    ``is_savable`` if what may be lost could still be saved: on nodes without a head, or on a
+    cluster whose key this machine does not have.
     """
 
     why: str = ""
-    is_gone: bool = False
+    is_savable: bool = False
 
 
 def ask_head(
@@ -46,7 +47,7 @@ def ask_head(
         wanted = None
     if nodes and not heads and not is_unconnected(found.alive, wanted):
         why = "it is gone; other nodes may have checkpoints, and `repair` makes one the head"
-        return NoAnswer(why, is_gone=True)
+        return NoAnswer(why, is_savable=True)
     # Without connected nodes there can be no jobs.
     if not heads or tags.MESH not in heads[0].instance.tags:
         return NoAnswer()
@@ -65,7 +66,8 @@ def ask_head(
         try:
             answers.append(ask(quiet.host_opener()(head)))
         except SprError as error:
-            answers.append(NoAnswer(error.message))
+            # Only this machine can't ask: it lacks the key.
+            answers.append(NoAnswer(error.message, is_savable=isinstance(error, UsageError)))
 
     # Connecting alone may take longer. A daemon thread does not delay exiting.
     thread = threading.Thread(target=connect_and_ask, daemon=True)
@@ -261,12 +263,12 @@ class Losses:
 
     found: tuple[tuple[str, str], ...] = ()
     unknown: str = ""
-    is_head_gone: bool = False
+    is_savable: bool = False
 
     @property
     def need_question(self) -> bool:
         """Whether to ask first. A head that only doesn't answer must not keep a free cluster."""
-        return bool(self.found) or self.is_head_gone
+        return bool(self.found) or self.is_savable
 
     def describe(self, flags: str) -> Iterator[str]:
         """Return the lines for a user; ``flags`` name the cluster in a command."""
@@ -282,7 +284,7 @@ def find_losses(ctx: Context, found: Inventory) -> Losses:
     """Query the head for what removing the cluster would lose. Takes seconds and never fails."""
     answer = ask_head(ctx, found, _ask, _DEADLINE_S)
     if isinstance(answer, NoAnswer):
-        return Losses(unknown=answer.why, is_head_gone=answer.is_gone)
+        return Losses(unknown=answer.why, is_savable=answer.is_savable)
     return answer
 
 

@@ -111,7 +111,7 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
         )
     results = choose_results(request.results, found.job)
     claim_results(results, found.job)
-    end = attach(context, found.job, results, is_limited=found.max_time_s > 0)
+    end = attach(context, found, results)
 
     def render() -> str:
         file = results / "results.json"
@@ -128,7 +128,7 @@ def run_wait(request: WaitRequest) -> int:
     chosen = choose_several(listed, request.job, launcher.place, every=request.all)
     # Otherwise `run --detach … && wait && …` would continue after a job that failed quickly.
     chosen = chosen or ([] if request.all else [*listed[-1:]])
-    done = [_wait_for(launcher, job.job, request.timeout, progress) for job in chosen]
+    done = [_wait_for(launcher, job, request.timeout, progress) for job in chosen]
     rows = [job.as_dict() for job in done]
     fetch = {job.job: f"spr-cluster fetch {job.job} {launcher.flags}".rstrip() for job in done}
     lines = [
@@ -149,7 +149,10 @@ def run_wait(request: WaitRequest) -> int:
     return 0
 
 
-def _wait_for(launcher: QueueLauncher, job: str, timeout_s: int, progress: Progress) -> JobSummary:
+def _wait_for(
+    launcher: QueueLauncher, chosen: JobSummary, timeout_s: int, progress: Progress
+) -> JobSummary:
+    job = chosen.job
     lost_at = list[float]()
 
     def ended() -> JobSummary | None:
@@ -158,7 +161,7 @@ def _wait_for(launcher: QueueLauncher, job: str, timeout_s: int, progress: Progr
         except UsageError:
             raise
         except SprError as error:
-            if over := launcher.explain_loss(job, error):
+            if over := launcher.explain_loss(chosen, error):
                 raise over from None
             progress.note(f"{error.message}; reconnecting")
             return None

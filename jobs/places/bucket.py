@@ -29,21 +29,24 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 
-def find_stored(s3: S3Client, place: S3Location, job: str) -> tuple[JobSummary, dict[str, int]]:
+def find_stored(
+    s3: S3Client, place: S3Location, job: str, cloud: str = ""
+) -> tuple[JobSummary, dict[str, int]]:
     """Return a job whose folder is ``place``, and the sizes of its files by name.
 
-    A job without an end counts as running. Raises :class:`UsageError` if there is no job.
+    A job without an end counts as running. Raises :class:`UsageError` if there is no job; ``cloud`` is the
+    option for the hint's command.
     """
     sizes = list_folder(s3, place)
+    if RECORD not in sizes:
+        raise UsageError(
+            f"there is no job {job} in {place}",
+            hint=f"it has no {RECORD}; to list the jobs below it: spr-cluster jobs {place}{cloud}",
+        )
     return _read_job(s3, place, job, sizes), sizes
 
 
 def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int]) -> JobSummary:
-    if RECORD not in sizes:
-        raise UsageError(
-            f"there is no job {job} in {place}",
-            hint=f"it has no {RECORD}; to list the jobs below it: spr-cluster jobs {place}",
-        )
     text = {name: _read(s3, place, name) for name in (RECORD, END) if name in sizes}
     record = parse_as(JobRecord, text[RECORD], f"{place}/{RECORD}")
     end = parse_end(text.get(END, "")) or JobEnd(RUNNING)
@@ -161,7 +164,7 @@ def _download(
         if size != sizes[name]:
             raise JobError(
                 f"{place}/{name}: {size} bytes arrived instead of {sizes[name]}: it changed meanwhile",
-                hint=f"to try again: spr-cluster fetch {place}",
+                hint="run the same command again",
             )
 
 

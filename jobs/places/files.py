@@ -105,12 +105,18 @@ def place_head_folders(head: Host, paths: JobPaths, folders: Mapping[str, str]) 
 
 
 def restore_files(
-    head: Host, paths: JobPaths, url: str, note: Callable[[str], None], *, is_new: bool
+    head: Host,
+    paths: JobPaths,
+    url: str,
+    note: Callable[[str], None],
+    *,
+    is_new: bool,
+    cloud: str = "",
 ) -> dict[str, Any]:
     """Bring a job's folder back from S3 to the head, whose job then sends it to the other nodes.
 
     Returns what :mod:`jobs.worker.storage.restore` prints. Raises :class:`UsageError` for a job that can't be
-    resumed. ``is_new``: the head does not have the job yet.
+    resumed. ``is_new``: the head does not have the job yet. ``cloud`` is the option for the hint's command.
     """
     if is_new:
         # The marker: a job that is only half here must not look like one that is being submitted.
@@ -126,7 +132,8 @@ def restore_files(
     if "message" in found:
         if is_new:
             head.run(f"# removing a job that is not restored\nrm -rf {paths.root}")
-        raise UsageError(found["message"], hint=found["hint"])
+        hint = found["hint"] and found["hint"].replace(url, f"{url}{cloud}")
+        raise UsageError(found["message"], hint=hint)
     return found
 
 

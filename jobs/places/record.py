@@ -42,6 +42,11 @@ class CloudInfo:
     tags: tuple[tuple[str, str], ...] = ()
     """The user's own, of the cluster."""
 
+    @property
+    def flag(self) -> str:
+        """The option for a command about one of its buckets: " --cloud local", or ""."""
+        return " --cloud local" * (self.cloud == "local")
+
 
 @dataclass(frozen=True)
 class Unused:

@@ -186,7 +186,8 @@ def _restore(session: JobSession, bucket: S3Location, job: str) -> JobEnd | None
     if known and known[0].is_active:
         return None  # and so it is refused
     note, paths = context.progress.note, JobPaths(job)
-    done = restore_files(session.head, paths, str(place), note, is_new=not known)
+    url, cloud = str(place), context.cloud.flag
+    done = restore_files(session.head, paths, url, note, is_new=not known, cloud=cloud)
     if not done["size"]:
         context.on_log(f"node0 has job {job} with {done['checkpoint']}, as new as that in S3")
         return None

@@ -16,6 +16,7 @@ from moto.servicequotas.models import servicequotas_backends
 
 from infra.local.api.application import Application, answer_service_setting
 from infra.local.api.bucket_server import BucketServer
+from infra.local.api.policy import Request
 from infra.local.api.requests import ApiCall, Reply, error_reply
 from infra.local.api.runtime import replace_backends
 from infra.local.machines.containers import NodeContainers
@@ -26,7 +27,6 @@ from tests.cloud.buckets import FaultyBuckets
 from tests.cloud.capacity import FaultyQuotas
 from tests.cloud.ec2 import FaultyEC2Backend
 from tests.cloud.faults import ActiveFaults
-from tests.cloud.policy import Request
 from tests.cloud.schedules import FaultyScheduler
 
 _USER = "spr-cluster"

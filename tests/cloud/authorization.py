@@ -13,8 +13,8 @@ from typing import Any
 
 from moto.iam.models import iam_backends
 
+from infra.local.api.policy import Context, Request, keys_of_tags
 from infra.local.api.requests import ApiCall
-from tests.cloud.policy import Context, Request, keys_of_tags
 
 # Resource kinds by the prefix of their ids; DescribeTags uses the same names.
 _KINDS = {

@@ -26,9 +26,9 @@ from pydantic import (
 
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
+from infra.local.api.policy import Policy, Request, parse_policy
 from infra.local.api.runtime import Conditions, Runtime
 from infra.words import explain_invalid, nearest
-from tests.cloud.policy import Policy, Request, parse_policy
 
 Profile = Literal["instant", "fast", "metal", "unkind"]
 Market = Literal["spot", "on-demand", "*"]

@@ -52,7 +52,7 @@ def test_a_lost_head_may_have_had_jobs() -> None:
     nothing: Any = None
     answer = ask_head(nothing, lost, summarize_queue, 1.0)
     assert isinstance(answer, NoAnswer)
-    assert answer.is_gone
+    assert answer.is_savable
     assert ask_head(nothing, Inventory(), summarize_queue, 1.0) == NoAnswer()
 
 

@@ -1,21 +1,25 @@
-"""S3 on all of the server's sockets, by moto: who signed a request, and the buckets between two servers."""
+"""S3 on all of the server's sockets, by moto: who may make a request, and the buckets between two servers."""
 
 from __future__ import annotations
 
 import logging
 import pickle
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs, unquote
 from xml.sax.saxutils import escape
 
 from moto.core import DEFAULT_ACCOUNT_ID
+from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import create_backend_app
 from moto.s3.models import s3_backends
 from werkzeug.wrappers import Response
 
 from infra.files import write_private
 from infra.local.api.interceptors import is_signed_s3
+from infra.local.api.policy import Policy, Request, parse_policy
 from infra.local.api.sessions import Sessions
 from infra.local.state import StateFolder
 
@@ -23,6 +27,74 @@ from infra.local.state import StateFolder
 _ENCRYPTION = {"Rule": {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}}
 Refusal = tuple[int, str, str]
 """HTTP status, code, and message."""
+
+
+@dataclass(frozen=True)
+class S3Call:
+    """A request: its bucket, key, and query, and the operation's name in S3's API."""
+
+    method: str
+    bucket: str
+    key: str
+    query: Mapping[str, str]
+
+    @staticmethod
+    def of(environ: dict[str, Any]) -> S3Call:
+        path, _, query = environ["REQUEST_URI"].partition("?")
+        bucket, _, key = path.lstrip("/").partition("/")
+        values = {name: v[0] for name, v in parse_qs(query, keep_blank_values=True).items()}
+        return S3Call(environ["REQUEST_METHOD"], bucket, unquote(key), values)
+
+    @property
+    def operation(self) -> str:
+        """Return the operation; "" for one that this S3 does not serve."""
+        q = self.query
+        kind = "object" if self.key else "bucket" if self.bucket else "all"
+        part = next((word for word in ("delete", "uploads", "encryption") if word in q), "")
+        part = "part" if "uploadId" in q else part
+        return _OPERATIONS.get((self.method, kind, part), "")
+
+    def permissions(self) -> tuple[Request, ...]:
+        """Return what IAM decides on.
+
+        https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
+        """
+        operation = self.operation
+        action = _PERMISSIONS.get(operation, operation)
+        arn = f"arn:aws:s3:::{self.bucket}" if self.bucket else "*"
+        arn += f"/{self.key}" if self.key else ""
+        context = {"s3:prefix": self.query.get("prefix", "")} if operation in _LISTS else {}
+        return (Request(f"s3:{action}", arn, context),)
+
+
+_LISTS = ("ListObjectsV2",)
+_OPERATIONS = {
+    ("GET", "all", ""): "ListBuckets",
+    ("PUT", "bucket", ""): "CreateBucket",
+    ("HEAD", "bucket", ""): "HeadBucket",
+    ("DELETE", "bucket", ""): "DeleteBucket",
+    ("GET", "bucket", ""): "ListObjectsV2",
+    ("GET", "bucket", "encryption"): "GetBucketEncryption",
+    ("PUT", "bucket", "encryption"): "PutBucketEncryption",
+    ("PUT", "object", ""): "PutObject",
+    ("GET", "object", ""): "GetObject",
+    ("HEAD", "object", ""): "HeadObject",
+    ("DELETE", "object", ""): "DeleteObject",
+    ("POST", "object", "uploads"): "CreateMultipartUpload",
+    ("PUT", "object", "part"): "UploadPart",
+    ("POST", "object", "part"): "CompleteMultipartUpload",
+    ("DELETE", "object", "part"): "AbortMultipartUpload",
+}
+_PERMISSIONS = {
+    "ListBuckets": "ListAllMyBuckets",
+    "HeadBucket": "ListBucket",
+    "ListObjectsV2": "ListBucket",
+    "GetBucketEncryption": "GetEncryptionConfiguration",
+    "HeadObject": "GetObject",
+    "CreateMultipartUpload": "PutObject",
+    "UploadPart": "PutObject",
+    "CompleteMultipartUpload": "PutObject",
+}
 
 
 class BucketServer:
@@ -65,7 +137,7 @@ class BucketServer:
         return answer
 
     def refuse(self, environ: dict[str, Any], region: str | None) -> Refusal | None:
-        """Return an error for a request that the tool or a node's role did not sign."""
+        """Return an error unless the tool signed a request, or a node whose role allows it."""
         token = environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
         profile = self.sessions.profile_of(token, time.time())
         if token and not profile:
@@ -75,4 +147,23 @@ class BucketServer:
         # A node's requests only for its own region, as in China and in GovCloud.
         if not is_signed or (region and f"/{region}/s3/" not in environ["HTTP_AUTHORIZATION"]):
             return 403, "InvalidAccessKeyId", "The request is not signed with known credentials"
-        return None
+        call = S3Call.of(environ)
+        if not profile or not call.operation:
+            return None
+        return deny(call, f"role of {profile}", _role_policy(profile).allows)
+
+
+def deny(call: S3Call, who: str, allows: Callable[[Request], bool]) -> Refusal | None:
+    """Return the error unless the caller's policy allows all that a call needs."""
+    for request in call.permissions():
+        if not allows(request):
+            text = f"{who} is not authorized to perform: {request.action} on {request.resource}"
+            return 403, "AccessDenied", text
+    return None
+
+
+def _role_policy(profile: str) -> Policy:
+    """Return the statements of a profile's role; a removed one allows nothing."""
+    found = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.get(profile)
+    texts = [text for role in (found.roles if found else ()) for text in role.policies.values()]
+    return Policy([s for text in texts for s in parse_policy(text, profile).statements])

@@ -29,6 +29,7 @@ from jobs.cli.shared.chosen_job import (
 from jobs.cli.shared.job_options import ResultsRequest
 from jobs.places.bucket import fetch_stored, find_stored
 from jobs.places.launcher import RUNNING, choose_job, require_files
+from jobs.places.record import CloudInfo
 from jobs.report.receipt import add_receipt
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
@@ -120,15 +121,15 @@ def push(
     if target is None:
         return None
     s3, location = target
-    place = location.below(job)
+    place, files = location.below(job), files_to_push(results)
     try:
-        files = files_to_push(results)
         with progress.phase(f"Push {counted(len(files), 'file')} to {place}"):
             push_folder(s3, files, place, about={"spr-cluster-job": job}, on_file=progress.note)
     except SprError as error:
+        again = f"to try again: spr-cluster fetch {job} {flags} --push-to {location}"
         raise JobError(
             f"the results are in {results}/, but were not stored in S3: {error.message}",
-            hint=f"to try again: spr-cluster fetch {job} {flags} --push-to {location}",
+            hint=f"{error.hint}\n  → {again}" if error.hint else again,
         ) from error
     return str(place)
 
@@ -158,6 +159,11 @@ def run(request: FetchRequest) -> int:
         require_files(found, launcher.flags)
     except SprError as error:
         return _fetch_stored(look_in_bucket(request, error, one=True))
+    if target and not found.has_model:
+        raise UsageError(
+            f"--push-to stores a model, but job {found.job} ({found.state}) has none",
+            hint=f"to fetch what it has: spr-cluster fetch {found.job} {launcher.flags}",
+        )
     if found.state == RUNNING:
         say(f"{found.job} is still running; fetching its output so far")
     results = choose_results(request.results, found.job)
@@ -186,7 +192,7 @@ def fetch_from_bucket(request: JobResultsRequest) -> int:
     place, progress = bucket.below(job), make_progress()
     results = choose_results(request.results, job)
     s3 = open_s3(request, progress)
-    found, sizes = find_stored(s3, place, job)
+    found, sizes = find_stored(s3, place, job, CloudInfo(request.cloud or "").flag)
     if found.state == RUNNING:
         say(f"{job} has not ended, as far as {place} says; fetching its output so far")
     with progress.phase(f"Fetch {job}"):

@@ -169,6 +169,7 @@ def open_job_context(
         ssh_config=ctx.files.ssh_config,
         find_expiry=ctx.find_expiry,
         find_job_end=ctx.find_job_end,
+        is_gone=ctx.is_gone,
         count_former_s=lambda after: (
             ctx.events.former_s(cluster.created, after) if cluster.created else 0.0
         ),

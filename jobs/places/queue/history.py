@@ -63,6 +63,43 @@ def explain_expiry(
     )
 
 
+class LostHeadError(JobError):
+    """A job ended with its head node, for the reason ``why``."""
+
+    def __init__(self, job: str, why: str) -> None:
+        super().__init__(f"job {job} ended with its head node: {why}")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A job of a cluster, and where its folder is stored in S3: below ``bucket``, unless that is "".
+
+    ``resumes`` says that `train --resume` can continue it, ``cloud`` is the option for the bucket's cloud.
+    """
+
+    job: str
+    flags: str
+    cloud: str = ""
+    bucket: str = ""
+    resumes: bool = False
+
+    def what_is_left(self, *, is_gone: bool) -> str:
+        """Return the hint after the loss of the head, or if ``is_gone``, of all nodes."""
+        if not is_gone:
+            return (
+                f"`spr-cluster repair {self.flags}` makes a worker the head, where a job with retries "
+                f"starts again; to follow it: spr-cluster attach {self.job} {self.flags}"
+            )
+        lines = [f"the cluster is gone: `spr-cluster up {self.flags}` creates a new one"]
+        if self.bucket:
+            place, task = f"{self.bucket}/{self.job}", self.job.partition("-")[0]
+            if self.resumes:
+                how = f"spr-cluster train {task} --resume {place} {self.flags}"
+                lines.append(f"to continue there from the job's last checkpoint: {how}")
+            lines.append(f"to get what the job stored: spr-cluster fetch {place}{self.cloud}")
+        return "\n  → ".join(lines)
+
+
 @dataclass
 class ExpiryWatch:
     """Warns once if a job will not finish in time, and once when the deadline is near.

@@ -8,15 +8,15 @@ from datetime import datetime
 from pathlib import Path
 
 from cluster.context import Context
-from infra.errors import HostError, HostKeyError, JobError, SprError
+from infra.errors import HostError, HostKeyError, SprError
 from jobs.places import files
 from jobs.places.launcher import RUNNING, Fetched, JobSummary
 from jobs.places.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
 from jobs.places.queue import history
-from jobs.places.queue.history import describe_expiry, explain_expiry
+from jobs.places.queue.history import LostHeadError, Stored, describe_expiry, explain_expiry
 from jobs.places.queue.job_output import stop_job
 from jobs.places.queue.slurm import SlurmLauncher
-from jobs.places.record import claim_results
+from jobs.places.record import CloudInfo, claim_results
 from provision.host import Host, TextSink
 
 
@@ -91,7 +91,7 @@ class QueueLauncher:
         paths, choice = JobPaths(job), {"all_checkpoints": all_checkpoints}
         return files.fetch(self.head, paths, results, note, self.flags, **choice)
 
-    def explain_loss(self, job: str, error: SprError) -> SprError | None:
+    def explain_loss(self, job: JobSummary, error: SprError) -> SprError | None:
         """Return why an unreachable job must be over; ``None`` if it may still be running."""
         if isinstance(error, HostKeyError) or not isinstance(error, HostError):
             return error
@@ -99,8 +99,12 @@ class QueueLauncher:
         if not gone:
             return None
         ctx = self.context
-        over = explain_expiry(job, ctx.find_expiry(), ctx.now(), self.flags, gone)
-        return over or JobError(f"job {job} ended with its head node: {gone}")
+        over = explain_expiry(job.job, ctx.find_expiry(), ctx.now(), self.flags, gone)
+        lost = LostHeadError(job.job, gone)
+        cloud = CloudInfo(ctx.cloud.name).flag
+        stored = Stored(job.job, self.flags, cloud, job.bucket, job.unfinished)
+        lost.hint = stored.what_is_left(is_gone=ctx.is_gone())
+        return over or lost
 
     @property
     def _slurm(self) -> SlurmLauncher:

@@ -34,7 +34,13 @@ from jobs.places.plan import (
     new_job_id,
     own_folder,
 )
-from jobs.places.queue.history import ExpiryWatch, describe_expiry, list_jobs
+from jobs.places.queue.history import (
+    ExpiryWatch,
+    LostHeadError,
+    Stored,
+    describe_expiry,
+    list_jobs,
+)
 from jobs.places.queue.job_output import (
     Event,
     JobOutput,
@@ -87,6 +93,8 @@ class JobContext:
     """Reads from EC2 when the nodes will shut down."""
     find_job_end: Callable[[], datetime | None] = lambda: None
     """The same for a job with a limit, for which they stay."""
+    is_gone: Callable[[], bool] = lambda: False
+    """Asks EC2 whether no node of the cluster is left."""
     count_former_s: Callable[[datetime | None], float] = lambda _: 0.0
     """Returns the seconds that machines which the cluster no longer has ran after a time, or ever."""
     add_receipt: Callable[[Path], Mapping[str, Any]] = lambda _: {}
@@ -261,12 +269,16 @@ class JobSession:
         for line in () if quiet else warnings:
             output.show(line)
         is_limited = plan.spec.ending.max_time_s > 0
-        end = self.watch(output, plan.results, is_limited=is_limited)
+        kept = record.bucket, record.resumable
+        end = self.watch(output, plan.results, is_limited=is_limited, kept=kept)
         return JobResult(record.ended_as(end), end, output, plan)
 
-    def watch(self, output: JobOutput, results: Path | None, *, is_limited: bool = False) -> JobEnd:
+    def watch(
+        self, output: JobOutput, results: Path | None, *, is_limited: bool, kept: tuple[str, bool]
+    ) -> JobEnd:
         """Show a job's output until it ends; then fetch its results into ``results``.
 
+        ``kept`` is the bucket that stores the job, and whether it can be resumed from there.
         Ctrl-C stops only the following. Without ``results``, nobody else needs the job, so it ends as well.
         """
         job, on_log, context = self.paths.job_id, self.context.on_log, self.context
@@ -282,6 +294,9 @@ class JobSession:
                 sinks = (output.add, output.note_waiting, output.note_state)
                 end = self.launcher.follow(self.paths, *sinks)
         except (JobError, HostError) as error:
+            if isinstance(error, LostHeadError):
+                stored = Stored(job, flags, context.cloud.flag, *kept)
+                error.hint = stored.what_is_left(is_gone=context.is_gone())
             raise (expiry.explain(job, error.message) or error) from None
         except KeyboardInterrupt as interrupt:
             self.head.close()
@@ -473,15 +488,16 @@ def with_bucket(plan: JobPlan, cluster: Cluster) -> JobPlan:
     return replace(plan, spec=replace(spec, storage=storage))
 
 
-def attach(context: JobContext, job: str, results: Path, *, is_limited: bool = False) -> JobEnd:
+def attach(context: JobContext, found: JobSummary, results: Path) -> JobEnd:
     """Follow a job that another command submitted, from the start of its output; fetch its results.
 
     Raises :class:`JobError` if it fails. Ctrl-C stops only the following.
     """
+    job, kept = found.job, (found.bucket, found.unfinished)
     session = open_session(context, job, starts=False)
     output = JobOutput(context.on_event, context.on_log, job)
     with _job_phase(context, f"Follow {job}"):
-        end = session.watch(output, results, is_limited=is_limited)
+        end = session.watch(output, results, is_limited=found.max_time_s > 0, kept=kept)
         _show_failure(end)
     session.bring_home(results)
     _require_success(session, end, output, results)

@@ -18,7 +18,7 @@ from jobs.places.environment import ccl_setup, rank_environment
 from jobs.places.launcher import JobEnd, parse_end
 from jobs.places.placement import Placement
 from jobs.places.plan import JobPaths, JobPlan
-from jobs.places.queue.history import list_jobs
+from jobs.places.queue.history import LostHeadError, list_jobs
 from jobs.worker.runtime.events import MARK, mark_of
 from jobs.worker.supervisor import log_reader
 from jobs.worker.supervisor.launch import FOLDER, LAUNCH, SECRETS, Launch, build_argv
@@ -280,7 +280,8 @@ class SlurmLauncher:
             except HostKeyError:
                 raise
             except HostError as error:
-                self._require_head(paths)
+                if gone := self.head.why_gone():
+                    raise LostHeadError(paths.job_id, gone) from None
                 on_text(f"{error.message}; the job may still be running; reconnecting")
                 return None
             return True
@@ -308,14 +309,6 @@ class SlurmLauncher:
             f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
             "because the head node was shut down, or the job was killed"
         )
-
-    def _require_head(self, paths: JobPaths) -> None:
-        if gone := self.head.why_gone():
-            raise JobError(
-                f"job {paths.job_id} ended with its head node: {gone}",
-                hint=f"`spr-cluster repair {self.flags}` makes a worker the head, where a job with "
-                f"retries starts again; to follow it: spr-cluster attach {paths.job_id} {self.flags}",
-            )
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
         """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the unreachable nodes."""

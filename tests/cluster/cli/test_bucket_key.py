@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import boto3
 import pytest
 
 from infra.aws.roles import render_document
 from infra.iam.bucket_access import check_bucket
 from infra.iam.instance_profile import node_rights
+from infra.local.api.bucket_server import S3Call
+from infra.local.api.policy import Request, parse_policy
 from infra.spec import build_spec
-from tests.cloud.buckets import S3Call
-from tests.cloud.policy import Request, parse_policy
 from tests.cluster.cli.test_doctor import examine
 from tests.harness.cloud import make_cloud
 from tests.harness.command_line import CommandLine
+from tests.infra.local.fakes import connect_node
 
 ID, OTHER = "01234567-89ab-cdef", "arn:aws:kms:us-east-1:123456789012:key/another"
 KEY = f"arn:aws:kms:us-east-1:123456789012:key/{ID}"
@@ -62,19 +61,6 @@ def encrypt_buckets(s3: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Everyone who may use S3 may use the key that AWS manages for it.
     if not key.endswith("alias/aws/s3"):
         monkeypatch.setattr(S3Call, "permissions", permissions)
-
-
-def connect_node(line: CommandLine) -> Any:
-    """Return S3 with the credentials of the nodes' role."""
-    sessions = line.cloud.fake.application.buckets.sessions
-    found = json.loads(sessions.render("spr-cluster-spr-us-east-1-s3", "i-1", time.time()))
-    return boto3.client(
-        "s3",
-        endpoint_url=line.cloud.fake.endpoint.url,
-        aws_access_key_id=found["AccessKeyId"],
-        aws_secret_access_key=found["SecretAccessKey"],
-        aws_session_token=found["Token"],
-    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +114,7 @@ def test_the_nodes_write_and_read_with_the_buckets_key(line: CommandLine, encryp
 
     line.must(*UP, "--bucket-kms-key", KEY)
 
-    s3 = connect_node(line)
+    s3 = connect_node(line.cloud.fake, "spr-cluster-spr-us-east-1-s3")
     s3.put_object(Bucket="team-b", Key="results/a", Body=b"a")
     assert s3.get_object(Bucket="team-b", Key="results/a")["Body"].read() == b"a"
     # The cluster remembers the key.

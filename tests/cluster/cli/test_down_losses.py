@@ -131,12 +131,15 @@ def test_a_head_that_hangs_does_not_stop_down(
     assert time.monotonic() - begin < 3
 
 
-def test_without_the_key_down_works(tutor: CommandLine) -> None:
+def test_without_the_key_down_asks(tutor: CommandLine) -> None:
     ClusterFiles.of("tutor").key.unlink()
 
-    result = tutor.must("down", "--name", "tutor")
+    refused = tutor.run("down", "--name", "tutor")
 
-    assert "could not be asked what would be lost: the cluster's key is not on this" in result.err
+    assert refused.code == 2
+    assert "asked what would be lost: the cluster's key is not on this machine" in refused.message
+    assert tutor.cloud.left()
+    assert tutor.must("down", "--name", "tutor", "--yes").out.startswith("Nothing left")
 
 
 def test_a_stopped_head_is_named(tutor: CommandLine) -> None:

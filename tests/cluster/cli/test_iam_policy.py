@@ -25,11 +25,11 @@ from infra.ec2.termination_schedule import ClusterGuard
 from infra.iam.instance_profile import ClusterProfile
 from infra.iam.policy import OPTIONAL, build_policy
 from infra.instance_types import BAKERS
+from infra.local.api.policy import Policy, Request
 from infra.local.api.spot_requests import SpotRequest
 from infra.s3_url import parse_s3_url
 from infra.spec import build_spec
 from tests.cloud.faults import ActiveFaults
-from tests.cloud.policy import Policy, Request
 from tests.harness.command_line import CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 

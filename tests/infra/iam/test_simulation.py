@@ -9,8 +9,8 @@ from botocore.exceptions import ClientError
 
 from infra.iam.policy import build_policy
 from infra.iam.simulation import Finding, Principal, find_principal, simulate
+from infra.local.api.policy import Policy, Request
 from infra.s3_url import parse_s3_url
-from tests.cloud.policy import Policy, Request
 
 ROLE = "arn:aws:iam::123456789012:role/path/work"
 SESSION = "arn:aws:sts::123456789012:assumed-role/work/me@example.org"

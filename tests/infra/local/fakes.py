@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import json
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -310,6 +312,19 @@ class Endpoint:
             every = (ec2_backends, servicequotas_backends, iam_backends, scheduler_backends)
             for backends in (*every, s3_backends, s3_backends.bucket_accounts):
                 backends.clear()
+
+
+def connect_node(cloud: FakeCloud, profile: str) -> Any:
+    """Return S3 with the credentials of the nodes' role."""
+    sessions = cloud.application.buckets.sessions
+    found = json.loads(sessions.render(profile, "i-1", time.time()))
+    return boto3.client(
+        "s3",
+        endpoint_url=cloud.endpoint.url,
+        aws_access_key_id=found["AccessKeyId"],
+        aws_secret_access_key=found["SecretAccessKey"],
+        aws_session_token=found["Token"],
+    )
 
 
 def sign_at(monkeypatch: pytest.MonkeyPatch, time: datetime) -> None:

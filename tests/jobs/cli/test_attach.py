@@ -138,6 +138,36 @@ def test_a_failure_is_explained_as_by_the_command_that_submitted_the_job(
     assert json.loads(Path("results/squad-1/results.json").read_text())["receipt"]["parts"]
 
 
+@pytest.mark.parametrize("command", ["attach", "wait"])
+@pytest.mark.parametrize("cluster", ["there", "gone", "of others"])
+def test_a_lost_head_is_replaced_or_its_job_continues_from_the_bucket(
+    line: CommandLine, head: Head, monkeypatch: pytest.MonkeyPatch, command: str, cluster: str
+) -> None:
+    def follow(_: object) -> Result:
+        raise ConnectionLostError("node0", "the connection broke")
+
+    line.machines.staged.insert(0, ("node0", "# following a job", follow))
+    head.limits["bucket"], head.breaks = "s3://results/team", 9
+    monkeypatch.setattr(StagedHost, "why_gone", lambda _: "i-0 is terminated", raising=False)
+    if cluster == "gone":
+        monkeypatch.setattr("infra.ec2.inventory.Inventory.alive", ())
+    elif cluster == "of others":
+        monkeypatch.setattr("infra.ec2.key_pair.fingerprint", lambda _: "SHA256:ours")
+
+    result = line.run(command)
+
+    assert result.message.startswith("job squad-1 ended with its head node: i-0 is terminated\n  →")
+    hints = result.message.splitlines()[1:]
+    if cluster == "there":
+        assert hints[0].startswith("  → `spr-cluster repair --name spr` makes a worker the head")
+        return
+    assert [hint.partition(": ")[2] for hint in hints] == [
+        "`spr-cluster up --name spr` creates a new one",
+        "spr-cluster train squad --resume s3://results/team/squad-1 --name spr",
+        "spr-cluster fetch s3://results/team/squad-1",
+    ]
+
+
 @pytest.mark.parametrize("exit_code", [143, None])
 def test_a_cancelled_job_is_no_failure_of_its_program(
     line: CommandLine, head: Head, exit_code: int | None

@@ -163,14 +163,21 @@ def test_a_job_that_has_not_ended_is_said_to_be_so(
     [
         (["s3://results/team/squad-2"], 2, "there is no job squad-2 in s3://results/team/squad-2"),
         (["s3://results/team"], 2, "the jobs below it: spr-cluster jobs s3://results/team"),
+        (["s3://results/team", "--cloud=local"], 2, "jobs s3://results/team --cloud local\n"),
         (["s3://other/squad-1"], 2, "s3://other/squad-1: bucket 'other' does not exist"),
         (["s3://results"], 2, "fetch s3://results: expected a job's folder, such as"),
         ([URL, "--name", "x"], 2, f"--name: the job is read from {URL}: omit it"),
     ],
 )
 def test_refusals(
-    s3: Any, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+    s3: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    message: str,
 ) -> None:
+    monkeypatch.setattr("jobs.cli.results.fetch.open_s3", lambda *_: s3)
     assert main(["fetch", *words]) == code
     assert message in capsys.readouterr().err
 

@@ -322,7 +322,7 @@ def test_a_failed_push_keeps_the_results_and_names_the_command(
     line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise CloudError("the token has expired")
+        raise CloudError("the token has expired", hint="log in")
 
     monkeypatch.setattr("jobs.cli.results.fetch.connect_s3", lambda: "s3")
     monkeypatch.setattr("jobs.cli.results.fetch.check_s3_location", lambda s3, place: None)
@@ -334,7 +334,13 @@ def test_a_failed_push_keeps_the_results_and_names_the_command(
     assert result.code == 1
     assert result.message == (
         "the results are in results/squad-1/, but were not stored in S3: the token has expired\n"
+        "  → log in\n"
         "  → to try again: spr-cluster fetch squad-1 --name spr --push-to s3://models"
+    )
+    result = line.run("fetch", "--push-to", "s3://models")
+    assert (result.code, fetched) == (2, ["squad-1"])
+    assert result.message.startswith(
+        "--push-to stores a model, but job squad-2 (failed) has none\n"
     )
 
 

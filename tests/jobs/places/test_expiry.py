@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import HostError, JobError
+from jobs.places.launcher import JobSummary
 from jobs.places.plan import JobPlan
 from jobs.places.queue.history import ExpiryWatch
 from jobs.places.queue.session import attach, open_session
@@ -28,6 +29,7 @@ from tests.jobs.context import (
 
 NOW = datetime(2026, 11, 23, 14, tzinfo=timezone.utc)
 EXTENDED = [None, NOW + timedelta(hours=2)]
+FOUND = JobSummary("running", job=PATHS.job_id, submitted=NOW)
 FIGURES = dict.fromkeys(("epoch", "loss", "samples_per_second", "tokens_per_second"), 1.0)
 
 
@@ -69,7 +71,7 @@ def test_a_job_that_ended_with_its_cluster_says_so(
     context = replace(context, cluster=replace(context.cluster, expires=past))
     message = r"\[node0\] no SSH" if extended else "whose time to live was over at .*: .* no SSH"
     with pytest.raises(HostError if extended else JobError, match=message) as caught:
-        attach(context, PATHS.job_id, tmp_path)
+        attach(context, FOUND, tmp_path)
     assert ("spr-cluster up --name bert" in str(caught.value)) is not bool(extended)
     assert any("warning: the nodes shut down" in line for line in log) is not bool(extended)
 
@@ -85,7 +87,7 @@ def test_nodes_that_stay_for_a_job_with_a_limit_do_not_warn_of_their_time_to_liv
     context = job_context(hosts, log=log, find_job_end=lambda: later)
     context = replace(context, cluster=replace(context.cluster, expires=soon))
 
-    attach(context, PATHS.job_id, tmp_path, is_limited=is_limited)
+    attach(context, replace(FOUND, max_time_s=60.0 * is_limited), tmp_path)
 
     assert any("warning: the nodes shut down" in line for line in log) is not is_limited
 

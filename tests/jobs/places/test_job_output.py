@@ -73,7 +73,7 @@ def run(args):
     output = JobOutput(display.event, display.log)
     with progress.phase("Train"):
         session = JobSession(job_context({}), Launcher(), JobPaths("squad-1"))
-        return session.watch(output, Path("here")).exit_code
+        return session.watch(output, Path("here"), is_limited=False, kept=("", False)).exit_code
 
 status.run = run
 sys.exit(cli.main(["status"]))
@@ -116,7 +116,8 @@ def ignore(_: object) -> None:
 
 
 def watch(launcher: StandIn, output: JobOutput, log: list[str] | None = None) -> JobEnd:
-    return JobSession(job_context({}, log=log), launcher, PATHS).watch(output, Path("here"))
+    session = JobSession(job_context({}, log=log), launcher, PATHS)
+    return session.watch(output, Path("here"), is_limited=False, kept=("", False))
 
 
 @pytest.fixture

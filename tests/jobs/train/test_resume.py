@@ -15,7 +15,7 @@ from infra.errors import JobError, UsageError
 from infra.s3_url import S3Location
 from jobs.places.launcher import JobSummary, parse_end
 from jobs.places.plan import JobPaths, JobPlan
-from jobs.places.record import JobRecord
+from jobs.places.record import CloudInfo, JobRecord
 from jobs.train.resume import (
     ResumeRequest,
     add_spent,
@@ -339,9 +339,12 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
 
 
 def test_a_job_that_cannot_be_restored_leaves_nothing() -> None:
-    hosts = restoring({"message": "s3://x: no checkpoint", "hint": "h"}, "")
-    with pytest.raises(UsageError, match="no checkpoint"):
-        run(hosts, ResumeRequest("squad", PATHS.job_id, bucket=BUCKET))
+    url = f"s3://results/team/{PATHS.job_id}"
+    hosts = restoring({"message": f"{url}: no checkpoint", "hint": f"fetch {url}"}, "")
+    context = job_context(hosts, cloud=CloudInfo("local"))
+    with pytest.raises(UsageError, match="no checkpoint") as refused:
+        resume(context, ResumeRequest("squad", PATHS.job_id, bucket=BUCKET))
+    assert refused.value.hint == f"fetch {url} --cloud local"
     assert any(f"rm -rf {PATHS.root}" in each for each in hosts["node0"].commands)
     running = listed(PATHS.job_id, end={}, queue=["RUNNING", "None", "node0"])
     hosts = restoring(RESTORED, running)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
-from tests.cloud.policy import Policy, Request, parse_policy
+from infra.local.api.policy import Policy, Request, parse_policy
 
 MACHINE = "arn:aws:ec2:us-east-1:123456789012:instance/i-1"
 CONTEXT: dict[str, Any] = {

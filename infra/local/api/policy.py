@@ -18,7 +18,7 @@ from infra.files import parse_object
 from infra.words import nearest
 
 _ELEMENTS = {"Sid", "Effect", "Action", "Resource", "Condition"}
-# The keys that :mod:`tests.cloud.authorization` provides.
+# The keys that a request has: s3:prefix, and in the tests' cloud the others.
 _KEYS = (
     "aws:PrincipalAccount",
     "aws:RequestTag/*",

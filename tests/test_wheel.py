@@ -124,7 +124,7 @@ def test_every_command_and_function_works_without_other_extras(
 
     assert found["extras"] == (["moto"] if extra else [])
     assert found["untried"] == found["early"] == []
-    assert found["speed_up"] == "speed_up needs torch: pip install 'spr-cluster[job]'"
+    assert found["speed_up"] == "speed_up needs numpy: pip install 'spr-cluster[job]'"
     shown = subprocess.check_output([programs / "spr-cluster", "--version"], text=True)
     assert shown == f"spr-cluster {found['version']}\n"
     assert f"-{found['version']}-" in wheel.name

@@ -96,6 +96,7 @@ def test_a_worker_that_is_terminated_alone_is_replaced_within_minutes(
 def test_the_wait_asks_ec2_twice_a_minute_however_many_nodes_it_waits_for(
     cloud: SimulatedCloud,
 ) -> None:
+    cloud.be("instant")
     cloud.prepared(nodes=1)
     cloud.faults('[[machine]]\nn = "*"\nfate = "no-ssh"\n')
     before = len(cloud.recorder.operations())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,12 @@ def test_a_canceled_study_continues_without_repeating_a_trial_and_ends_in_time(
     two.cli.run("cancel", job, *TWO)
 
     folder = tmp_path / "second"
+    ended = two.cli.json("jobs", job, *TWO)
+    began, end = (datetime.fromisoformat(ended[name]) for name in ("began", "ended"))
+    took = (end - began).total_seconds()  # it counts
+    limit = f"--max-time={(took + 62) / 60:.2f}m"
     shown = two.cli.run(
-        *("train", "digits", "--resume", job, *TWO, "--max-time=2m", "--results", str(folder))
+        *("train", "digits", "--resume", job, *TWO, limit, "--results", str(folder))
     )
 
     log = (folder / "job" / "log").read_text()

@@ -96,10 +96,10 @@ class JobLimit:
         """Raise :class:`UsageError` if a limit pays for no work; reading the data takes ``least_s``."""
         if self.spent and self.time(used) < _MINUTE:
             flag, took = self._flag(used), spoken_duration(self.spent.total_seconds())
-            text = f"--max-time {render_duration(self.max_time or _MINUTE)} is used up: the job took {took}"
+            limit = f"--max-time {render_duration(self.max_time or _MINUTE)}"
             if self.budget and flag == "--budget":
-                cost = f"{took}, for ${self.spent_usd:.2f}"
-                text = f"--budget {self.budget:g} is used up: the job took {cost}"
+                limit, took = f"--budget {self.budget:g}", f"{took}, for ${self.spent_usd:.2f}"
+            text = f"{limit} has less than a minute left: the job took {took}"
             raise UsageError(text, hint=f"give a higher {flag}, which counts that as well")
         least = max(_MINUTE, timedelta(seconds=least_s)) + _SAVE
         if self.budget and self.price and self.paid(used) < least:

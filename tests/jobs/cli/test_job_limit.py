@@ -112,9 +112,18 @@ def test_what_a_resumed_job_took_counts() -> None:
     again.check(None)
     paid.check(None)
     for refused, words in (
-        (limit(max_time=HOUR / 2, **took), "--max-time 30m is used up: the job took 30 min"),
-        (limit(budget=2.1, **took), "--budget 2.1 is used up: the job took 30 min, for $2.00"),
-        (limit(budget=1.0, **took), "--budget 1 is used up: the job took 30 min, for $2.00"),
+        (
+            limit(max_time=HOUR / 2, **took),
+            "--max-time 30m has less than a minute left: the job took 30 min",
+        ),
+        (
+            limit(budget=2.1, **took),
+            "--budget 2.1 has less than a minute left: the job took 30 min, for $2.00",
+        ),
+        (
+            limit(budget=1.0, **took),
+            "--budget 1 has less than a minute left: the job took 30 min, for $2.00",
+        ),
     ):
         with pytest.raises(UsageError) as caught:
             refused.check(None)

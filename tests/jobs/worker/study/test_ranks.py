@@ -37,7 +37,9 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
         for process in running:
             process.send_signal(signal.SIGTERM)
         said = [process.communicate(timeout=60)[0] for process in running]
-        assert [process.returncode for process in running] == [143, 143], said
+        # The other one may still have been starting, without a trial to end.
+        codes = [process.returncode for process in running]
+        assert codes in ([143, 143], [143, -signal.SIGTERM]), said
     ended = len([line for line in said[0].splitlines() if " of 3 have ended): " in line])
     assert f'"stopped", "step": {ended}, "total": 3' in said[0]
 

@@ -6,17 +6,18 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Protocol, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from cluster.local_files import ClusterFiles, EventLog
+from infra.aws.clients import Clients
+from infra.aws.cloud import Cloud
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import SecurityGroup, open_security_group
 from infra.errors import NoAnswerError, SprError
-from provision.host import Host, Result, Stream
-
-if TYPE_CHECKING:
-    from cluster.context import Context
+from infra.wait import Clock, Progress
+from provision.host import Host, Result, Stream, TextSink
 
 T = TypeVar("T")
 
@@ -42,10 +43,31 @@ class Move:
         )
 
 
+class AccessContext(Protocol):
+    """The part of :class:`cluster.context.Context` that :class:`Access` uses."""
+
+    @property
+    def cloud(self) -> Cloud: ...
+    @property
+    def clients(self) -> Clients: ...
+    @property
+    def files(self) -> ClusterFiles: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def events(self) -> EventLog: ...
+    @property
+    def allow(self) -> Callable[[str], bool]: ...
+    @property
+    def flags(self) -> str: ...
+
+
 class Access:
     """Checks whether the cluster admits this machine to SSH. Threads share one lookup per minute."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: AccessContext) -> None:
         self._ctx = ctx
         self._lock = threading.Lock()
         self._looked_at = float("-inf")
@@ -63,7 +85,8 @@ class Access:
         """Compare the rule with this machine's address; ``None`` if it fits or either is unknown."""
         ctx = self._ctx
         try:
-            found = describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",))
+            name = ctx.files.folder.name
+            found = describe_inventory(ctx.clients.ec2, name, ("security_groups",))
             group, record = found.group, found.record
             if group is None or not group.ssh_cidrs:
                 return None
@@ -130,8 +153,18 @@ class FollowedHost:
             text = error.message.removeprefix(f"[{self.name}] ")
             raise NoAnswerError(self.name, f"{text}; {move}", hint=hint) from None
 
-    def run(self, command: str, **options: Any) -> Result:
-        return self._try(lambda: self.host.run(command, **options))
+    def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = 120,
+        check: bool = True,
+        on_text: TextSink | None = None,
+    ) -> Result:
+        host = self.host
+        return self._try(
+            lambda: host.run(command, timeout_s=timeout_s, check=check, on_text=on_text)
+        )
 
     def open_stream(self, command: str) -> Stream:
         return self._try(lambda: self.host.open_stream(command))

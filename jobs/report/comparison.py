@@ -28,15 +28,8 @@ MOST_GROUPS = 2000
 _MAX_BYTES = 1 << 30
 _FACTS = (
     *("task", "recipe", "model", "data", "data_digest", "train_records", "train_samples"),
-    *(
-        "eval_data",
-        "eval_digest",
-        "eval_records",
-        "learning_rate",
-        "batch_size_per_rank",
-        "epochs",
-        "seed",
-    ),
+    *("eval_data", "eval_digest", "eval_records"),
+    *("learning_rate", "batch_size_per_rank", "epochs", "seed"),
 )
 _HARDWARE = ("world_size", "backend", "dtype", "amx", "samples_per_second")
 _OMITTED = {"output", "resume", "trial_seconds"}

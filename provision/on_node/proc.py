@@ -17,7 +17,7 @@ from typing import NamedTuple
 # alone is not enough; torchrun itself has neither.
 _MPIRUN = ("PMI_RANK", "MPI_LOCALRANKID")
 _TORCHRUN = ("RANK", "LOCAL_RANK")
-# Trials and an array's elements have it: each is rank 0 of its own, on the cores of a rank of the job.
+# Set for each trial of a study and each element of an array, which are rank 0 of runs of their own.
 _IN_POOL = "SPR_IN_POOL"
 
 

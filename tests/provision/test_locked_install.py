@@ -42,7 +42,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
 
 
 def replace_python(machine: Machine) -> None:
-    """Give a machine a Python and a pip of its own."""
+    """Give a machine its own Python and pip."""
     machine.replace("python3", _PYTHON.format(python=sys.executable, pip=machine.folder / "pip"))
     (machine.folder / "pip").mkdir()
     (machine.folder / "pip/pip").symlink_to(Path(pip.__file__).parent)

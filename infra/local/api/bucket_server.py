@@ -63,11 +63,12 @@ class S3Call:
         action = _PERMISSIONS.get(operation, operation)
         arn = f"arn:aws:s3:::{self.bucket}" if self.bucket else "*"
         arn += f"/{self.key}" if self.key else ""
-        context = {"s3:prefix": self.query.get("prefix", "")} if operation in _LISTS else {}
+        context = (
+            {"s3:prefix": self.query.get("prefix", "")} if operation == "ListObjectsV2" else {}
+        )
         return (Request(f"s3:{action}", arn, context),)
 
 
-_LISTS = ("ListObjectsV2",)
 _OPERATIONS = {
     ("GET", "all", ""): "ListBuckets",
     ("PUT", "bucket", ""): "CreateBucket",

@@ -14,16 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.functional import pad
 
 from ..runtime.ranks import TIMEOUT, Ranks, send_to_all
 
-Array = Any
-"""Of numpy."""
-
-
+Array = NDArray[Any]
 FEW = 4
 """From so many members of a group on, its members exchange parts directly. A ring's network delays grow with
 them, but it takes less CPU time: with two ranks on each of two nodes, a quarter."""
@@ -61,7 +59,7 @@ class SumOfParts:
     straight from rank to rank: a sum takes as many network delays on sixteen nodes as on four.
 
     Stages work on different vectors at the same time. Each has its own thread and group, because all ranks
-    must use a group in the same order. Sums are formed in fp32, whatever is sent.
+    must use a group in the same order. They add in fp32, also what is sent in bf16.
     """
 
     def __init__(self, rank: int, size: int, local: int) -> None:

@@ -192,7 +192,7 @@ def _describe(loop: Loop, data: Data) -> dict[str, Any]:
 
 
 def _digest(records: Iterable[Any]) -> str:
-    """Return a digest of records, whatever file they are from and a model's tokenizer makes of them."""
+    """Return a digest of the records alone: it depends on no file's name and on no tokenizer."""
     digest = blake2b(digest_size=16)
     for record in records:
         each = record._replace(place="") if hasattr(record, "place") else record

@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,9 @@ class Podman:
         self.call("run", "--detach", "--pull=never", *run_arguments(spec))
 
     def start(self, name: str) -> None:
+        # A container that has just ended may still have its network, where the hook's address exists.
+        with suppress(CloudError):
+            self.call("container", "cleanup", name)
         self.call("start", name)
 
     def stop(self, name: str) -> None:

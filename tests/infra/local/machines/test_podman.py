@@ -79,7 +79,7 @@ def test_a_failure_carries_podmans_last_line(
 ) -> None:
     fake_podman(tmp_path, monkeypatch, "echo first >&2; echo 'Error: no such image' >&2; exit 125")
     with pytest.raises(CloudError, match="podman start a: Error: no such image") as caught:
-        Podman().start("a")
+        Podman().call("start", "a")
     assert caught.value.code == "InternalError"
 
 

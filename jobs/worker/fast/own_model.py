@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..runtime.process import RankIdentity, read_local_place
-from ..runtime.ranks import TIMEOUT, Ranks
+from ..runtime.ranks import Ranks, new_group
 from .compilation import COMPILED, keep_compiled, why_no_compiler
 from .first_batches import FastLayers
 from .parts import find_parts
@@ -43,7 +43,7 @@ def joined_ranks() -> Ranks:
     names = [name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in os.environ]
     local = read_local_place({name: os.environ[name] for name in names})
     identity = RankIdentity(dist.get_rank(), dist.get_world_size())
-    control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    control = new_group()
     atexit.unregister(_wait_for_torch)
     atexit.register(_wait_for_torch)
     return Ranks(identity, str(dist.get_backend()), "chosen by the script", control, local)

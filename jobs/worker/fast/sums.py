@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.functional import pad
 
-from ..runtime.ranks import TIMEOUT, Ranks, send_to_all
+from ..runtime.pinning import leave_computing_cpus
+from ..runtime.ranks import Ranks, new_group, send_to_all
 
 Array = NDArray[Any]
 FEW = 4
@@ -192,7 +193,11 @@ def _levels(size: int, local: int) -> tuple[list[range], list[range]]:
 
 
 def _own_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, initializer=compute_alone)
+    def start() -> None:
+        compute_alone()
+        leave_computing_cpus()
+
+    return ThreadPoolExecutor(1, initializer=start)
 
 
 def compute_alone() -> None:
@@ -209,5 +214,5 @@ def compute_alone() -> None:
 
 def _own_group(rank: int, lists: Sequence[range]) -> Any:
     """Create a group for each list of ranks, as all ranks must, and return this rank's group."""
-    groups = [dist.new_group(list(ranks), backend="gloo", timeout=TIMEOUT) for ranks in lists]
+    groups = [new_group(list(ranks)) for ranks in lists]
     return next(group for group, ranks in zip(groups, lists) if rank in ranks)  # noqa: B905 - 3.8

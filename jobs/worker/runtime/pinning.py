@@ -16,7 +16,8 @@ import ctypes
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from .process import by_torchrun, choose_interface, read_local_place
 
 VARIABLE = "SPR_PLACEMENT"
 _NODES = Path("/sys/devices/system/node")
+_CPUS = Path("/sys/devices/system/cpu")
 _NUMA_MAPS = Path("/proc/self/numa_maps")
 _MPOL_PREFERRED = 1  # <linux/mempolicy.h>
 _MAX_NODES = 1024
@@ -96,6 +98,34 @@ def take_place(
     if plan is not None:
         _require_equal(plan, found)
     return plan, found
+
+
+def leave_computing_cpus() -> None:
+    """Move this thread to the other hardware threads of its CPUs' cores, which computing leaves idle.
+
+    A thread that sends and receives would otherwise interrupt one of the computing threads, for which all
+    others then wait. It stays where it is if there are none.
+    """
+    with suppress(OSError, ValueError, AttributeError):  # no topology, none allowed, not Linux
+        own, siblings = os.sched_getaffinity(0), 0
+        for cpu in own:
+            text = (_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings").read_text()
+            siblings |= int(text.replace(",", ""), 16)
+        os.sched_setaffinity(
+            0, {n for n in range(siblings.bit_length()) if siblings >> n & 1} - own
+        )
+
+
+@contextmanager
+def beside_computing() -> Iterator[None]:
+    """Let the threads that start inside a ``with`` block run where :func:`leave_computing_cpus` says."""
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    leave_computing_cpus()
+    try:
+        yield
+    finally:
+        if own is not None:
+            os.sched_setaffinity(0, own)
 
 
 def _take_own_cores(environ: MutableMapping[str, str]) -> RankPlacement | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import BackendError, first_line
+from .pinning import beside_computing
 from .process import LocalPlace, RankIdentity, read_identity, read_local_place
 
 CCL_MODULE = "oneccl_bindings_for_pytorch"
@@ -129,8 +130,9 @@ def join(asked_backend: str, environ: Mapping[str, str] = os.environ) -> Iterato
     """
     identity = read_identity(environ)
     backend = choose_backend(asked_backend)
-    _connect(identity, backend.name, environ)
-    control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    with beside_computing() if backend.name == "gloo" else nullcontext():
+        _connect(identity, backend.name, environ)
+    control = new_group()
     # Ask torch which backend runs: results must not merely repeat the request.
     name, local = str(dist.get_backend()), read_local_place(environ)
     yield Ranks(identity, name, backend.reason, control, local)
@@ -138,6 +140,12 @@ def join(asked_backend: str, environ: Mapping[str, str] = os.environ) -> Iterato
     # Leaving oneCCL's group may hang [tried: 2021.14, `bench`]; the process ends soon anyway.
     if name != "ccl":
         dist.destroy_process_group()
+
+
+def new_group(ranks: Sequence[int] | None = None) -> Any:
+    """Create a gloo group of some ranks, or of all; all ranks must call this."""
+    with beside_computing():
+        return dist.new_group(ranks, backend="gloo", timeout=TIMEOUT)
 
 
 def _connect(identity: RankIdentity, backend: str, environ: Mapping[str, str]) -> None:

@@ -123,6 +123,36 @@ def test_ranks_of_torchrun_pin_themselves(nodes_folder: Path) -> None:
     assert found({**torchrun(0, 2), **MPIRUN}) == [None, EVERY, 1, [None] * 3], "mpirun has pinned"
 
 
+_SENDER = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+from worker.runtime import pinning, ranks
+pinning._CPUS = Path(sys.argv[1])
+os.sched_setaffinity(0, {int(sys.argv[2])})
+before = set(os.listdir("/proc/self/task"))
+with ranks.join("gloo", {}):
+    for task in sorted({*os.listdir("/proc/self/task")} - before) + [str(os.getpid())]:
+        print(*os.sched_getaffinity(int(task)))
+"""
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+@pytest.mark.parametrize("siblings", [CPUS[:2], CPUS[:1]])
+def test_what_sends_runs_on_hardware_threads_that_do_not_compute(
+    nodes_folder: Path, tmp_path: Path, siblings: list[int]
+) -> None:
+    topology = tmp_path / f"cpu{CPU}" / "topology"
+    topology.mkdir(parents=True)
+    mask = f"{sum(1 << cpu for cpu in siblings):016x}"
+    (topology / "thread_siblings").write_text(f"{mask[:8]},{mask[8:]}\n")
+    code, text = Forked(["-c", _SENDER, str(tmp_path), str(CPU)], nodes_folder).finish(120)
+    assert code == 0, text
+    *senders, main = text.split()
+    assert main == str(CPU)
+    assert {*senders} == {str(siblings[-1])}
+
+
 def test_a_pod_with_fewer_cpus_than_threads_is_refused(nodes_folder: Path) -> None:
     environ = torchrun(0, 1, threads=len(CPUS) + 1)
     code = _RANK.format(mask=(), count=f"lambda: {len(CPUS)}")

@@ -20,10 +20,10 @@ from infra.ec2.instances import HEAD, WORKER, Instance
 from infra.ec2.network import SecurityGroup
 from infra.ec2.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.ec2.termination_schedule import ClusterGuard
-from infra.errors import HostError, NoAnswerError, SprError
+from infra.errors import DeadlineError, HostError, NoAnswerError, SprError
 from infra.files import write_private
 from infra.plan.planner import PlanInput
-from infra.wait import BOOT_DEADLINE_S, NamedProgress
+from infra.wait import BOOT_DEADLINE_S, END_DEADLINE_S, NamedProgress
 from infra.words import tag_value
 from provision.facts import HostFacts
 from provision.host import CONNECT_TIMEOUT_S, Host
@@ -120,18 +120,14 @@ class Machines:
         group: SecurityGroup,
         offers: Sequence[Offer],
     ) -> tuple[Instance, ...]:
-        if self.record.is_over(self.ctx.now()):
-            raise SprError(
-                f"the time to live ended before the {role} nodes were bought",
-                hint="use a longer --ttl: bare metal takes up to 20 minutes to start, and an image "
-                "may take an hour",
-            )
+        self._check_time()
         offer, bought = buy(
             self.ctx.clients.buyer,
             self.purchase(role, count, image, group),
             offers,
             clock=self.ctx.clock,
             on_refusal=self._report_refusal,
+            wait_for_end=self._wait_for_end,
         )
         self.ctx.progress.note(f"bought: {offer}")
         self._record_purchase(offer, bought)
@@ -139,6 +135,32 @@ class Machines:
             # Immediately: a machine that never boots has no other guard.
             self.guard.protect([instance.id for instance in bought], self.record.latest)
         return bought
+
+    def _check_time(self) -> None:
+        if self.record.is_over(self.ctx.now()):
+            raise SprError(
+                "the time to live ended before all nodes were bought",
+                hint="use a longer --ttl: bare metal takes up to 20 minutes to start, and an image "
+                "may take an hour",
+            )
+
+    def _wait_for_end(self) -> bool:
+        """Wait for the machines that are shutting down; return whether there were any and they ended."""
+        ec2, by_tag = self.ctx.clients.ec2, tags.cluster_filter(self.spec.name)
+        ids = [i.id for i in instances.describe_instances(ec2, by_tag, ("shutting-down",))]
+        limit, note = END_DEADLINE_S, self.ctx.progress.note
+
+        def on_wait(passed: float) -> None:
+            minutes = f"{passed / 60:.0f} min of at most {limit // 60}"
+            note(f"waiting for {name_some(ids)}, which shut down, {minutes}")
+
+        try:
+            instances.wait_until_ended(ec2, ids, self.ctx.clock, on_wait, deadline_s=limit)
+        except DeadlineError as error:
+            note(f"{error.message}; continuing")
+            return False
+        self._check_time()
+        return bool(ids)
 
     def purchase(
         self, role: str, count: int, image: Image, group: SecurityGroup | None

@@ -51,6 +51,13 @@ _NO_QUOTA = {
     "MaxSpotInstanceCountExceeded",
     "SpotMaxPriceTooLow",
 }
+# What a machine holds until it has ended, not only until it shuts down.
+_HELD_TO_THE_END = {
+    "InvalidPlacementGroup.InUse",
+    "InsufficientFreeAddressesInSubnet",
+    "ReservationCapacityExceeded",
+    *(_NO_QUOTA - {"SpotMaxPriceTooLow"}),
+}
 _PASSES = (_NO_ROOM - {"Unsupported"}) | {"SpotMaxPriceTooLow"}
 _HINTS = {
     "VcpuLimitExceeded": "request more on-demand vCPUs (quota L-1216C47A) in the Service Quotas "
@@ -191,14 +198,20 @@ class Purchase:
 def buy(
     buyer: EC2Client,
     purchase: Purchase,
-    offers: Iterable[Offer],
+    offers: Sequence[Offer],
     *,
     clock: Clock | None = None,
     on_refusal: Callable[[Refusal], None] = lambda _: None,
+    wait_for_end: Callable[[], bool] = lambda: False,
 ) -> tuple[Offer, tuple[Instance, ...]]:
-    """Buy from the first offer that EC2 accepts. Raises :class:`NoCapacityError` if it accepts none."""
+    """Buy from the first offer that EC2 accepts. Raises :class:`NoCapacityError` if it accepts none.
+
+    If machines that are shutting down may hold what is missing, ``wait_for_end`` waits for them, once,
+    and returns whether they have ended. Then all offers are tried again.
+    """
     refusals: list[Refusal] = []
     hopeless: set[tuple[str, str]] = set()
+    may_wait = True
     for offer in offers:
         if (offer.type.name, offer.market) in hopeless:
             continue
@@ -212,6 +225,10 @@ def buy(
                 hopeless.add((offer.type.name, offer.market))
             refusals.append(Refusal.of(offer, error))
             on_refusal(refusals[-1])
+            if code in _HELD_TO_THE_END and may_wait:
+                if wait_for_end():
+                    return buy(buyer, purchase, offers, clock=clock, on_refusal=on_refusal)
+                may_wait = False
     raise NoCapacityError(purchase.count, refusals)
 
 

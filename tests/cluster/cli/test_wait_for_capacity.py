@@ -40,7 +40,8 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     cloud: SimulatedCloud, free: int
 ) -> None:
     alive = []
-    cloud.faults(_NO_ROOM.format(free))
+    slow = "terminate_s = 1500\n"  # as bare metal
+    cloud.faults(slow + _NO_ROOM.format(free))
     # A head that can't move to another zone is terminated.
     zone = [{"Name": "availability-zone", "Values": [cloud.first_zone()]}]
     (subnet,) = cloud.ec2.describe_subnets(Filters=zone)["Subnets"]
@@ -49,7 +50,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     def before(number: int) -> None:
         alive.append(len(cloud.found("instances").alive))
         if number == 2:
-            cloud.faults("")
+            cloud.faults(slow)
 
     begun = cloud.clock.monotonic()
     wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud, **given))
@@ -57,7 +58,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
 
     assert len(cluster.nodes) == 3
     assert alive == [0] * 3
-    assert cloud.clock.monotonic() - begun > 2 * 20
+    assert 2 * 20 < cloud.clock.monotonic() - begun < 20 * 60
     # The machines live for the whole time, whenever they were bought.
     record = cloud.found().record
     assert record

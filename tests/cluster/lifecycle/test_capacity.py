@@ -29,7 +29,7 @@ def test_a_zone_without_room_is_passed_over(cloud: SimulatedCloud) -> None:
 def test_a_head_alone_moves_with_all_to_where_there_is_room(cloud: SimulatedCloud) -> None:
     first = cloud.first_zone()
     dies = "".join(f'[[machine]]\nn = {n}\nfate = "dies"\n' for n in (2, 4))
-    cloud.faults(f'[[capacity]]\nzone = "{first}"\nfree = 1\n{dies}')
+    cloud.faults(f'terminate_s = 1500\n[[capacity]]\nzone = "{first}"\nfree = 1\n{dies}')
 
     cloud.up(nodes=3)  # a move is no replacement
 
@@ -38,7 +38,9 @@ def test_a_head_alone_moves_with_all_to_where_there_is_room(cloud: SimulatedClou
     assert len(cluster.nodes) == 3
     assert first not in zones(cloud)
     found = cloud.found()
-    assert len(found.instances) == 3, "the first head is still there"
+    assert len(found.alive) == 3, "the first head is still there"
+    moved = cloud.purchases()[-1]
+    assert "Placement" in moved, "the first head held the placement group"
     assert cloud.steps.count("install.sh") == 1, "the image has the software already"
 
 

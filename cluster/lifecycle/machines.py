@@ -37,14 +37,21 @@ class PlanAgainError(Exception):
     """Raised when the plan no longer fits what exists.
 
     ``unhealthy`` are reasons by instance ID. With ``is_move``, a machine is only in the wrong zone.
+    ``refused`` is the offer that had no capacity for them after all.
     """
 
     def __init__(
-        self, reason: str, unhealthy: Mapping[str, str] | None = None, *, is_move: bool = False
+        self,
+        reason: str,
+        unhealthy: Mapping[str, str] | None = None,
+        *,
+        is_move: bool = False,
+        refused: Refusal | None = None,
     ) -> None:
         super().__init__(reason)
         self.unhealthy = dict(unhealthy or {})
-        self.is_move = is_move
+        self.is_move = is_move or refused is not None
+        self.refused = (refused,) if refused else ()
 
 
 class Machines:
@@ -61,6 +68,7 @@ class Machines:
         self.spec, self.record = plan_input.spec, plan_input.record
         self.all = tuple(keep)
         self.facts: dict[str, HostFacts] = {}
+        self._bought: dict[str, Offer] = {}
         self.open_host = ctx.host_opener()
 
     @property
@@ -130,6 +138,7 @@ class Machines:
             wait_for_end=self._wait_for_end,
         )
         self.ctx.progress.note(f"bought: {offer}")
+        self._bought.update((instance.id, offer) for instance in bought)
         self._record_purchase(offer, bought)
         if self.spec.second_guard:
             # Immediately: a machine that never boots has no other guard.
@@ -193,6 +202,7 @@ class Machines:
             profile=tags.profile_name(self.spec.name, self.ctx.cloud.region)
             if self.spec.makes_role
             else "",
+            refused=self.plan_input.refused,
         )
 
     def _record_purchase(self, offer: Offer, bought: Sequence[Instance]) -> None:
@@ -245,8 +255,25 @@ class Machines:
         witness = next((n for n in self.cluster.nodes if n.instance.id in self.facts), None)
         facts, failed = reach_nodes(self.ctx, nodes, self.open_host, witness)
         self.facts.update(facts)
+        self._check_capacity(boot.failed)
         self.give_up({**boot.failed, **failed}, never_ran=boot.failed)
         self._check(nodes)
+
+    def _check_capacity(self, failed: Mapping[str, str]) -> None:
+        """Plan again without the offer if EC2 ended new machines for lack of capacity."""
+        late = {
+            id_: refusal
+            for id_, why in failed.items()
+            if id_ in self._bought
+            and (refusal := Refusal.after_launch(self._bought[id_], why.partition(": ")[2]))
+        }
+        if late:
+            refusal = next(iter(late.values()))
+            self._report_refusal(refusal)
+            faults = {id_: failed[id_] for id_ in late}
+            self._record_faults(faults, never_ran=faults)
+            why = f"{name_some(list(late))} ended at launch: {refusal.code}"
+            raise PlanAgainError(why, faults, refused=refusal)
 
     def _note_states(self, passed: float, states: str) -> None:
         limit = BOOT_DEADLINE_S // 60
@@ -279,10 +306,7 @@ class Machines:
         self.check_not_removed()
         nodes = self.cluster.nodes
         head = nodes[0].instance
-        names = {node.instance.id: node.name for node in nodes}
-        for id_, why in faults.items():
-            ran = id_ not in never_ran
-            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_], ran=ran)
+        names = self._record_faults(faults, never_ran)
         if head.id in faults and head.role == HEAD and head.tags.get(tags.MESH):
             raise HostError(
                 nodes[0].name,
@@ -291,6 +315,16 @@ class Machines:
             )
         what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())
         raise PlanAgainError(what, faults)
+
+    def _record_faults(
+        self, faults: Mapping[str, str], never_ran: Container[str]
+    ) -> dict[str, str]:
+        """Record why machines are faulty; return all nodes' names by instance ID."""
+        names = {node.instance.id: node.name for node in self.cluster.nodes}
+        for id_, why in faults.items():
+            ran = id_ not in never_ran
+            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_], ran=ran)
+        return names
 
     @property
     def _way_without_head(self) -> str:

@@ -79,6 +79,24 @@ def test_when_the_time_is_over_nothing_is_left_running(cloud: SimulatedCloud) ->
     assert not cloud.found("instances").alive
 
 
+def test_capacity_that_is_missing_only_after_the_purchase_is_waited_for(
+    cloud: SimulatedCloud,
+) -> None:
+    types: dict[str, Any] = {"instance_types": ("r7iz.metal-16xl", "m7i.metal-24xl")}
+    cloud.faults('[[machine]]\nfate = "no-room"\n')
+
+    def before(number: int) -> None:
+        if number == 1:
+            cloud.faults("")
+
+    wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud, **types))
+    cluster = bring_up_when_possible(plan(cloud, **types), wait, bring(cloud, before))
+
+    assert len(cluster.nodes) == 3
+    offers = len(find_offers(cloud.ctx, cloud.plan_input(nodes=3, **types)))
+    assert len(cloud.purchases()) == offers + 2, "each offer once, then the head and the workers"
+
+
 @pytest.mark.parametrize("wait", [None, timedelta(hours=1)])
 def test_it_does_not_wait_for_a_quota(cloud: SimulatedCloud, wait: timedelta | None) -> None:
     cloud.faults("[quota]\non_demand_vcpus = 64\n")

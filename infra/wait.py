@@ -19,8 +19,9 @@ T = TypeVar("T")
 # Bare metal can take over 20 minutes to start, and images of large volumes have taken over 50.
 BOOT_DEADLINE_S = 40 * 60
 IMAGE_DEADLINE_S = 90 * 60
-# `up` continues after this deadline. `down` waits longer: bare metal has taken an hour to terminate.
 TERMINATE_DEADLINE_S = 20 * 60
+# Bare metal has taken an hour to terminate. `up` waits only for the quota or placement group it holds.
+END_DEADLINE_S = 60 * 60
 DOWN_DEADLINE_S = 100 * 60
 # `down` retries a resource that is still in use in its next round instead of waiting longer.
 HELD_DEADLINE_S = 20.0

@@ -12,6 +12,7 @@ from cluster.console.display import format_seconds
 from cluster.context import Context
 from cluster.lifecycle.prepare import observe
 from cluster.nodes import Cluster
+from infra.ec2.instances import UNBILLED
 from infra.ec2.purchase import NoCapacityError
 from infra.plan.actions import Action, ActionKind
 from infra.plan.removal import remove
@@ -64,7 +65,7 @@ def _terminate_new(ctx: Context, proposal: Proposal, kept: set[str]) -> None:
     if ids := tuple(instance.id for instance in found if instance.id not in kept):
         action = Action(ActionKind.TERMINATE, ", ".join(ids), ids)
         with ctx.perform(action):
-            remove(ctx.clients.ec2, action, ctx.clock)
+            remove(ctx.clients.ec2, action, ctx.clock, until=UNBILLED)
 
 
 def _note(

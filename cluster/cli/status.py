@@ -76,7 +76,7 @@ def run(request: StatusRequest) -> int:
         ctx,
         overview,
         now,
-        rank_nodes(found.instances, overview.wanted_nodes or 0),
+        rank_nodes(found.alive or found.instances, overview.wanted_nodes or 0),
         describe_spot_notices(ec2, found.alive),
         ctx.files.user(),
         verified_by(ctx.events),

@@ -20,7 +20,7 @@ from cluster.verify.verify import check_nodes, probe_nodes, summarize_problems
 from infra.aws.clients import error_code, translate_boto_error
 from infra.ec2 import images, key_pair, network, tags
 from infra.ec2.cluster_record import record_tags
-from infra.ec2.instances import HEAD, WORKER, describe_instances, label_instances
+from infra.ec2.instances import HEAD, UNBILLED, WORKER, describe_instances, label_instances
 from infra.ec2.purchase import Offer
 from infra.errors import (
     ConnectionLostError,
@@ -128,16 +128,13 @@ class PlanApplier:
         # A group in use belongs to a cluster that is being created.
         is_group = action.kind is ActionKind.DELETE_GROUPS
         limit = HELD_DEADLINE_S if is_group else TERMINATE_DEADLINE_S
-        ec2, note = self.ctx.clients.ec2, self._note_termination
         try:
-            remove(ec2, action, self.ctx.clock, deadline_s=limit, on_wait=note)
+            # Bare metal takes long to end, while the other nodes cost money; `down` verifies that it is gone.
+            remove(self.ctx.clients.ec2, action, self.ctx.clock, deadline_s=limit, until=UNBILLED)
         except DeadlineError as error:
             if is_group:
                 raise PlanAgainError(error.message) from None
-            # A machine may take hours to terminate; `down` verifies that it is gone.
-            if action.kind is not ActionKind.TERMINATE:
-                raise
-            self.ctx.progress.note(f"{error.message}; continuing")
+            raise
 
     def _remove_useless(self, action: Action) -> None:
         # An image that stays holds its snapshots.
@@ -176,10 +173,6 @@ class PlanApplier:
         except (HostError, HostsError):
             self.machines.check_not_removed()
             raise
-
-    def _note_termination(self, passed: float) -> None:
-        limit = TERMINATE_DEADLINE_S // 60
-        self.ctx.progress.note(f"terminating, {passed / 60:.0f} min of at most {limit}")
 
     # Resources around the machines
 

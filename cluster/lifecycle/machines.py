@@ -20,10 +20,10 @@ from infra.ec2.instances import HEAD, WORKER, Instance
 from infra.ec2.network import SecurityGroup
 from infra.ec2.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.ec2.termination_schedule import ClusterGuard
-from infra.errors import HostError, NoAnswerError, SprError
+from infra.errors import DeadlineError, HostError, NoAnswerError, SprError
 from infra.files import write_private
 from infra.plan.planner import PlanInput
-from infra.wait import BOOT_DEADLINE_S, NamedProgress
+from infra.wait import BOOT_DEADLINE_S, END_DEADLINE_S, NamedProgress
 from infra.words import tag_value
 from provision.facts import HostFacts
 from provision.host import CONNECT_TIMEOUT_S, Host
@@ -37,14 +37,21 @@ class PlanAgainError(Exception):
     """Raised when the plan no longer fits what exists.
 
     ``unhealthy`` are reasons by instance ID. With ``is_move``, a machine is only in the wrong zone.
+    ``refused`` is the offer that had no capacity for them after all.
     """
 
     def __init__(
-        self, reason: str, unhealthy: Mapping[str, str] | None = None, *, is_move: bool = False
+        self,
+        reason: str,
+        unhealthy: Mapping[str, str] | None = None,
+        *,
+        is_move: bool = False,
+        refused: Refusal | None = None,
     ) -> None:
         super().__init__(reason)
         self.unhealthy = dict(unhealthy or {})
-        self.is_move = is_move
+        self.is_move = is_move or refused is not None
+        self.refused = (refused,) if refused else ()
 
 
 class Machines:
@@ -61,6 +68,7 @@ class Machines:
         self.spec, self.record = plan_input.spec, plan_input.record
         self.all = tuple(keep)
         self.facts: dict[str, HostFacts] = {}
+        self._bought: dict[str, Offer] = {}
         self.open_host = ctx.host_opener()
 
     @property
@@ -120,25 +128,48 @@ class Machines:
         group: SecurityGroup,
         offers: Sequence[Offer],
     ) -> tuple[Instance, ...]:
-        if self.record.is_over(self.ctx.now()):
-            raise SprError(
-                f"the time to live ended before the {role} nodes were bought",
-                hint="use a longer --ttl: bare metal takes up to 20 minutes to start, and an image "
-                "may take an hour",
-            )
+        self._check_time()
         offer, bought = buy(
             self.ctx.clients.buyer,
             self.purchase(role, count, image, group),
             offers,
             clock=self.ctx.clock,
             on_refusal=self._report_refusal,
+            wait_for_end=self._wait_for_end,
         )
         self.ctx.progress.note(f"bought: {offer}")
+        self._bought.update((instance.id, offer) for instance in bought)
         self._record_purchase(offer, bought)
         if self.spec.second_guard:
             # Immediately: a machine that never boots has no other guard.
             self.guard.protect([instance.id for instance in bought], self.record.latest)
         return bought
+
+    def _check_time(self) -> None:
+        if self.record.is_over(self.ctx.now()):
+            raise SprError(
+                "the time to live ended before all nodes were bought",
+                hint="use a longer --ttl: bare metal takes up to 20 minutes to start, and an image "
+                "may take an hour",
+            )
+
+    def _wait_for_end(self) -> bool:
+        """Wait for the machines that are shutting down; return whether there were any and they ended."""
+        ec2, by_tag = self.ctx.clients.ec2, tags.cluster_filter(self.spec.name)
+        ids = [i.id for i in instances.describe_instances(ec2, by_tag, ("shutting-down",))]
+        limit, note = END_DEADLINE_S, self.ctx.progress.note
+
+        def on_wait(passed: float) -> None:
+            minutes = f"{passed / 60:.0f} min of at most {limit // 60}"
+            note(f"waiting for {name_some(ids)}, which shut down, {minutes}")
+
+        try:
+            instances.wait_until_ended(ec2, ids, self.ctx.clock, on_wait, deadline_s=limit)
+        except DeadlineError as error:
+            note(f"{error.message}; continuing")
+            return False
+        self._check_time()
+        return bool(ids)
 
     def purchase(
         self, role: str, count: int, image: Image, group: SecurityGroup | None
@@ -171,6 +202,7 @@ class Machines:
             profile=tags.profile_name(self.spec.name, self.ctx.cloud.region)
             if self.spec.makes_role
             else "",
+            refused=self.plan_input.refused,
         )
 
     def _record_purchase(self, offer: Offer, bought: Sequence[Instance]) -> None:
@@ -223,8 +255,25 @@ class Machines:
         witness = next((n for n in self.cluster.nodes if n.instance.id in self.facts), None)
         facts, failed = reach_nodes(self.ctx, nodes, self.open_host, witness)
         self.facts.update(facts)
+        self._check_capacity(boot.failed)
         self.give_up({**boot.failed, **failed}, never_ran=boot.failed)
         self._check(nodes)
+
+    def _check_capacity(self, failed: Mapping[str, str]) -> None:
+        """Plan again without the offer if EC2 ended new machines for lack of capacity."""
+        late = {
+            id_: refusal
+            for id_, why in failed.items()
+            if id_ in self._bought
+            and (refusal := Refusal.after_launch(self._bought[id_], why.partition(": ")[2]))
+        }
+        if late:
+            refusal = next(iter(late.values()))
+            self._report_refusal(refusal)
+            faults = {id_: failed[id_] for id_ in late}
+            self._record_faults(faults, never_ran=faults)
+            why = f"{name_some(list(late))} ended at launch: {refusal.code}"
+            raise PlanAgainError(why, faults, refused=refusal)
 
     def _note_states(self, passed: float, states: str) -> None:
         limit = BOOT_DEADLINE_S // 60
@@ -257,10 +306,7 @@ class Machines:
         self.check_not_removed()
         nodes = self.cluster.nodes
         head = nodes[0].instance
-        names = {node.instance.id: node.name for node in nodes}
-        for id_, why in faults.items():
-            ran = id_ not in never_ran
-            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_], ran=ran)
+        names = self._record_faults(faults, never_ran)
         if head.id in faults and head.role == HEAD and head.tags.get(tags.MESH):
             raise HostError(
                 nodes[0].name,
@@ -269,6 +315,16 @@ class Machines:
             )
         what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())
         raise PlanAgainError(what, faults)
+
+    def _record_faults(
+        self, faults: Mapping[str, str], never_ran: Container[str]
+    ) -> dict[str, str]:
+        """Record why machines are faulty; return all nodes' names by instance ID."""
+        names = {node.instance.id: node.name for node in self.cluster.nodes}
+        for id_, why in faults.items():
+            ran = id_ not in never_ran
+            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_], ran=ran)
+        return names
 
     @property
     def _way_without_head(self) -> str:

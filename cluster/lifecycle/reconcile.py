@@ -54,7 +54,8 @@ def bring_up(
             # A new group is a claim by itself.
             _require_unchanged(ctx, plan_input, written=0)
         reason = _first_reason(plan_input)
-        for number in range(_MOST_ROUNDS):
+        number = 0
+        while number < _MOST_ROUNDS:
             _record_plan(ctx, plan_input, plan, reason)
             try:
                 return PlanApplier(ctx, plan_input, stack, plan, offers, before_image).apply()
@@ -67,13 +68,17 @@ def bring_up(
                 replacements += bool(again.unhealthy) and not again.is_move
                 if replacements > _MOST_REPLACEMENTS:
                     break
-                unhealthy = {**plan_input.unhealthy, **again.unhealthy}
+                plan_input = replace(
+                    plan_input,
+                    unhealthy={**plan_input.unhealthy, **again.unhealthy},
+                    refused=(*plan_input.refused, *again.refused),
+                )
                 if not again.unhealthy:
                     # EC2 takes seconds to list resources that were just created or deleted.
                     ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
-            plan_input = _require_unchanged(
-                ctx, replace(plan_input, unhealthy=unhealthy), written=1, had_group=had_group
-            )
+                # Each offer is refused only once.
+                number += not again.refused
+            plan_input = _require_unchanged(ctx, plan_input, written=1, had_group=had_group)
             had_group = had_group or plan_input.group is not None
             plan = plan_up(plan_input)
             on_new_plan(plan_input, plan, reason)

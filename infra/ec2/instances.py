@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 HEAD, WORKER = "head", "worker"
 ALIVE = ("pending", "running", "stopping", "stopped")
 DYING = (*ALIVE, "shutting-down")
+ENDED = frozenset({"terminated"})
+# EC2 bills a machine until it shuts down:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
+UNBILLED = ENDED | {"shutting-down"}
 _FILTER_VALUES = 200
 _ANY_STATE = (*DYING, "terminated")
 _WAIT_EVERY_S = 15.0
@@ -302,8 +306,9 @@ def terminate_instances(
     ids: Sequence[str],
     clock: Clock | None = None,
     on_wait: Callable[[float], None] | None = None,
+    until: frozenset[str] = ENDED,
 ) -> None:
-    """Terminate machines and wait until EC2 reports them terminated."""
+    """Terminate machines and wait until EC2 reports them terminated, or in one of the states ``until``."""
     if not ids:
         return
     unknown = {"InvalidInstanceID.NotFound"}
@@ -311,18 +316,26 @@ def terminate_instances(
     # EC2 rejects the whole call if one id is unknown.
     if not done and (shown := [instance.id for instance in describe_by_id(ec2, ids)]):
         ec2.terminate_instances(InstanceIds=shown)
+    wait_until_ended(ec2, ids, clock, on_wait, until=until)
+
+
+def wait_until_ended(
+    ec2: EC2Client,
+    ids: Sequence[str],
+    clock: Clock | None = None,
+    on_wait: Callable[[float], None] | None = None,
+    *,
+    until: frozenset[str] = ENDED,
+    deadline_s: float = TERMINATE_DEADLINE_S,
+) -> None:
+    """Wait until EC2 lists machines in no other states than ``until``. Raises :class:`DeadlineError`."""
 
     def probe() -> bool | None:
         states = {instance.state for instance in describe_by_id(ec2, ids)}
-        return True if states <= {"terminated"} else None
+        return True if states <= until else None
 
-    wait_until(
-        f"termination of {', '.join(ids)}",
-        patient(probe),
-        deadline_s=TERMINATE_DEADLINE_S,
-        clock=clock,
-        on_wait=on_wait,
-    )
+    what = f"termination of {', '.join(ids)}"
+    wait_until(what, patient(probe), deadline_s=deadline_s, clock=clock, on_wait=on_wait)
 
 
 def label_instances(ec2: EC2Client, ids: Sequence[str], labels: dict[str, str]) -> None:

@@ -51,7 +51,18 @@ _NO_QUOTA = {
     "MaxSpotInstanceCountExceeded",
     "SpotMaxPriceTooLow",
 }
-_PASSES = (_NO_ROOM - {"Unsupported"}) | {"SpotMaxPriceTooLow"}
+# What a machine holds until it has ended, not only until it shuts down.
+_HELD_TO_THE_END = {
+    "InvalidPlacementGroup.InUse",
+    "InsufficientFreeAddressesInSubnet",
+    "ReservationCapacityExceeded",
+    *(_NO_QUOTA - {"SpotMaxPriceTooLow"}),
+}
+# EC2's reasons for ending a machine that it had already sold:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+_LATE = "Server."
+_LATE_NO_ROOM = (f"{_LATE}Insufficient", f"{_LATE}SpotInstanceTermination")
+_PASSES = (_NO_ROOM - {"Unsupported"}) | {"SpotMaxPriceTooLow", "SpotInstanceTermination"}
 _HINTS = {
     "VcpuLimitExceeded": "request more on-demand vCPUs (quota L-1216C47A) in the Service Quotas "
     "console, or use fewer --nodes",
@@ -105,6 +116,13 @@ class Refusal:
     def of(offer: Offer, error: ClientError) -> Refusal:
         message = str(error.response.get("Error", {}).get("Message", ""))
         return Refusal(offer, error_code(error), message)
+
+    @staticmethod
+    def after_launch(offer: Offer, reason: str) -> Refusal | None:
+        """Return the refusal if EC2's ``reason`` for ending a new machine is a lack of capacity."""
+        code, _, message = reason.partition(": ")
+        is_late = code.startswith(_LATE_NO_ROOM)
+        return Refusal(offer, code.removeprefix(_LATE), message) if is_late else None
 
 
 class NoCapacityError(CloudError):
@@ -186,21 +204,30 @@ class Purchase:
     known: frozenset[str]
     profile: str = ""
     """The instance profile made for this cluster."""
+    refused: Sequence[Refusal] = ()
+    """Earlier refusals, whose offers are not tried again."""
 
 
 def buy(
     buyer: EC2Client,
     purchase: Purchase,
-    offers: Iterable[Offer],
+    offers: Sequence[Offer],
     *,
     clock: Clock | None = None,
     on_refusal: Callable[[Refusal], None] = lambda _: None,
+    wait_for_end: Callable[[], bool] = lambda: False,
 ) -> tuple[Offer, tuple[Instance, ...]]:
-    """Buy from the first offer that EC2 accepts. Raises :class:`NoCapacityError` if it accepts none."""
-    refusals: list[Refusal] = []
+    """Buy from the first offer that EC2 accepts. Raises :class:`NoCapacityError` if it accepts none.
+
+    If machines that are shutting down may hold what is missing, ``wait_for_end`` waits for them, once,
+    and returns whether they have ended. Then all offers are tried again.
+    """
+    refusals = [refusal for refusal in purchase.refused if refusal.offer in offers]
+    full = [refusal.offer for refusal in refusals]
     hopeless: set[tuple[str, str]] = set()
+    may_wait = True
     for offer in offers:
-        if (offer.type.name, offer.market) in hopeless:
+        if offer in full or (offer.type.name, offer.market) in hopeless:
             continue
         try:
             return offer, _run_with_or_without_rate(buyer, purchase, offer, clock, on_refusal)
@@ -212,6 +239,10 @@ def buy(
                 hopeless.add((offer.type.name, offer.market))
             refusals.append(Refusal.of(offer, error))
             on_refusal(refusals[-1])
+            if code in _HELD_TO_THE_END and may_wait:
+                if wait_for_end():
+                    return buy(buyer, purchase, offers, clock=clock, on_refusal=on_refusal)
+                may_wait = False
     raise NoCapacityError(purchase.count, refusals)
 
 

@@ -59,7 +59,6 @@ EXPECTED_MIN = {
     ActionKind.WAIT_IMAGE: (1, 50),
     ActionKind.RUN_WORKERS: METAL_BOOT_MIN,
     ActionKind.BEGIN_IMAGE: (1, 3),
-    ActionKind.TERMINATE: (1, 10),
 }
 
 

@@ -16,6 +16,7 @@ from infra.ec2.instances import HEAD, Instance
 from infra.ec2.inventory import Inventory
 from infra.ec2.key_pair import fingerprint
 from infra.ec2.network import SecurityGroup
+from infra.ec2.purchase import Refusal
 from infra.errors import SprError
 from infra.instance_types import is_metal
 from infra.lifetime import AFTER
@@ -41,6 +42,8 @@ class PlanInput:
     public_key: str
     now: datetime
     unhealthy: Mapping[str, str] = field(default_factory=dict)
+    refused: tuple[Refusal, ...] = ()
+    """The offers whose machines EC2 ended for lack of capacity."""
     cached: tuple[Image, ...] = ()
     wants_image: bool = False
     """Whether to create an image even if no workers need it."""

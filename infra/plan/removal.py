@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import ClientError
 
 from infra.aws.clients import error_code, patient
-from infra.ec2.instances import terminate_instances
+from infra.ec2.instances import ENDED, terminate_instances
 from infra.errors import DeadlineError
 from infra.plan.actions import Action, ActionKind
 from infra.wait import TERMINATE_DEADLINE_S, Clock, wait_until
@@ -38,13 +38,15 @@ def remove(
     *,
     deadline_s: float = TERMINATE_DEADLINE_S,
     on_wait: Callable[[float], None] | None = None,
+    until: frozenset[str] = ENDED,
 ) -> None:
     """Remove an action's resources and wait until they are gone. Skips missing ones.
 
+    The wait for machines ends in one of the states ``until``.
     Raises :class:`DeadlineError`, which names the resource, if one is still in use at the deadline.
     """
     if action.kind is ActionKind.TERMINATE:
-        terminate_instances(ec2, action.ids, clock, on_wait)
+        terminate_instances(ec2, action.ids, clock, on_wait, until)
         return
     call = _removers(ec2)[action.kind]
     pool = ThreadPoolExecutor(min(_PARALLEL, len(action.ids)))

@@ -36,6 +36,7 @@ Fate = Literal[
     "never-boots",
     "no-guest",
     "dies",
+    "no-room",
     "no-key",
     "no-ssh",
     "no-amx",
@@ -208,9 +209,13 @@ class ErrorRule(_Section):
 
 
 class MachineRule(_Section):
-    """The fate of the n-th machine launched from now on, or of all; ``after_s`` starts once it runs."""
+    """The fate of the n-th machine launched from now on in a zone, or of all.
+
+    ``after_s`` starts once it runs.
+    """
 
     n: int | str = "*"
+    zone: str = "*"
     fate: Fate
     after_s: Seconds = 0
 
@@ -414,10 +419,11 @@ class ActiveFaults(Conditions):
                 return rule
         return None
 
-    def next_fate(self) -> MachineRule | None:
-        """Count a machine that is being launched and return its fate, if any."""
+    def next_fate(self, zone: str) -> MachineRule | None:
+        """Count a machine that is being launched in a zone and return its fate, if any."""
         number, self.launched = self.launched, self.launched + 1
-        return next((rule for rule in self.now.machine if rule.n in (number, "*")), None)
+        rules = (rule for rule in self.now.machine if rule.zone in (zone, "*"))
+        return next((rule for rule in rules if rule.n in (number, "*")), None)
 
 
 def _stamp_of(path: Path) -> tuple[int, ...] | None:

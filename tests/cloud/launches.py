@@ -58,7 +58,7 @@ class LimitedLaunches(Launches):
         no_key = None if self._has_key() else MachineRule(fate="no-key")
         faults = faults_of(self._runtime)
         for instance in instances:
-            if rule := (no_key or faults.next_fate()):
+            if rule := (no_key or faults.next_fate(instance.placement.zone)):
                 self._ec2.lifecycle.fates[instance.id] = rule
         super()._start_containers(instances, *more)
 

@@ -161,6 +161,14 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     assert [node["host_key_verified_by"] for node in result["nodes"]] == ["console", "head"]
     assert set(result["resources"]) >= {"instances", "images", "security_groups"}
 
+    line.cloud.faults("terminate_s = 3600\n")
+    line.cloud.ec2.stop_instances(InstanceIds=[worker])
+    line.must("repair", "--yes")
+    result = parsed(line.run("status", "--json"))
+    assert len(result["resources"]["instances"]) == 3, "the replaced worker has ended already"
+    assert [node["name"] for node in result["nodes"]] == ["node0", "node1"]
+    assert result["nodes"][1]["instance"] not in (head, worker)
+
 
 def test_status_shows_how_busy_the_queue_is(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch

@@ -12,9 +12,11 @@ def zones(cloud: SimulatedCloud) -> set[str]:
     return {node.instance.zone for node in cloud.cluster().nodes}
 
 
-def test_a_zone_without_room_is_passed_over(cloud: SimulatedCloud) -> None:
+@pytest.mark.parametrize("rule", ["[[capacity]]\nfree = 0", '[[machine]]\nfate = "no-room"'])
+def test_a_zone_without_room_is_passed_over(cloud: SimulatedCloud, rule: str) -> None:
+    """Whether EC2 refuses the purchase or ends the machines after it."""
     first = cloud.first_zone()
-    cloud.faults(f'[[capacity]]\nzone = "{first}"\nfree = 0\n')
+    cloud.faults(f'{rule}\nzone = "{first}"\n')
 
     cloud.up(nodes=3)
 
@@ -24,12 +26,20 @@ def test_a_zone_without_room_is_passed_over(cloud: SimulatedCloud) -> None:
     refused = [event for event in cloud.ctx.events.read() if event["event"] == "refused"]
     assert all(first in event["what"] for event in refused)
     assert refused[0]["reason"].startswith("InsufficientInstanceCapacity: ")
+    ran = {event["ran"] for event in cloud.ctx.events.read() if event["event"] == "faulty"}
+    assert ran == ({False} if "no-room" in rule else set()), "their cost is counted"
 
 
-def test_a_head_alone_moves_with_all_to_where_there_is_room(cloud: SimulatedCloud) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_head_alone_moves_with_all_to_where_there_is_room(
+    cloud: SimulatedCloud, late: bool
+) -> None:
     first = cloud.first_zone()
-    dies = "".join(f'[[machine]]\nn = {n}\nfate = "dies"\n' for n in (2, 4))
-    cloud.faults(f'[[capacity]]\nzone = "{first}"\nfree = 1\n{dies}')
+    full = f'[[capacity]]\nzone = "{first}"\nfree = 1\n'
+    if late:  # the two workers, in the placement group and without it
+        full = "".join(f'[[machine]]\nn = {n}\nfate = "no-room"\n' for n in range(1, 5))
+    dies = "".join(f'[[machine]]\nn = {n}\nfate = "dies"\n' for n in ((6, 8) if late else (2, 4)))
+    cloud.faults(f"terminate_s = 1500\n{full}{dies}")
 
     cloud.up(nodes=3)  # a move is no replacement
 
@@ -38,7 +48,9 @@ def test_a_head_alone_moves_with_all_to_where_there_is_room(cloud: SimulatedClou
     assert len(cluster.nodes) == 3
     assert first not in zones(cloud)
     found = cloud.found()
-    assert len(found.instances) == 3, "the first head is still there"
+    assert len(found.alive) == 3, "the first head is still there"
+    moved = cloud.purchases()[-1]
+    assert "Placement" in moved, "the first head held the placement group"
     assert cloud.steps.count("install.sh") == 1, "the image has the software already"
 
 

@@ -121,11 +121,11 @@ def test_images_and_ends_that_take_an_hour_are_waited_for(cloud: SimulatedCloud)
 
     lost = cloud.up(nodes=2).workers[0].instance.id
     assert cloud.clock.now - cloud.began > 3600
-    cloud.end(lost)
+    cloud.ec2.stop_instances(InstanceIds=[lost])
     began = cloud.clock.now
     cloud.up()
     assert cloud.cluster().is_whole
-    assert cloud.clock.now - began < 3600, "`up` waits for a machine that is of no use"
+    assert cloud.clock.now - began < 1200, "`up` waits for a machine that is of no use"
 
     cloud.down()
     assert cloud.left() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +56,25 @@ def test_without_capacity_the_next_offer_is_tried(code: str) -> None:
         (METAL, "subnet-b", "on-demand", False),
         (SECOND, "subnet-b", "on-demand", True),
     ]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("code", ["VcpuLimitExceeded", "InvalidPlacementGroup.InUse"])
+def test_what_ending_machines_hold_is_waited_for_once(code: str, ended: bool) -> None:
+    waits: list[bool] = []
+    market = Market(lambda r: "pending" if waits == [True] else error(code))
+    client: Any = market
+    spec = make_spec(2, instance_types=(METAL, SECOND))
+    offers = offers_of(spec)
+
+    def wait() -> bool:
+        waits.append(ended)
+        return ended
+
+    with contextlib.nullcontext() if ended else pytest.raises(NoCapacityError):
+        offer, _ = buy(client, make_purchase(spec), offers, wait_for_end=wait)
+        assert offer == offers[0]
+    assert waits == [ended]
 
 
 @pytest.mark.parametrize("code", ["VcpuLimitExceeded", "InstanceLimitExceeded"])

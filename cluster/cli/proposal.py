@@ -19,7 +19,7 @@ from infra.ec2.purchase import SPOT, Offer, cheapest_zone_first
 from infra.ec2.tags import render_time
 from infra.ec2.termination_schedule import COST
 from infra.errors import UsageError
-from infra.iam.bucket_access import check_bucket
+from infra.iam.bucket_access import check_buckets
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.planner import PlanInput, expected_by_bake, plan_up
@@ -326,7 +326,7 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     stack = load_stack(plan_input.spec.stack) if plan.buys else None
     notes = [*summarize_state(stack)] if stack else []
     if not plan_input.found.alive:
-        notes += check_bucket(ctx.clients, plan_input.spec, ctx.cloud)
+        notes += check_buckets(ctx.clients, plan_input.spec, ctx.cloud)
     offers = find_offers(ctx, plan_input, notes.append) if plan.buys else ()
     if stack and plan_input.image is None:
         find_ubuntu_image(ctx.clients.ssm, ctx.clients.ec2, stack.ubuntu)

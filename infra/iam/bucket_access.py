@@ -52,10 +52,11 @@ def _check(clients: Clients, spec: ClusterSpec, cloud: Cloud, flag: str, url: st
     asked: Any = {"Bucket": bucket, "ExpectedBucketOwner": clients.caller.account}
     found = unless(DENIED, lambda: clients.s3.get_bucket_encryption(**asked))
     if found is None:
+        needed = "--bucket-kms-key" if writes else "--instance-profile"
         yield (
             f"{what}: another account owns the bucket, or these credentials lack "
-            "s3:GetEncryptionConfiguration; if it has its own KMS key, "
-            f"{'--bucket-kms-key' if writes else '--instance-profile'} is needed"
+            "s3:GetEncryptionConfiguration"
+            + (f"; if it has its own KMS key, {needed} is needed" if spec.makes_role else "")
         )
         return
     (rule,) = found["ServerSideEncryptionConfiguration"]["Rules"]

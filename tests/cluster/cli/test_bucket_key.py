@@ -165,6 +165,8 @@ def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: En
     clients: Any = SimpleNamespace(s3=fake.clients.s3, caller=theirs)
 
     assert "another account owns" in "".join(check_buckets(clients, spec, cloud))
+    has_role = spec.model_copy(update={"instance_profile": "mine"})
+    assert "is needed" not in "".join(check_buckets(clients, has_role, cloud))
 
 
 def test_the_nodes_may_find_unfinished_uploads() -> None:

@@ -37,7 +37,7 @@ _LONGEST_IDLE_S = 432_000
 
 @dataclass(frozen=True)
 class InstanceType:
-    """One EC2 instance type. ``cores`` are physical; ``gbit`` is the network bandwidth in Gbit/s.
+    """One EC2 instance type. ``cores`` are physical; ``gbit`` is the first network card's Gbit/s.
 
     ``amx`` is ``None`` if only the running machine can tell.
     """
@@ -60,8 +60,8 @@ class InstanceType:
         known = INSTANCE_TYPES.get(name)
         cpus = info["VCpuInfo"]
         cards = network.get("NetworkCards", [])
-        # Virtual machines can exceed their baseline in bursts.
-        gbit = sum(card.get("BaselineBandwidthInGbps", 0) for card in cards)
+        # Virtual machines can exceed their baseline in bursts. The machines get one interface, on card 0.
+        gbit = next((card.get("BaselineBandwidthInGbps") for card in cards), None)
         tracking = network.get("ConnectionTrackingConfiguration", {})
         return InstanceType(
             name=name,
@@ -69,7 +69,7 @@ class InstanceType:
             cores=cpus.get("DefaultCores") or cpus["DefaultVCpus"],
             sockets=known.sockets if known else None,
             memory_gib=info["MemoryInfo"]["SizeInMiB"] / 1024,
-            gbit=known.gbit if known else (gbit or None) if info.get("BareMetal") else None,
+            gbit=known.gbit if known else gbit if info.get("BareMetal") else None,
             table_usd=known.table_usd if known else None,
             amx=known.amx if known else _guess_amx(name, info["ProcessorInfo"]),
             idle_tcp_s=tracking.get("DefaultTcpEstablishedTimeout", _LONGEST_IDLE_S),
@@ -206,7 +206,7 @@ _FAMILIES = (
     _eighth("r8id", 8, 0.08316, 17.56339, 31.93344),
     _seventh("i7i", 8, 0.0943802, 9.6204, 19.2408)._replace(gbit={}),
     _seventh("i7ie", 8, 0.12995, 13.2844, 26.5687)._replace(
-        vcpus=(2, 4, 8, 12, 24, 48, 72, 96, 192), gbit={192: 200.0}
+        vcpus=(2, 4, 8, 12, 24, 48, 72, 96, 192), gbit={192: 100.0}
     ),
     # More memory
     _eighth("x8i", 16, 0.109415, 23.10845, 48.74438)._replace(

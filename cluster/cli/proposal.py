@@ -15,11 +15,11 @@ from infra.cost.prices import ADDRESS_USD, Price, Prices, table_prices, with_spo
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.ec2.cluster_record import ClusterRecord, limit_record, parse_record
 from infra.ec2.images import find_ubuntu_image
-from infra.ec2.purchase import SPOT, Offer
+from infra.ec2.purchase import SPOT, Offer, cheapest_zone_first
 from infra.ec2.tags import render_time
 from infra.ec2.termination_schedule import COST
 from infra.errors import UsageError
-from infra.iam.bucket_access import check_bucket
+from infra.iam.bucket_access import check_buckets
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.planner import PlanInput, expected_by_bake, plan_up
@@ -112,11 +112,10 @@ class Proposal:
 
     @property
     def spot_usd(self) -> dict[str, float]:
-        """Today's spot price of each way to buy, cheapest first."""
-        prices = self.plan_input.prices.spot
-        offers = {offer.place for offer in self.offers if offer.market == SPOT}
-        known = {" in ".join(place): prices[place] for place in offers if place in prices}
-        return dict(sorted(known.items(), key=lambda item: (item[1], item[0])))
+        """Today's spot price of each way to buy, in the order they are tried."""
+        prices, zones = self.plan_input.prices.spot, self.zones
+        offers = [o.place for o in self.offers if o.market == SPOT and o.network.zone in zones]
+        return {" in ".join(place): prices[place] for place in offers if place in prices}
 
     @property
     def warnings(self) -> list[str]:
@@ -298,7 +297,7 @@ class Proposal:
         ]
 
     def _spot(self) -> list[str]:
-        """Return today's spot price, in the cheapest zone, and the maximum."""
+        """Return today's spot price, in the first zone that is tried, and the maximum."""
         spec = self.plan_input.spec
         if not spec.spot or not self.plan.buys:
             return []
@@ -307,7 +306,9 @@ class Proposal:
         if not self.spot_usd:
             return [f"Spot: today's price is unknown, usually far less than on demand.{limit}"]
         where, usd = next(iter(self.spot_usd.items()))
-        return [f"Spot: now from ${usd:.4f} each ({where}, EC2's price history).{limit}"]
+        return [
+            f"Spot: now ${usd:.4f} each ({where}, which is tried first; EC2's price history).{limit}"
+        ]
 
 
 def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
@@ -325,11 +326,14 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     stack = load_stack(plan_input.spec.stack) if plan.buys else None
     notes = [*summarize_state(stack)] if stack else []
     if not plan_input.found.alive:
-        notes += check_bucket(ctx.clients, plan_input.spec, ctx.cloud)
+        notes += check_buckets(ctx.clients, plan_input.spec, ctx.cloud)
     offers = find_offers(ctx, plan_input, notes.append) if plan.buys else ()
     if stack and plan_input.image is None:
         find_ubuntu_image(ctx.clients.ssm, ctx.clients.ec2, stack.ubuntu)
     plan_input = replace(plan_input, prices=_find_prices(ctx, plan, offers))
+    # Subnets that the user chose are tried in the user's order.
+    if not plan_input.spec.subnet_ids:
+        offers = cheapest_zone_first(offers, plan_input.prices.spot)
     plan = plan_up(plan_input)
     if plan_input.record.options["max_time"] or plan_input.record.options["budget"]:
         plan_input = replace(plan_input, record=_limit(plan_input, plan))

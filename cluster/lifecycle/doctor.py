@@ -33,7 +33,7 @@ from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
 from infra.ec2.purchase import Offer, list_offers, render_request
 from infra.ec2.routes import require_jump, require_ways
 from infra.errors import SprError
-from infra.iam.bucket_access import check_bucket
+from infra.iam.bucket_access import check_buckets
 from infra.iam.dry_runs import (
     describe_tag_rules,
     find_tag_conflicts,
@@ -272,7 +272,7 @@ def _jump(exam: Examination) -> list[CheckResult]:
 
 
 def _bucket(exam: Examination) -> list[CheckResult]:
-    notes = check_bucket(exam.ctx.clients, exam.spec, exam.ctx.cloud)
+    notes = check_buckets(exam.ctx.clients, exam.spec, exam.ctx.cloud)
     return [_result("bucket", Verdict.WARN, each) for each in notes]
 
 

@@ -1,6 +1,7 @@
 """Purchase of machines: one RunInstances call buys all of them; a refusal leads to the next offer.
 
-For each type, offers go through the zones with the placement group, then through the zones without it.
+For each type, offers go through the zones with the placement group, then through the zones without it; on
+spot, cheaper zones come first.
 If spot may fall back to on-demand, the same list follows for on-demand.
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
@@ -33,36 +36,30 @@ if TYPE_CHECKING:
 
 SPOT, ON_DEMAND = "spot", "on-demand"
 _RESOURCES = ("instance", "volume", "network-interface")
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+# Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+# All zones share the quota, so only another type or market can help.
+_NO_QUOTA = {"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"}
+# A spot price belongs to a zone, with the placement group or without.
+_TOO_EXPENSIVE = "SpotMaxPriceTooLow"
+# Another zone or another time may help.
 _NO_ROOM = {
-    "InsufficientInstanceCapacity",
-    "InsufficientHostCapacity",
-    "InsufficientCapacity",
-    "InsufficientFreeAddressesInSubnet",
+    _TOO_EXPENSIVE,
     "ReservationCapacityExceeded",
-    "Unsupported",
     # The group's machines are still shutting down in another zone.
     "InvalidPlacementGroup.InUse",
-}
-# All zones share the quota and have similar prices, so only another type or market can help.
-_NO_QUOTA = {
-    "VcpuLimitExceeded",
-    "InstanceLimitExceeded",
-    "MaxSpotInstanceCountExceeded",
-    "SpotMaxPriceTooLow",
 }
 # What a machine holds until it has ended, not only until it shuts down.
 _HELD_TO_THE_END = {
     "InvalidPlacementGroup.InUse",
     "InsufficientFreeAddressesInSubnet",
     "ReservationCapacityExceeded",
-    *(_NO_QUOTA - {"SpotMaxPriceTooLow"}),
+    *_NO_QUOTA,
 }
 # EC2's reasons for ending a machine that it had already sold:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
-_LATE = "Server."
-_LATE_NO_ROOM = (f"{_LATE}Insufficient", f"{_LATE}SpotInstanceTermination")
-_PASSES = (_NO_ROOM - {"Unsupported"}) | {"SpotMaxPriceTooLow", "SpotInstanceTermination"}
+_LATE, _RECLAIMED = "Server.", "SpotInstanceTermination"
+_LATE_NO_ROOM = (f"{_LATE}Insufficient", f"{_LATE}{_RECLAIMED}")
+_NOT_IN_ZONE = "Unsupported"
 _HINTS = {
     "VcpuLimitExceeded": "request more on-demand vCPUs (quota L-1216C47A) in the Service Quotas "
     "console, or use fewer --nodes",
@@ -70,7 +67,7 @@ _HINTS = {
     "Quotas console, or omit --market spot",
     "ReservationCapacityExceeded": "use fewer --nodes or --capacity-reservation none, or wait for room: "
     "--wait-for-capacity 2h",
-    "SpotMaxPriceTooLow": "raise --max-price, or use --market spot-or-on-demand",
+    _TOO_EXPENSIVE: "raise --max-price, or use --market spot-or-on-demand",
 }
 _NO_ROOM_HINT = (
     "try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another --region, or "
@@ -142,7 +139,12 @@ class NoCapacityError(CloudError):
     @property
     def may_pass(self) -> bool:
         """Whether trying later may help: for some offer, more than a quota is missing."""
-        return any(refusal.code in _PASSES for refusal in self.refusals)
+        return any(_has_no_room(refusal.code) for refusal in self.refusals)
+
+
+def _has_no_room(code: str) -> bool:
+    """Return whether EC2 lacks machines, disks, or addresses in a zone, or its price is too high."""
+    return code in {*_NO_ROOM, _RECLAIMED} or code.startswith("Insufficient")
 
 
 def _first_sentence(text: str) -> str:
@@ -186,6 +188,18 @@ def list_offers(
     return tuple(offers)
 
 
+def cheapest_zone_first(
+    offers: Iterable[Offer], spot: Mapping[tuple[str, str], float]
+) -> tuple[Offer, ...]:
+    """Return offers with the zones of each type on spot in the order of their prices, unknown ones last."""
+
+    def usd(offer: Offer) -> float:
+        return spot.get(offer.place, math.inf) if offer.market == SPOT else 0.0
+
+    groups = groupby(offers, lambda offer: (offer.market, offer.type.name, offer.in_group))
+    return tuple(chain.from_iterable(sorted(group, key=usd) for _, group in groups))
+
+
 @dataclass(frozen=True)
 class Purchase:
     """A request for ``count`` identical machines, all or none.
@@ -224,19 +238,22 @@ def buy(
     """
     refusals = [refusal for refusal in purchase.refused if refusal.offer in offers]
     full = [refusal.offer for refusal in refusals]
-    hopeless: set[tuple[str, str]] = set()
+    hopeless: set[tuple[str, ...]] = set()
     may_wait = True
     for offer in offers:
-        if offer in full or (offer.type.name, offer.market) in hopeless:
+        where = (offer.market, *offer.place)
+        if offer in full or {where, where[:2]} & hopeless:
             continue
         try:
             return offer, _run_with_or_without_rate(buyer, purchase, offer, clock, on_refusal)
         except ClientError as error:
             code = error_code(error)
-            if code not in _NO_ROOM | _NO_QUOTA:
+            if not (_has_no_room(code) or code in _NO_QUOTA or code == _NOT_IN_ZONE):
                 raise
             if code in _NO_QUOTA:
-                hopeless.add((offer.type.name, offer.market))
+                hopeless.add(where[:2])
+            if code == _TOO_EXPENSIVE:
+                hopeless.add(where)
             refusals.append(Refusal.of(offer, error))
             on_refusal(refusals[-1])
             if code in _HELD_TO_THE_END and may_wait:

@@ -1,4 +1,4 @@
-"""Whether the nodes could use the bucket of `up --bucket`, asked before anything is bought."""
+"""Whether the nodes could use the buckets of `up --bucket` and `--read-from`, asked before a purchase."""
 
 from __future__ import annotations
 
@@ -14,25 +14,34 @@ from infra.s3_url import parse_s3_url
 from infra.spec import ClusterSpec
 
 
-def check_bucket(clients: Clients, spec: ClusterSpec, cloud: Cloud) -> Iterator[str]:
-    """Yield what may be wrong with the bucket, if there is one.
+def check_buckets(clients: Clients, spec: ClusterSpec, cloud: Cloud) -> Iterator[str]:
+    """Yield what may be wrong with the buckets, each of which is looked at once.
 
-    Raises :class:`UsageError` if it does not exist, or if the nodes' role can't use its KMS key.
+    Raises :class:`UsageError` if one does not exist, or if the nodes' role can't use its KMS key.
     """
-    if not spec.bucket:
-        return
-    what, bucket = f"--bucket {spec.bucket}", parse_s3_url(spec.bucket).bucket
+    options = [("--bucket", spec.bucket)] if spec.bucket else []
+    options += [("--read-from", url) for url in spec.read_from]
+    first: dict[str, tuple[str, str]] = {}
+    for flag, url in options:
+        first.setdefault(parse_s3_url(url).bucket, (flag, url))
+    for flag, url in first.values():
+        yield from _check(clients, spec, cloud, flag, url)
+
+
+def _check(clients: Clients, spec: ClusterSpec, cloud: Cloud, flag: str, url: str) -> Iterator[str]:
+    what, bucket = f"{flag} {url}", parse_s3_url(url).bucket
+    writes = flag == "--bucket"
     try:
         headers = clients.s3.head_bucket(Bucket=bucket)["ResponseMetadata"]["HTTPHeaders"]
     except ClientError as error:
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         if status == 404:
-            make = f"aws s3 mb s3://{bucket} --region {cloud.region}"
+            hint = f"create it: aws s3 mb s3://{bucket} --region {cloud.region}"
             if not cloud.billed:
-                make = f"spr-cluster local bucket {bucket}"
-            raise UsageError(
-                f"{what}: bucket {bucket!r} does not exist", hint=f"create it: {make}"
-            ) from None
+                hint = f"create it: spr-cluster local bucket {bucket}"
+            elif not writes:
+                hint = "`aws s3 ls` lists this account's buckets"
+            raise UsageError(f"{what}: bucket {bucket!r} does not exist", hint=hint) from None
         # Rights below the prefix do not include this question.
         if status not in (301, 400, 403):
             raise
@@ -43,9 +52,11 @@ def check_bucket(clients: Clients, spec: ClusterSpec, cloud: Cloud) -> Iterator[
     asked: Any = {"Bucket": bucket, "ExpectedBucketOwner": clients.caller.account}
     found = unless(DENIED, lambda: clients.s3.get_bucket_encryption(**asked))
     if found is None:
+        needed = "--bucket-kms-key" if writes else "--instance-profile"
         yield (
             f"{what}: another account owns the bucket, or these credentials lack "
-            "s3:GetEncryptionConfiguration; if it has its own KMS key, --bucket-kms-key is needed"
+            "s3:GetEncryptionConfiguration"
+            + (f"; if it has its own KMS key, {needed} is needed" if spec.makes_role else "")
         )
         return
     (rule,) = found["ServerSideEncryptionConfiguration"]["Rules"]
@@ -55,7 +66,10 @@ def check_bucket(clients: Clients, spec: ClusterSpec, cloud: Cloud) -> Iterator[
     # Everyone who may use S3 may use the key that AWS manages for it.
     if key and spec.makes_role and not is_given and not key.endswith("alias/aws/s3"):
         arn = key if ":key/" in key else f"ARN (`aws kms describe-key --key-id {key}` shows it)"
+        way = f"add --bucket-kms-key {arn}"
+        if not writes:
+            way = "use --instance-profile NAME, of a role that may decrypt with this key"
         raise UsageError(
             f"{what}: the bucket encrypts with KMS key {key}, which the nodes can't use",
-            hint=f"add --bucket-kms-key {arn}; the key policy must allow this as well",
+            hint=f"{way}; the key policy must allow this as well",
         )

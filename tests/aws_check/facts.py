@@ -30,7 +30,7 @@ _OF_TYPE: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("vcpus", lambda found: found["VCpuInfo"]["DefaultVCpus"]),
     ("cores", lambda found: found["VCpuInfo"]["DefaultCores"]),
     ("memory_gib", lambda found: found["MemoryInfo"]["SizeInMiB"] / 1024),
-    ("gbit", lambda found: float(found["NetworkInfo"]["NetworkPerformance"].split()[0])),
+    ("gbit", lambda found: found["NetworkInfo"]["NetworkCards"][0]["BaselineBandwidthInGbps"]),
     ("ghz", lambda found: found["ProcessorInfo"]["SustainedClockSpeedInGhz"]),
     ("is_metal", lambda found: found["BareMetal"]),
 )

@@ -40,7 +40,8 @@ _WAITING = 200
 """Blocks of 256 KiB that wait in memory for a slow disk."""
 _BLOCK = 1 << 20
 _HINT = (
-    "`up --bucket` and `up --read-from` give nodes access; S3 also denies names that do not exist"
+    "`up --bucket` and `up --read-from` give nodes access; your own KMS key also requires "
+    "`--bucket-kms-key` or `--instance-profile`; S3 also denies names that do not exist"
 )
 _DENIED, _MISSING = ("403", "AccessDenied"), ("404", "NoSuchKey")
 _CHANGED = ("412", "PreconditionFailed")

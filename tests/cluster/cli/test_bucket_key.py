@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra.aws.roles import render_document
-from infra.iam.bucket_access import check_bucket
+from infra.iam.bucket_access import check_buckets
 from infra.iam.instance_profile import node_rights
 from infra.local.api.bucket_server import S3Call
 from infra.local.api.policy import Request, parse_policy
@@ -23,8 +23,8 @@ from tests.infra.local.fakes import connect_node
 
 ID, OTHER = "01234567-89ab-cdef", "arn:aws:kms:us-east-1:123456789012:key/another"
 KEY = f"arn:aws:kms:us-east-1:123456789012:key/{ID}"
-BUCKET = ("--bucket", "s3://team-b/results")
-UP = ("up", "--nodes", "1", *BUCKET, "--yes")
+BUCKET, READ = ("--bucket", "s3://team-b/results"), ("--read-from", "s3://team-b/in")
+UP = ("up", "--nodes", "1", "--yes")
 
 
 Encrypt = Callable[[str | None], None]
@@ -66,10 +66,11 @@ def encrypt_buckets(s3: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("key", "given", "fix"),
     [
-        (KEY, (), f"--bucket-kms-key {KEY}"),
-        (KEY, ("--bucket-kms-key", OTHER), f"--bucket-kms-key {KEY}"),
-        (ID, (), f"aws kms describe-key --key-id {ID}"),
-        ("alias/mine", (), "aws kms describe-key --key-id alias/mine"),
+        (KEY, BUCKET, f"--bucket-kms-key {KEY}"),
+        (KEY, (*BUCKET, "--bucket-kms-key", OTHER), f"--bucket-kms-key {KEY}"),
+        (ID, BUCKET, f"aws kms describe-key --key-id {ID}"),
+        ("alias/mine", BUCKET, "aws kms describe-key --key-id alias/mine"),
+        (KEY, READ, "use --instance-profile NAME"),
     ],
 )
 def test_a_key_that_the_nodes_could_not_use_is_found_before_anything_is_made(
@@ -77,7 +78,7 @@ def test_a_key_that_the_nodes_could_not_use_is_found_before_anything_is_made(
 ) -> None:
     encrypt(key)
 
-    code, found = examine(line, *BUCKET, *given)
+    code, found = examine(line, *given)
     assert code == 1
     assert fix in found["bucket"]["remedy"]
     refused = line.run(*UP, *given)
@@ -91,12 +92,13 @@ def test_a_key_that_the_nodes_could_not_use_is_found_before_anything_is_made(
 @pytest.mark.parametrize(
     ("key", "given"),
     [
-        (None, ()),
-        ("alias/aws/s3", ()),
-        (KEY, ("--bucket-kms-key", KEY)),
-        (ID, ("--bucket-kms-key", KEY)),
+        (None, BUCKET),
+        (None, READ),
+        ("alias/aws/s3", BUCKET),
+        (KEY, (*BUCKET, *READ, "--bucket-kms-key", KEY)),
+        (ID, (*BUCKET, "--bucket-kms-key", KEY)),
         # The embedded cloud's KMS knows this alias for this key.
-        ("alias/mine", ("--bucket-kms-key", KEY.replace(ID, "mine"))),
+        ("alias/mine", (*BUCKET, "--bucket-kms-key", KEY.replace(ID, "mine"))),
     ],
 )
 def test_a_key_that_the_nodes_can_use_is_no_fault(
@@ -104,7 +106,7 @@ def test_a_key_that_the_nodes_can_use_is_no_fault(
 ) -> None:
     encrypt(key)
 
-    code, found = examine(line, *BUCKET, *given)
+    code, found = examine(line, *given)
 
     assert (code, "bucket" in found) == (0, False)
 
@@ -112,7 +114,7 @@ def test_a_key_that_the_nodes_can_use_is_no_fault(
 def test_the_nodes_write_and_read_with_the_buckets_key(line: CommandLine, encrypt: Encrypt) -> None:
     encrypt(KEY)
 
-    line.must(*UP, "--bucket-kms-key", KEY)
+    line.must(*UP, *BUCKET, "--bucket-kms-key", KEY)
 
     s3 = connect_node(line.cloud.fake, "spr-cluster-spr-us-east-1-s3")
     s3.put_object(Bucket="team-b", Key="results/a", Body=b"a")
@@ -123,8 +125,11 @@ def test_the_nodes_write_and_read_with_the_buckets_key(line: CommandLine, encryp
     assert line.cloud.left() == []
 
 
+@pytest.mark.parametrize(
+    ("given", "needed"), [(BUCKET, "--bucket-kms-key"), (READ, "--instance-profile")]
+)
 def test_credentials_that_may_not_see_it_are_told_what_to_give(
-    line: CommandLine, encrypt: Encrypt, tmp_path: Any
+    line: CommandLine, encrypt: Encrypt, tmp_path: Any, given: tuple[str, ...], needed: str
 ) -> None:
     encrypt(KEY)
     policy = tmp_path / "policy.json"
@@ -133,8 +138,21 @@ def test_credentials_that_may_not_see_it_are_told_what_to_give(
     policy.write_text(json.dumps({"Version": "2012-10-17", "Statement": [allowed, denial]}))
     line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
 
-    assert "--bucket-kms-key is needed" in examine(line, *BUCKET)[1]["bucket"]["found"]
-    assert "--bucket-kms-key is needed" in line.must(*UP).err
+    assert f"{needed} is needed" in examine(line, *given)[1]["bucket"]["found"]
+    assert f"{needed} is needed" in line.must(*UP, *given).err
+
+
+def test_the_buckets_to_read_from_exist_and_one_elsewhere_is_mentioned(line: CommandLine) -> None:
+    s3 = line.cloud.fake.clients.s3
+    s3.create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+
+    refused = line.run(*UP, "--read-from", "s3://far,s3://mistyped/in")
+
+    assert refused.code == 2
+    assert "--read-from s3://mistyped/in: bucket 'mistyped' does not exist" in refused.message
+    assert line.cloud.left() == []
+    shown = line.must("up", "--dry-run", "--read-from", "s3://far").out
+    assert "--read-from s3://far: the bucket is in eu-west-1" in shown
 
 
 def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: Encrypt) -> None:
@@ -142,11 +160,13 @@ def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: En
     fake = line.cloud.fake
     spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), bucket="s3://team-b")
     cloud = make_cloud(fake.endpoint.url)
-    assert list(check_bucket(fake.clients, spec, cloud)) == []
+    assert list(check_buckets(fake.clients, spec, cloud)) == []
     theirs = replace(fake.clients.caller, account="111122223333")
     clients: Any = SimpleNamespace(s3=fake.clients.s3, caller=theirs)
 
-    assert "another account owns" in "".join(check_bucket(clients, spec, cloud))
+    assert "another account owns" in "".join(check_buckets(clients, spec, cloud))
+    has_role = spec.model_copy(update={"instance_profile": "mine"})
+    assert "is needed" not in "".join(check_buckets(clients, has_role, cloud))
 
 
 def test_the_nodes_may_find_unfinished_uploads() -> None:

@@ -70,7 +70,7 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("options", "price"),
     [
-        (["--market", "spot"], "Spot: now from $2.2915 each (r7iz.metal-16xl in us-east-1f"),
+        (["--market", "spot"], "Spot: now $2.2915 each (r7iz.metal-16xl in us-east-1f"),
         (["--market", "spot", "--max-price", "2.5"], "At most $2.5 for each machine."),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from infra.ec2 import tags
 from infra.ec2.network import TypeSupport
-from infra.ec2.purchase import Offer, list_offers, render_request
+from infra.ec2.purchase import Offer, cheapest_zone_first, list_offers, render_request
 from tests.infra.plan_inputs import make_image, make_spec
 from tests.infra.price_market import AB, METAL, NETWORKS, SECOND, make_purchase, offers_of
 
@@ -37,6 +37,19 @@ def test_spot_first_and_then_all_of_it_again_on_demand() -> None:
         f"{SECOND} in b, in the placement group",
         f"{SECOND} in b",
     ]
+
+
+def test_on_spot_the_cheapest_zone_comes_first_and_one_without_a_price_last() -> None:
+    spec = make_spec(2, instance_types=(METAL, SECOND), market="spot-or-on-demand")
+    found = cheapest_zone_first(offers_of(spec), {(METAL, "us-east-1b"): 3.0})
+
+    assert rendered(found)[:4] == [
+        f"{METAL} in b, spot, in the placement group",
+        f"{METAL} in a, spot, in the placement group",
+        f"{METAL} in b, spot",
+        f"{METAL} in a, spot",
+    ]
+    assert found[4:] == offers_of(spec)[4:]
 
 
 def test_spot_alone_never_becomes_on_demand() -> None:

@@ -40,6 +40,9 @@ def test_the_first_offer_that_is_accepted_is_taken_whole() -> None:
         "InsufficientHostCapacity",
         "InsufficientCapacity",
         "InsufficientFreeAddressesInSubnet",
+        "InsufficientVolumeCapacity",
+        "InsufficientAddressCapacity",
+        "InsufficientReservedInstanceCapacity",
         "Unsupported",
     ],
 )
@@ -89,14 +92,16 @@ def test_another_zone_has_the_same_quota(code: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("code", ["MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow"])
-def test_what_spot_refuses_may_be_had_on_demand(code: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "tries"), [("MaxSpotInstanceCountExceeded", 1), ("SpotMaxPriceTooLow", 2)]
+)
+def test_what_spot_refuses_may_be_had_on_demand(code: str, tries: int) -> None:
     market = Market(lambda r: error(code) if "InstanceMarketOptions" in r else "pending")
 
     offer, _ = purchase_by(market, make_spec(2, market="spot-or-on-demand"))
 
     assert offer.market == "on-demand"
-    assert [tried[2] for tried in market.tried()] == ["spot", "on-demand"]
+    assert [tried[2] for tried in market.tried()] == [*["spot"] * tries, "on-demand"]
     with pytest.raises(NoCapacityError):
         purchase_by(market, make_spec(2, market="spot"))
 

@@ -284,6 +284,7 @@ def test_reasons_of_refusals(
     with pytest.raises(StagingError, match=f"{URL}: AccessDenied: the nodes may not") as caught:
         run()
     assert "--read-from" in str(caught.value.hint)
+    assert "your own KMS key" in str(caught.value.hint)
     assert "that do not exist" in str(caught.value.hint)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")

@@ -265,7 +265,7 @@ def _jump(exam: Examination) -> list[CheckResult]:
         return []
     require_jump_tools(exam.spec.jump)
     notes: list[str] = []
-    require_jump(exam.ctx.clients, exam.spec.jump, exam.networks, notes.append)
+    require_jump(exam.ctx.clients, exam.spec, exam.networks, notes.append)
     if notes:
         return [_result("jump", Verdict.WARN, " ".join(notes))]
     return _ok("jump", f"this machine and the account have what --jump {exam.spec.jump} needs")

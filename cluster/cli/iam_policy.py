@@ -24,6 +24,7 @@ from infra.iam.policy import (
 )
 from infra.iam.simulation import Finding, State
 from infra.s3_url import S3Location, check_prefixes, parse_s3_url
+from infra.spec import EICE, SSM
 from infra.words import counted
 
 _PREFIX = "s3://BUCKET/PREFIX"
@@ -78,6 +79,9 @@ class PolicyRequest(CloudRequest):
         "path: team/nodes",
         metavar="ROLE",
     )
+    jump: str | None = option(
+        "also allow connecting to the machines this way, for `up --jump`", choices=(EICE, SSM)
+    )
     part: int | None = option(
         "print only this part, for options that exceed IAM's limit of 6,144 characters",
         parse=int,
@@ -104,6 +108,7 @@ def run(request: PolicyRequest) -> int:
         bucket_kms_key=parse_key(request.bucket_kms_key, "--bucket-kms-key"),
         permissions_boundary=request.permissions_boundary,
         instance_role=parse_role(request.instance_profile),
+        jump=request.jump,
     )
     if request.check:
         _check(request, policy)

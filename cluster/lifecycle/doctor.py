@@ -41,14 +41,14 @@ from infra.iam.dry_runs import (
     judge,
     only_existing,
 )
-from infra.iam.policy import OPTIONAL, build_policy
+from infra.iam.policy import CONNECTIONS, OPTIONAL, build_policy
 from infra.iam.simulation import Finding
 from infra.instance_types import find_machine
 from infra.plan.actions import ActionKind
 from infra.plan.ownership import split_groups
 from infra.plan.planner import plan_up
 from infra.s3_url import parse_s3_url
-from infra.spec import AUTO, ClusterChange, ClusterSpec, parse_ssh_cidr
+from infra.spec import AUTO, EICE, SSM, ClusterChange, ClusterSpec, parse_ssh_cidr
 from infra.words import counted
 from provision.jump import require_jump_tools
 from provision.stacks.load import load_stack
@@ -265,10 +265,13 @@ def _jump(exam: Examination) -> list[CheckResult]:
         return []
     require_jump_tools(exam.spec.jump)
     notes: list[str] = []
-    require_jump(exam.ctx.clients, exam.spec.jump, exam.networks, notes.append)
+    require_jump(exam.ctx.clients, exam.spec, exam.networks, notes.append)
     if notes:
         return [_result("jump", Verdict.WARN, " ".join(notes))]
-    return _ok("jump", f"this machine and the account have what --jump {exam.spec.jump} needs")
+    enough = (
+        f"this machine's programs and the account's settings suffice for --jump {exam.spec.jump}"
+    )
+    return _ok("jump", enough)
 
 
 def _bucket(exam: Examination) -> list[CheckResult]:
@@ -287,6 +290,7 @@ def _permissions(exam: Examination) -> list[CheckResult]:
         bucket=bucket,
         bucket_kms_key=spec.bucket_kms_key,
         permissions_boundary=boundary,
+        jump=spec.jump,
     )
     means, findings = judge(exam.ctx.clients, policy)
     allowed, missing, unknown = (
@@ -295,11 +299,13 @@ def _permissions(exam: Examination) -> list[CheckResult]:
     )
     if not missing:
         rest = f"; {len(unknown)} not checked" if unknown else ""
+        rest += "".join(f", among them {each}" for each in CONNECTIONS if each in unknown)
         return _ok("permissions", f"{len(allowed)} allowed, by {means}{rest}")
     more = " --second-guard" if spec.second_guard else ""
     more += f" --bucket {bucket}" if bucket else ""
     more += f" --bucket-kms-key {spec.bucket_kms_key}" if spec.bucket_kms_key else ""
     more += f" --permissions-boundary {boundary}" if boundary else ""
+    more += f" --jump {spec.jump}" if spec.jump in (EICE, SSM) else ""
     remedy = (
         "Ask an administrator to allow what `spr-cluster iam-policy` prints. For all that is missing:\n"
         f"spr-cluster iam-policy --check --instance-type {types}{more} --region {exam.ctx.cloud.region}"

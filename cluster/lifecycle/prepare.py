@@ -160,7 +160,7 @@ def find_offers(
     flows = ssh_flows(spec.caller) if spec.caller else ()
     flows += install_flows() if downloads else ()
     networks = require_open_acls(ec2, networks, flows, note)
-    require_jump(ctx.clients, spec.jump, networks, note)
+    require_jump(ctx.clients, spec, networks, note)
     if not spec.private and not spec.jump and (blocked := ctx.cloud.probe_ssh()):
         note(
             "This machine's network seems to block port 22, over which the machines are reached: "

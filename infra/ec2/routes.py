@@ -11,12 +11,11 @@ from botocore.exceptions import ClientError
 from infra.aws.clients import DENIED, Clients, error_code
 from infra.ec2.network import Network
 from infra.errors import UsageError
-from infra.spec import EICE, SSM
+from infra.spec import EICE, SSM, ClusterSpec
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import (
-        Ec2InstanceConnectEndpointTypeDef,
         RouteTableTypeDef,
         RouteTypeDef,
     )
@@ -256,33 +255,30 @@ _HOST_MANAGEMENT_URL = (
     "https://docs.aws.amazon.com/systems-manager/latest/userguide/fleet-manager-default-host-"
     "management-configuration.html"
 )
+_SSM_POLICY = "AmazonSSMManagedInstanceCore"
 
 
 def require_jump(
-    clients: Clients, jump: str | None, networks: Sequence[Network], note: Callable[[str], None]
+    clients: Clients, spec: ClusterSpec, networks: Sequence[Network], note: Callable[[str], None]
 ) -> None:
-    """Raise :class:`UsageError` if machines in these subnets would be unreachable through ``jump``.
+    """Raise :class:`UsageError` if machines in these subnets would be unreachable through ``--jump``.
 
     Notes and skips checks for which permission is missing.
     """
-    if jump == EICE and networks:
+    if spec.jump == EICE and networks:
         _require_endpoint(clients, networks[0], note)
-    if jump == SSM:
-        _require_host_management(clients, note)
+    if spec.jump == SSM:
+        _require_host_management(clients, spec.instance_profile, note)
 
 
 def _require_endpoint(clients: Clients, network: Network, note: Callable[[str], None]) -> None:
     """Require an endpoint in the VPC; it serves all of the VPC's subnets."""
     vpc, region = network.vpc_id, clients.ec2.meta.region_name
-    pages = clients.ec2.get_paginator("describe_instance_connect_endpoints")
-
-    def look() -> list[Ec2InstanceConnectEndpointTypeDef] | None:
-        asked = pages.paginate(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
-        return [each for page in asked for each in page["InstanceConnectEndpoints"]]
-
-    found = look_if_allowed(look, None, note)
-    if found is None:
-        return
+    # Without permission for this call, the AWS CLI can't open a tunnel either.
+    pages = clients.ec2.get_paginator("describe_instance_connect_endpoints").paginate(
+        Filters=[{"Name": "vpc-id", "Values": [vpc]}]
+    )
+    found = [each for page in pages for each in page["InstanceConnectEndpoints"]]
     ready = [each for each in found if each.get("State") == _READY]
     if not ready:
         states = ", ".join(f"{e['InstanceConnectEndpointId']} is {e['State']}" for e in found)
@@ -299,18 +295,28 @@ def _require_endpoint(clients: Clients, network: Network, note: Callable[[str], 
         )
 
 
-def _require_host_management(clients: Clients, note: Callable[[str], None]) -> None:
-    """Require the setting by which machines without an instance profile join Session Manager."""
+def _require_host_management(
+    clients: Clients, profile: str | None, note: Callable[[str], None]
+) -> None:
+    """Require the setting by which machines join Session Manager, unless the user's profile may do it.
+
+    Machines whose profile does not permit it, such as the one for --bucket, also join by the setting.
+    """
 
     def look() -> str:
         found = clients.ssm.get_service_setting(SettingId=HOST_MANAGEMENT)["ServiceSetting"]
         return found.get("SettingValue", "")
 
     role = look_if_allowed(look, "not known", note)
-    if role in ("", "$None"):
-        raise UsageError(
-            f"--jump {SSM}: Default Host Management Configuration is off in "
-            f"{clients.ec2.meta.region_name}, and without it, machines that have no instance profile "
-            "do not register with Session Manager",
-            hint=f"ask an administrator to turn it on ({_HOST_MANAGEMENT_URL}), or choose another --jump",
-        )
+    if role not in ("", "$None"):
+        return
+    off = f"Default Host Management Configuration is off in {clients.ec2.meta.region_name}"
+    if profile:
+        note(f"{off}, so the role in instance profile {profile} needs the policy {_SSM_POLICY}.")
+        return
+    raise UsageError(
+        f"--jump {SSM}: {off}, and without it, machines register with Session Manager only if their "
+        "--instance-profile permits it",
+        hint=f"ask an administrator to turn it on ({_HOST_MANAGEMENT_URL}), choose an --instance-profile "
+        f"whose role has the policy {_SSM_POLICY}, or choose another --jump",
+    )

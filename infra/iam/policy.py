@@ -20,7 +20,7 @@ from infra.errors import UsageError
 from infra.iam.instance_profile import allow_key, allow_prefix
 from infra.instance_types import BAKERS, INSTANCE_TYPES, complete_type_name
 from infra.s3_url import S3Location
-from infra.spec import KMS_KEY
+from infra.spec import EICE, KMS_KEY, SSM
 
 # Not all virtual sizes: IAM limits a policy's length.
 _VIRTUAL = ("r7iz.16xlarge", "c7i.16xlarge", "c7i.24xlarge", "m7i.16xlarge", "c7i.large", *BAKERS)
@@ -126,6 +126,12 @@ _ENCRYPT = (
     "kms:ReEncryptFrom",
     "kms:ReEncryptTo",
 )
+# Only with --jump. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/permissions-for-ec2-instance-connect-endpoint.html
+_TUNNEL = ("ec2-instance-connect:OpenTunnel",)
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html
+_SESSION = ("ssm:StartSession",)
+_CHANNEL = ("ssmmessages:OpenDataChannel",)
+CONNECTIONS = (*_TUNNEL, *_SESSION)
 # Only with --push-to. Multipart uploads also use PutObject.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
 _PUSH = ("s3:AbortMultipartUpload", "s3:PutObject")
@@ -177,6 +183,7 @@ def build_policy(
     bucket_kms_key: str | None = None,
     permissions_boundary: str | None = None,
     instance_role: str | None = None,
+    jump: str | None = None,
 ) -> dict[str, Any]:
     """Return the policy as a JSON document.
 
@@ -184,7 +191,7 @@ def build_policy(
     ``second_guard`` adds the resources of ``up --second-guard``, ``bucket`` those of ``up --bucket``, and
     ``bucket_kms_key`` reading results that this key encrypts.
     With ``permissions_boundary``, all roles must have it. ``instance_role`` is the role of the profile
-    of ``up --instance-profile``, with its path if it has one.
+    of ``up --instance-profile``, with its path if it has one. ``jump`` is the way of ``up --jump``.
     """
     tagged = {f"aws:RequestTag/{tags.CLUSTER}": "false"}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
@@ -227,6 +234,7 @@ def build_policy(
             *(_use_key(kms_key) if kms_key else []),
             *([_push(push_to)] if push_to else []),
             *([_pass("PassInstanceRole", instance_role, "ec2")] if instance_role else []),
+            *_connect(jump),
             *(_guard(tagged, permissions_boundary) if second_guard else []),
             *(_bucket(bucket, tagged, permissions_boundary) if bucket else []),
             *({"Sid": "Decrypt", **each} for each in allow_key(bucket_kms_key, "Decrypt")),
@@ -247,6 +255,23 @@ def _use_key(key: str) -> list[dict[str, Any]]:
     via = {"StringLike": {"kms:ViaService": "ec2.*.amazonaws.com*"}}
     grant = {**via, "Bool": {"kms:GrantIsForAWSResource": "true"}}
     return [_allow("Grant", _GRANT, key, grant), _allow("Encrypt", _ENCRYPT, key, via)]
+
+
+def _connect(jump: str | None) -> list[dict[str, Any]]:
+    """Allow what the AWS CLI calls for the tunnels of ``--jump``, besides the Describe actions."""
+    if jump == EICE:
+        port = {"NumericEquals": {"ec2-instance-connect:remotePort": "22"}}
+        return [_allow("Tunnel", _TUNNEL, _ec2("instance-connect-endpoint/*"), port)]
+    if jump == SSM:
+        ours = {"Null": {f"ssm:resourceTag/{tags.CLUSTER}": "false"}}
+        return [
+            _allow("Session", _SESSION, _ec2("instance/*"), ours),
+            _allow("Document", _SESSION, "arn:*:ssm:*:*:document/AWS-StartSSHSession"),
+            # Opening a channel also takes the token that only StartSession returns. The names of
+            # roles' sessions do not begin with ${aws:userid}.
+            _allow("Channel", _CHANNEL, "arn:*:ssm:*:*:session/*"),
+        ]
+    return []
 
 
 def _guard(tagged: dict[str, str], boundary: str | None) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ _KINDS = {
         "volume",
     },
 }
+_TYPES = {"Bool": "boolean", "NumericEquals": "numeric"}
 # A value for condition keys that must merely exist.
 _ANY_VALUE = "spr-cluster"
 
@@ -111,14 +112,13 @@ def _contexts(condition: Mapping[str, Any], region: str) -> Iterator[list[dict[s
     choices = []
     for operator, tests in condition.items():
         for key, values in tests.items():
-            kind = "boolean" if operator == "Bool" else "string"
             wanted = [_ANY_VALUE] if operator == "Null" else _listed(values)
             choices.append(
                 [
                     {
                         "ContextKeyName": key,
                         "ContextKeyValues": [value.replace("*", region, 1).rstrip("*")],
-                        "ContextKeyType": kind,
+                        "ContextKeyType": _TYPES.get(operator, "string"),
                     }
                     for value in wanted
                 ]

@@ -150,6 +150,7 @@ def _same_truth(wanted: str, found: str) -> bool:
 _OPERATORS: dict[str, Callable[[str, str], bool]] = {
     "StringEquals": str.__eq__,
     "StringLike": _like,
+    "NumericEquals": str.__eq__,
     "Bool": _same_truth,
     "Null": _same_truth,
 }

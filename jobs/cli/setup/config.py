@@ -75,7 +75,7 @@ def run(request: ConfigRequest) -> int:
                 wrong.append(error)
         emit(request, _render(settings), [asdict(each) for each in settings])
         if wrong:
-            raise wrong[0]
+            raise UsageError("\n".join(dict.fromkeys(map(str, wrong))))
     return 0
 
 

@@ -173,7 +173,8 @@ class ArrayCoordinator:
             return "", ""
         named = ", ".join(map(str, failed[:_NAMED])) + (", …" if len(failed) > _NAMED else "")
         rows = format_cpus(failed)
-        again = shlex.quote(f"{self.plan.file}:{rows}" if self.plan.file else rows)
+        limit = f"%{self.plan.limit}" if self.plan.limit else ""
+        again = shlex.quote((f"{self.plan.file}:{rows}" if self.plan.file else rows) + limit)
         return (
             f"{len(failed)} of {len(self.plan.elements)} elements failed: {named}",
             f"to run only these again: the same command with --array {again}",

@@ -48,7 +48,8 @@ _SETTINGS = {
     "WANDB_ERROR_REPORTING": "false",
 }
 """Variables for the libraries, unless the user sets them."""
-_SECRET = re.compile(r"(TOKEN|PASSWORD|SECRET|KEY)$")
+# Wider than the project file's check of names: hiding too much does no harm.
+_SECRET = re.compile(r"(TOKEN|(^|_)PAT|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY)$")
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,14 @@ def test_a_role_that_up_creates_is_missing_only_before_the_first_up(
     assert "Invalid IAM Instance Profile name" in found["purchase"]["found"]
 
 
+def test_it_judges_what_a_jump_needs_or_says_that_it_did_not(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
+
+    assert " not checked, among them ssm:StartSession" in line.must(*_DOCTOR, "--jump", "ssm").out
+
+
 def test_it_judges_what_the_bucket_and_the_guard_need(line: CommandLine, tmp_path: Path) -> None:
     line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
     policy = tmp_path / "policy.json"

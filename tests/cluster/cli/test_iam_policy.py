@@ -38,7 +38,6 @@ _INFORMATIVE = {
     **{
         f"ec2:{look}": f"Can't check the route to the machines: no permission for {look}."
         for look in (
-            "DescribeInstanceConnectEndpoints",
             "DescribeNetworkAcls",
             "DescribeRouteTables",
             "DescribeVpcBlockPublicAccessExclusions",
@@ -523,6 +522,7 @@ def test_without_one_of_its_actions_a_command_says_which(
 def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> None:
     silent = {
         "ec2:DescribeCapacityReservations",
+        "ec2:DescribeInstanceConnectEndpoints",
         "ec2:GetAllowedImagesSettings",
         "organizations:DescribeEffectivePolicy",
     }
@@ -543,13 +543,21 @@ def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
 ) -> None:
     allow(line, tmp_path, without(action))
 
-    jumps = {"ec2:DescribeInstanceConnectEndpoints": "eice", "ssm:GetServiceSetting": "ssm"}
-    way = ("--jump", jumps[action]) if action in jumps else ()
+    way = ("--jump", "ssm") if action == "ssm:GetServiceSetting" else ()
     # A host key is read where a machine has been bought.
     last = "--yes" if action == "ec2:GetConsoleOutput" else "--dry-run"
     result = line.must("up", "--nodes", "1", "--market", "spot", last, *way)
 
     assert _INFORMATIVE[action] in result.err + result.out
+
+
+def test_a_tunnel_needs_a_look_at_the_endpoints(line: CommandLine, tmp_path: Path) -> None:
+    allow(line, tmp_path, without("ec2:DescribeInstanceConnectEndpoints"))
+
+    result = line.run("up", "--dry-run", "--jump", "eice")
+
+    assert result.code == 1
+    assert "no permission for DescribeInstanceConnectEndpoints" in result.message
 
 
 def without(action: str) -> dict[str, Any]:
@@ -731,6 +739,7 @@ _CHOICES = (
     ("--permissions-boundary", _BOUNDARY),
     ("--instance-type", ",".join(_TYPES)),
     ("--instance-profile", "team/nodes"),
+    ("--jump", "ssm"),
 )
 
 

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from cluster.context import Context
+from cluster.lifecycle.prepare import find_offers
 from cluster.local_files import ClusterFiles
 from cluster.nodes import Node, find_cluster
 from cluster.slurm.job_queue import find_losses
@@ -160,6 +161,14 @@ def test_without_the_jumps_own_resource_nothing_is_bought(
         nat.up(nodes=1, private=True, jump=jump)
     assert "or choose another --jump" in str(caught.value.hint)
     assert nat.left() == []
+
+
+def test_an_instance_profile_may_replace_host_management(nat: SimulatedCloud) -> None:
+    nat.faults(f"{NAT}host_management = false\n")
+
+    find_offers(nat.ctx, nat.plan_input(private=True, jump="ssm", instance_profile="nodes"))
+
+    assert "so the role in instance profile nodes needs the policy Amazon" in nat.progress.notes[-1]
 
 
 def test_public_machines_are_reached_over_a_jump_where_port_22_is_blocked(

@@ -17,6 +17,10 @@ SESSION = "arn:aws:sts::123456789012:assumed-role/work/me@example.org"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0123"
 
 
+# The service that owns what another service acts on.
+_OWNER = {"ec2-instance-connect": "ec2", "ssm:StartSession": "ec2", "ssmmessages": "ssm"}
+
+
 class Simulator:
     """IAM with one role, which has a policy."""
 
@@ -37,9 +41,11 @@ class Simulator:
         kind = resource.rpartition(":")[2].partition("/")[0]
         for action in actions if resource != "*" else ():
             service, _, operation = action.partition(":")
-            assert service == resource.split(":")[2]
+            assert resource.split(":")[2] in (_OWNER.get(service, service), _OWNER.get(action))
             assert service != "scheduler" or (kind == "schedule") == operation.endswith("Schedule")
         entries = request["ContextEntries"]
+        types = {e["ContextKeyName"]: e["ContextKeyType"] for e in entries}
+        assert types.get("ec2-instance-connect:remotePort", "numeric") == "numeric"
         context = {e["ContextKeyName"]: e["ContextKeyValues"][0] for e in entries}
         answers = [self.policy.allows(Request(action, resource, context)) for action in actions]
         decisions = ["allowed" if answer else "implicitDeny" for answer in answers]
@@ -51,19 +57,23 @@ class Simulator:
         }
 
 
+FULL = build_policy(parse_s3_url("s3://models/squad"), kms_key=KEY, second_guard=True, jump="ssm")
+TUNNEL = build_policy(jump="eice")
+
+
 def missing(allowed: dict[str, Any], wanted: dict[str, Any]) -> list[Finding]:
     simulator: Any = Simulator(allowed)
     found = simulate(simulator, Principal(ROLE, "eu-west-1"), wanted)
     return [finding for finding in found if finding.state == "missing"]
 
 
-FULL = build_policy(parse_s3_url("s3://models/squad"), kms_key=KEY, second_guard=True)
-
-
 def test_with_the_printed_policy_nothing_is_missing() -> None:
     assert missing(FULL, FULL) == []
     everything = {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
     assert missing(everything, FULL) == []
+    assert missing(TUNNEL, TUNNEL) == []
+    (finding,) = missing(build_policy(), TUNNEL)
+    assert finding.action == "ec2-instance-connect:OpenTunnel"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +82,7 @@ def test_with_the_printed_policy_nothing_is_missing() -> None:
         ("ec2:DescribeImages", "on *"),
         ("ec2:ImportKeyPair", "on arn:aws:ec2:eu-west-1:123456789012:key-pair/spr-cluster-*"),
         ("kms:CreateGrant", f"on {KEY} with kms:ViaService=ec2.eu-west-1.amazonaws.com"),
+        ("ssmmessages:OpenDataChannel", "on arn:aws:ssm:eu-west-1:123456789012:session/*"),
         ("s3:PutObject", "on arn:aws:s3:::models/squad/*"),
     ],
 )

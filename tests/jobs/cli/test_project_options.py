@@ -214,7 +214,7 @@ def test_config_shows_every_job_also_beside_one_whose_variable_is_not_set(
 ) -> None:
     parse(
         '[jobs.a]\ncommand = "x"\nenv = ["UNSET_1"]\n[jobs.b]\ntask = "squad"\nepochs = 3\n'
-        '[jobs.c]\ncommand = "y"\n'
+        '[jobs.c]\ncommand = "y"\n[jobs.d]\ncommand = "z"\nenv = ["UNSET_2"]\n'
     )
     assert main(["config"]) == 2
     shown = capsys.readouterr()
@@ -225,6 +225,7 @@ def test_config_shows_every_job_also_beside_one_whose_variable_is_not_set(
         ["jobs.c.command", '"y"', "spr-cluster.toml:8"],
     ]
     assert "UNSET_1" in shown.err
+    assert "UNSET_2" in shown.err
 
 
 def test_a_project_is_found_from_a_folder_below(

@@ -217,12 +217,12 @@ def test_a_second_node_that_is_gone_costs_one_warning(tmp_path: Path) -> None:
 
 
 def test_a_missing_program_and_a_killed_one_fail(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path, "kill -9 $$", indexes(1), file="my runs.csv")
+    nodes = Nodes(tmp_path, "kill -9 $$", indexes(1), file="my runs.csv", limit=2)
     codes, (said, _) = nodes.run(0, 1)
     assert codes == [1, 0], said
     (end,) = nodes.results(0)["elements"]
     assert (end["exit_code"], end["message"].split(",")[0]) == (137, "sh was ended by signal 9")
-    assert "the same command with --array 'my runs.csv:1'" in said
+    assert "the same command with --array 'my runs.csv:1%2'" in said
     for node in range(3):
         (nodes[node] / ARRAY).write_bytes(ArrayPlan(("no-such",), indexes(2)).render())
     codes, (said, _) = nodes.run(0, 1)

@@ -242,7 +242,8 @@ def test_the_job_is_named_after_its_folder(tmp_path: Path, monkeypatch: pytest.M
     assert TrackedRun(tmp_path / "it's mine", {}).job == "it-s-mine"
 
 
-def test_secrets_are_cut_out_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "GITHUB_PAT"])
+def test_secrets_are_cut_out_of_messages(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, SECRET)
     said = without_secrets(f"401 for https://me:{SECRET}/@host/api, key {SECRET}")
     assert said == "401 for https://host/api, key …"

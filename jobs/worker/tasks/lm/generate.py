@@ -102,6 +102,8 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
     temperature = asked.get("temperature", 0.0)
     # By default, transformers draws only from the 50 likeliest tokens.
     sampling = {"temperature": temperature, "top_p": asked.get("top_p", 1.0), "top_k": 0}
+    # Generation has no use for the loss of the routers, which fails for prompts with padding.
+    more = {"output_router_logits": False} if hasattr(model.config, "output_router_logits") else {}
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         rows = model.eval().generate(
@@ -112,6 +114,7 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
             pad_token_id=loaded.pad_token,
             eos_token_id=ends,
             **(sampling if temperature else {}),
+            **more,
         )
     return [
         _describe(tokenizer, ids, row[width:].tolist(), ends)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, MixtralForCausalLM
 
 from jobs.worker.corpus.coordinator import predict_corpus
 from jobs.worker.corpus.options import PredictOptions
@@ -44,12 +44,12 @@ TEMPLATE = (
 )
 
 
-def write_llama(folder: Path, seed: int = 1, **more: Any) -> Path:
+def write_llama(folder: Path, seed: int = 1, kind: Any = LlamaForCausalLM, **more: Any) -> Path:
     tokenizer = new_tokenizer(train_tokenizer([*WORDS, "user", "assistant"]))
     tokenizer.eos_token = "[SEP]"
     torch.manual_seed(seed)
     shape = {**SHAPE, **TINY, "vocab_size": len(tokenizer), "initializer_range": 0.5, **more}
-    model = LlamaForCausalLM(LlamaConfig(**shape))
+    model = kind(kind.config_class(**shape))
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("tiles")
     write_model(folder, Loaded(model, tokenizer))
     return folder
@@ -155,6 +155,15 @@ def test_long_texts_get_what_fits_into_the_model(tmp_path: Path) -> None:
     ]
     with pytest.raises(DatasetError, match="row 2: has 16 tokens, and the model takes 16 with the"):
         predict(folder, [{"prompt": "the"}, {"prompt": "the " * 16}])
+
+
+def test_the_loss_of_routers_is_not_computed(tmp_path: Path) -> None:
+    """Saved with the setting, as after fine-tuning a mixture of experts."""
+    found = []
+    for name, more in (("plain", {}), ("tuned", {"output_router_logits": True})):
+        experts = {"kind": MixtralForCausalLM, "num_local_experts": 2, **more}
+        found.append(predict(write_llama(tmp_path / name, **experts), ROWS, {"max_new_tokens": 4}))
+    assert found[0] == found[1]
 
 
 def test_random_texts_depend_on_the_seed_only(folder: Path) -> None:

@@ -62,7 +62,7 @@ class App:
                 Route("/v1/models", self._models),
                 *(Route(path, self._post(each), methods=["POST"]) for path, each in posts.items()),
             ],
-            exception_handlers={HTTPException: _explain},
+            exception_handlers={HTTPException: _explain, Exception: _explain},
             lifespan=self._run,
         )
 
@@ -282,6 +282,7 @@ async def _read_json(request: Request) -> Json:
 
 async def _explain(_: Request, error: Exception) -> Response:
     """Return an error in the form that OpenAI's clients know."""
-    assert isinstance(error, HTTPException)
+    if not isinstance(error, HTTPException):
+        error = HTTPException(500, "internal error, see the log of the server")
     content = {"error": {"message": error.detail, "code": error.status_code}}
     return JSONResponse(content, error.status_code, error.headers)

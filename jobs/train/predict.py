@@ -28,6 +28,8 @@ from jobs.places.queue.session import JobContext, JobSession, run_job
 from jobs.train.request import (
     check_writable,
     expand_home,
+    is_model,
+    model_in,
     place_data,
     require_able_stack,
 )
@@ -112,11 +114,11 @@ def find_model(
     :class:`UsageError` if the folder holds no model.
     """
     if model is None:
-        found = [path for path in root.glob("*/model/*") if path.is_file()]
-        newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+        files = [path for path in root.glob("*/model/*") if path.is_file()]
+        newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
         if newest is None:
             return None
-        if not _is_model(newest.parent):
+        if not is_model(newest.parent):
             raise UsageError(
                 f"{newest.parent}, the newest model in {root}/, has no {_CONFIG}: it is of no task that "
                 "`predict` can do",
@@ -126,9 +128,8 @@ def find_model(
         return newest.parent
     for folder in (expand_home(model), root / model):
         if folder.is_dir():
-            for place in (folder, folder / "model"):
-                if _is_model(place):
-                    return place
+            if found := model_in(folder):
+                return found
             raise UsageError(
                 f"{option}{model}: no config.json in {folder} or {folder / 'model'}",
                 hint="give a folder that `spr-cluster train` or `spr-cluster fetch` has filled",
@@ -136,10 +137,6 @@ def find_model(
     if "/" in model or model.startswith((".", "~")):
         raise UsageError(f"{option}{model}: no such folder")
     return None
-
-
-def _is_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (_CONFIG, ADAPTERS))
 
 
 def check_model(

@@ -95,10 +95,6 @@ def check_inputs(options: TrainOptions) -> str:
             check_folder(path)
         else:
             check_file(path, MAX_DATA_BYTES)
-    try:
-        unusual = TASKS[options.task](options).check()
-    except DatasetError as error:
-        raise UsageError(error.message, hint=error.hint) from None
     teacher = local_data(options).get("teacher")
     models = {"teacher": teacher if teacher and teacher.is_dir() else None}
     for name, model in {"model": local_model(options), **models}.items():
@@ -108,7 +104,10 @@ def check_inputs(options: TrainOptions) -> str:
             config = read_object(model / "config.json")
             _check_architecture(what, config, TASKS[options.task], is_teacher=name == "teacher")
             _check_length(what, options, config)
-    return unusual
+    try:
+        return TASKS[options.task](options).check()
+    except DatasetError as error:
+        raise UsageError(error.message, hint=error.hint) from None
 
 
 def _check_model(what: str, model: Path) -> None:
@@ -187,6 +186,23 @@ def expand_home(path: str) -> Path:
 def expand_path(name: str) -> str:
     """Expand ``~`` in a path; a URL in S3 stays unchanged."""
     return name if is_url(name) else str(expand_home(name))
+
+
+def model_in(folder: Path) -> Path | None:
+    """Return the folder if it is a model's, or the ``model`` in it, as in ``results/JOB``."""
+    return next((each for each in (folder, folder / "model") if is_model(each)), None)
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder has a model or adapters."""
+    return any((folder / name).is_file() for name in ("config.json", ADAPTERS))
+
+
+def expand_model(name: str) -> str:
+    """Return the model of a job's results, such as ``results/JOB``; other names stay unchanged."""
+    folder = expand_home(name)
+    found = model_in(folder)
+    return name if name == SCRATCH or found in (None, folder) else str(found)
 
 
 def local_model(options: TrainOptions) -> Path | None:

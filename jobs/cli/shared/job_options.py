@@ -26,7 +26,7 @@ from jobs.cli.shared.when_done import EndRequest
 from jobs.places.plan import new_job_id
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
-from jobs.train.request import FILES, OTHER_FILES, expand_home, expand_path
+from jobs.train.request import FILES, OTHER_FILES, expand_home, expand_model, expand_path
 from jobs.train.trackers import HUB_TOKEN, find_hub_token
 from jobs.worker.spec import (
     PLACEMENTS,
@@ -252,7 +252,8 @@ class TaskRequest(Request):
         # Without its dot, ./NAME would be a name on the hub.
         paths = {key: path for key, path in paths.items() if not path.startswith("./")}
         given = {**self.given, **{key: expand_path(path) for key, path in paths.items()}}
-        return change_options(base, given)
+        models = {key: given[key] for key in ("model", "teacher") if given.get(key)}
+        return change_options(base, {**given, **{key: expand_model(models[key]) for key in models}})
 
 
 def change_options(base: TrainOptions, given: Mapping[str, Any]) -> TrainOptions:

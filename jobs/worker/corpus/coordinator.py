@@ -297,7 +297,7 @@ class Coordinator:
                 else None,
             )
         if self._cut:
-            self.note(f"{self._cut:,} rows are longer than the model's --max-length and were cut")
+            self.note(f"{self._cut:,} rows have more tokens than the model reads, and were cut")
         speed = self._now_rows / seconds
         records = f"skipped {skipped} bad record{'s' * (skipped > 1)}"
         first = f", the first: {self._problem}" if self._problem else ""

@@ -119,11 +119,13 @@ class Predictor:
         """
         begin, used, source = time.monotonic(), time.process_time(), shard.source
         self._cut.clear()
-        place = f"{source.name}: rows {shard.first + 1:,} to {shard.first + shard.count:,}"
+        place = f"{source.name}: from row {shard.first + 1:,}"
         try:
             reader = self._open(shard)
             problems: list[DatasetError] = []
             read = reader.take(shard.count)
+            last = shard.first + len(read)
+            place = f"{source.name}: rows {shard.first + 1:,} to {last:,}"
             rows, vector = self._predict(reader, read, problems, shard.columns)
             if rows:
                 suffix = part_suffix(self._options.output)

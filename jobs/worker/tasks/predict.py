@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, TextIO
 
 from torch import nn
 
-from ..runtime.errors import DatasetError, ModelError, WorkerError
+from ..runtime.errors import DatasetError, ModelError, WorkerError, first_line
 from ..runtime.precision import choose_here
 from ..runtime.process import hide_progress_bars
 from ..training.model import NO_SETTINGS, load_pretrained, settle_padding
@@ -82,13 +83,19 @@ def load_trained(
 def predict_rows(
     task: type[TextTask[Any]], loaded: Loaded, rows: Sequence[Row]
 ) -> Sequence[dict[str, Any] | str]:
-    """Return each row's prediction, or why it has none."""
+    """Return each row's prediction, or why it has none: one row that fails costs the others nothing."""
+    cut = Counter(loaded.cut)
     try:
         return task.predict(loaded, rows)
-    except DatasetError as error:
-        if len(rows) == 1:
+    except Exception as error:
+        if loaded.cut is not None:
+            loaded.cut.clear()
+            loaded.cut.update(cut)
+        if len(rows) > 1:
+            return [predict_rows(task, loaded, [row])[0] for row in rows]
+        if isinstance(error, WorkerError):
             return [error.message]
-        return [predict_rows(task, loaded, [row])[0] for row in rows]
+        return [f"{rows[0].place}: {type(error).__name__}: {first_line(error)}"]
 
 
 def _read_lines(stream: TextIO) -> Iterator[Row]:

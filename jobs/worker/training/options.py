@@ -271,7 +271,7 @@ class TextOptions(TrainOptions):
 
     model: str = option(
         "distilbert-base-uncased",
-        "a model's name on the hub, a folder with one, or 'scratch': a small new DistilBERT",
+        "a model's name on the hub, a folder with one, results/JOB, or 'scratch': a small new DistilBERT",
         metavar="NAME|PATH",
     )
     data: str | None = option(None, "training data, a file or s3://…", metavar="PATH")

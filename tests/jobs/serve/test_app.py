@@ -104,6 +104,15 @@ def test_a_full_queue_and_a_lost_model_are_temporary(
         assert int(answer.headers["retry-after"]) > 0
 
 
+def test_a_defect_is_answered_as_other_errors_are(classifier: tuple[TestClient, Played]) -> None:
+    client, model = classifier
+    model.error = RuntimeError("secret")
+    answer = client.post("/predict", json={"rows": [{"text": "one"}]})
+    message = "internal error, see the log of the server"
+    assert answer.json() == {"error": {"message": message, "code": 500}}
+    assert answer.status_code == 500
+
+
 def test_a_model_that_is_loading_is_not_ready() -> None:
     model = Played("classify", lambda _: {})
     model.is_loaded = False

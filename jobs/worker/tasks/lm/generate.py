@@ -11,7 +11,7 @@ import torch
 
 from ...data.records import require_text
 from ...data.tokens import read_template
-from ...runtime.errors import DatasetError, ModelError, first_line
+from ...runtime.errors import DatasetError, first_line
 from ...training.model import longest_input
 from ...training.task import Loaded
 from ...training.text_task import Row
@@ -64,7 +64,8 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
         chat = _read_chat(f"{row.place}: {name!r}", values.get(name))
         if not tokenizer.chat_template:
             hint = "give each prompt as a text, or train with a tokenizer that has a template"
-            raise ModelError("the model has no chat template for messages", hint=hint)
+            why = "the model has no chat template for messages"
+            raise DatasetError(f"{row.place}: {why}", hint=hint)
     elif "prompt" in values or not tokenizer.chat_template:
         text = row.text("prompt" if "prompt" in values else "text")
         template = read_template(tokenizer, pair=False)
@@ -102,6 +103,8 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
     temperature = asked.get("temperature", 0.0)
     # By default, transformers draws only from the 50 likeliest tokens.
     sampling = {"temperature": temperature, "top_p": asked.get("top_p", 1.0), "top_k": 0}
+    # Generation has no use for the loss of the routers, which fails for prompts with padding.
+    more = {"output_router_logits": False} if hasattr(model.config, "output_router_logits") else {}
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         rows = model.eval().generate(
@@ -112,6 +115,7 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
             pad_token_id=loaded.pad_token,
             eos_token_id=ends,
             **(sampling if temperature else {}),
+            **more,
         )
     return [
         _describe(tokenizer, ids, row[width:].tolist(), ends)

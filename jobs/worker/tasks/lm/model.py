@@ -25,7 +25,7 @@ class LmOptions(RowOptions):
     metrics: ClassVar[Mapping[str, str]] = {"perplexity": "min"}
     model: str = option(
         "HuggingFaceTB/SmolLM2-135M",
-        "a causal model's name on the hub, a folder with one, or 'scratch': a small new Llama",
+        "a causal model's name on the hub, a folder with one, results/JOB, or 'scratch': a small new Llama",
         metavar="NAME|PATH",
     )
     max_length: int = option(512, "tokens per sample", within=Range(16, 8192))

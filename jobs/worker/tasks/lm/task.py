@@ -297,7 +297,7 @@ class Lm(TableTask[LmOptions]):
 
 
 def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return each text's perplexity; what is beyond the longest input is cut off.
+    """Return each text's perplexity; what is beyond the longest input is cut off, and counted.
 
     Raises :class:`DatasetError`, also for chats, of which training learns only some turns.
     """
@@ -312,9 +312,12 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
         if isinstance(row.values.get(name), list):
             raise DatasetError(f"{row.place}: {name!r} is a chat, and {_ONLY_TEXTS}", hint=_INSTEAD)
         text = row.text(name)
-        ids = loaded.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+        tokens = loaded.tokenizer(text, truncation=True, max_length=limit)
+        ids = tokens["input_ids"]
         if len(ids) < 2:
             raise DatasetError(f"{row.place}: {name!r} has fewer than two tokens")
+        if loaded.cut is not None:
+            loaded.cut[limit] += any(each.overflowing for each in tokens.encodings or ())
         losses = token_losses(loaded.model, torch.tensor([ids]))
         found.append({"perplexity": perplexity(float(losses.mean())), "tokens": len(ids)})
     return found

@@ -204,7 +204,7 @@ def test_texts_are_cut_as_in_training_and_counted(
     predict_corpus(replace(options, parts=str(tmp_path / "parts")), notes.append)
     cut = sum(len(tokenizer(row["text"])["input_ids"]) > 6 for row in rows)
     assert 1 < cut < 9
-    assert notes[-2] == f"{cut} rows are longer than the model's --max-length and were cut"
+    assert notes[-2] == f"{cut} rows have more tokens than the model reads, and were cut"
 
 
 def test_the_columns_of_training_are_found(tmp_path: Path, models: Callable[[str], str]) -> None:
@@ -317,6 +317,6 @@ def test_values_that_parquet_lacks_leave_no_file(
     rows = [{"text": "a", "n": n} for n in (1, "one")]
     target = tmp_path / "out" / "b.parquet"
     asked = PredictOptions(models("classify"), write(tmp_path / "in.jsonl", rows), str(target))
-    with pytest.raises(TrainingError, match=r"in\.jsonl: rows 1 to 16: not all values fit Parquet"):
+    with pytest.raises(TrainingError, match=r"in\.jsonl: rows 1 to 2: not all values fit Parquet"):
         run(asked, tmp_path / "parts")
     assert not target.parent.exists()

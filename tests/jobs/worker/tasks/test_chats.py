@@ -112,6 +112,12 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
+def write_model(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+
+
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,6 +145,7 @@ def test_a_bad_row_is_named_with_its_fix(row: Bad) -> None:
         ("a.jsonl", {**PAIR, **CHAT}, "", "chats, in 'messages', and also", "--text-column mess"),
         ("a.jsonl", CHAT, "", "of scratch has no chat template", "--chat-template FILE"),
         ("a.jsonl", TURNS, "--model ./m", "of ./m has no chat template", "--chat-template FILE"),
+        ("a.jsonl", CHAT, "--model ./none", "./none: not a model folder", "save_pretrained"),
         ("a.jsonl", CHAT, "--chat-template no.jinja", "no.jinja", ""),
         ("a.jsonl", CHAT, "--chat-template bad.jinja", "line 2: is no Jinja template", "copy one"),
         ("a.jsonl", CHAT, "--chat-template latin.jinja", "latin.jinja: is not UTF-8", "UTF-8"),
@@ -151,13 +158,21 @@ def test_a_bad_file_is_named_with_its_fix(
     Path("bad.jinja").write_text("{% for message in messages %}\n{{ message.content }\n")
     Path("latin.jinja").write_bytes("{{ messages }} é".encode("latin-1"))
     Path("none.jinja").write_text("Hello!")
-    Path("m").mkdir()
-    Path("m/config.json").write_text("{}")
-    Path("m/tokenizer.json").write_text("{}")
+    Path("none").mkdir()
+    write_model(Path("m"))
     Path(name).write_text(content if isinstance(content, str) else json.dumps(content))
     refused = refuse(Path(name), options)
     assert text in refused.message
     assert fix in str(refused.hint)
+
+
+def test_a_jobs_results_are_a_model() -> None:
+    write_model(model := Path("results/lm-1/model"))
+    (model / "chat_template.jinja").write_text(CHATML)
+    words = ["--data", str(write(Path("a.jsonl"), CHAT)), "--model", "results/lm-1"]
+    options = parse_request("train", "lm", *words).read_options()
+    assert options.model_name == str(model)
+    check_inputs(options)
 
 
 @pytest.mark.parametrize(

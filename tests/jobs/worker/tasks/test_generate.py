@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, MixtralForCausalLM
 
 from jobs.worker.corpus.coordinator import predict_corpus
 from jobs.worker.corpus.options import PredictOptions
@@ -26,7 +26,7 @@ from jobs.worker.tasks.lm import generate
 from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions, add_adapters
 from jobs.worker.tasks.lm.task import SHAPE, Lm
-from jobs.worker.tasks.predict import load_trained, main, predict
+from jobs.worker.tasks.predict import load_trained, main, predict, predict_rows
 from jobs.worker.training.model import load_pretrained, new_tokenizer, train_tokenizer, write_model
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
@@ -44,12 +44,12 @@ TEMPLATE = (
 )
 
 
-def write_llama(folder: Path, seed: int = 1, **more: Any) -> Path:
+def write_llama(folder: Path, seed: int = 1, kind: Any = LlamaForCausalLM, **more: Any) -> Path:
     tokenizer = new_tokenizer(train_tokenizer([*WORDS, "user", "assistant"]))
     tokenizer.eos_token = "[SEP]"
     torch.manual_seed(seed)
     shape = {**SHAPE, **TINY, "vocab_size": len(tokenizer), "initializer_range": 0.5, **more}
-    model = LlamaForCausalLM(LlamaConfig(**shape))
+    model = kind(kind.config_class(**shape))
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("tiles")
     write_model(folder, Loaded(model, tokenizer))
     return folder
@@ -157,6 +157,34 @@ def test_long_texts_get_what_fits_into_the_model(tmp_path: Path) -> None:
         predict(folder, [{"prompt": "the"}, {"prompt": "the " * 16}])
 
 
+def test_the_loss_of_routers_is_not_computed(tmp_path: Path) -> None:
+    """Saved with the setting, as after fine-tuning a mixture of experts."""
+    found = []
+    for name, more in (("plain", {}), ("tuned", {"output_router_logits": True})):
+        experts = {"kind": MixtralForCausalLM, "num_local_experts": 2, **more}
+        found.append(predict(write_llama(tmp_path / name, **experts), ROWS, {"max_new_tokens": 4}))
+    assert found[0] == found[1]
+
+
+def test_a_row_that_fails_costs_the_others_nothing(folder: Path) -> None:
+    class Odd(Lm):
+        @classmethod
+        def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
+            if any("odd" in row.values for row in rows):
+                raise RuntimeError("the size\nof a tensor")
+            return super().predict(loaded, rows)
+
+    _, loaded = load_trained(str(folder), {"max_new_tokens": 4})
+    chat = {"messages": [{"role": "user", "content": "the core"}]}
+    rows = [Row(f"row {n}", row) for n, row in enumerate([ROWS[1], chat, {"odd": 1}, ROWS[2]])]
+    assert predict_rows(Odd, loaded, rows) == [
+        *predict(folder, [ROWS[1]], loaded.settings),
+        "row 1: the model has no chat template for messages",
+        "row 2: RuntimeError: the size",
+        *predict(folder, [ROWS[2]], loaded.settings),
+    ]
+
+
 def test_random_texts_depend_on_the_seed_only(folder: Path) -> None:
     def draw(**settings: Any) -> list[dict[str, Any]]:
         return predict(folder, ROWS, {"max_new_tokens": 8, **settings})
@@ -185,7 +213,7 @@ def test_a_chat_is_answered_with_the_saved_template(folder: Path, chat: Path) ->
         {"role": "user", "content": "socket"},
     ]
     reference = {"role": "assistant", "content": "tiles"}
-    with pytest.raises(ModelError, match="no chat template for messages"):
+    with pytest.raises(DatasetError, match="row 1: the model has no chat template for messages"):
         predict(folder, [{"messages": turns}])
     assert predict(folder, [{"text": "the core"}]) == predict(folder, [{"prompt": "the core"}])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,13 @@ from jobs.worker.tasks.lm.memory import Plan, read_free_bytes, simulate
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.samples import Packed
 from jobs.worker.tasks.lm.task import SHAPE, Lm, perplexity
-from jobs.worker.tasks.predict import predict
+from jobs.worker.tasks.predict import load_trained, predict, predict_rows
 from jobs.worker.training.batches import Schedule, TrainingRun, batches
 from jobs.worker.training.checkpoints import list_checkpoints
-from jobs.worker.training.model import new_tokenizer, save_model, train_tokenizer
+from jobs.worker.training.model import longest_input, new_tokenizer, save_model, train_tokenizer
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
+from jobs.worker.training.text_task import Row
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.tasks.chat_models import END, new_chat_tokenizer, save_chat_model
 from tests.jobs.worker.threaded_ranks import load_run
@@ -190,6 +192,18 @@ def test_predict_measures_each_text(folder: Path) -> None:
         }
     with pytest.raises(DatasetError, match="row 1: 'text' is empty"):
         predict(folder, [{"text": ""}], {"perplexity": True})
+
+
+def test_texts_beyond_the_longest_input_are_counted(folder: Path) -> None:
+    task, loaded = load_trained(str(folder), {"perplexity": True})
+    limit = longest_input(loaded)
+    assert limit
+    loaded = loaded._replace(cut=Counter())
+    texts = ("core core", "core " * 2 * limit, "core " * 3 * limit, "")
+    *found, empty = predict_rows(task, loaded, [Row("row", {"text": text}) for text in texts])
+    assert [each["tokens"] for each in found if isinstance(each, dict)][1:] == [limit, limit]
+    assert empty == "row: 'text' is empty"
+    assert loaded.cut == {limit: 2}
 
 
 @pytest.mark.parametrize("base", ["/home/me/base", None])

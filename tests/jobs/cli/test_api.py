@@ -127,6 +127,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
     (lambda: submit(study("squad", tune=None)), "a study needs tune"),
     (lambda: submit(Run("ls", dry_run=True)), "dry_run: not in Python\n  → spr-cluster train or"),
+    (lambda: submit(Run("ls", pty=True)), "pty: not in Python\n  → spr-cluster run --pty"),
     (lambda: submit(Training("squad", to="slurm-script")), "--detach: not with --to slurm-script"),
     (lambda: submit(Run()), "the following arguments are required: PROGRAM"),
     (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),
@@ -210,7 +211,7 @@ def test_nothing_is_bought_or_removed_without_yes(
         Cluster.up(name="dear", nodes=2)
     line.machines.staged.clear()
     line.stage("node0", "# listing what would be lost", Result(0, "running squad-2\n", ""))
-    with pytest.raises(UsageError, match=r"needs confirmation.*: Job squad-2 is running"):
+    with pytest.raises(UsageError, match=r"needs confirmation.*: Job squad-2 is .*\n  → yes=True"):
         Cluster.find().down()
 
     assert (line.changes, line.ids()) == (before, machines)

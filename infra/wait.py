@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from infra.errors import DeadlineError
+from infra.words import spoken_duration
 
 T = TypeVar("T")
 
@@ -66,8 +67,7 @@ def wait_until(
     while (found := probe()) is None:
         passed = clock.monotonic() - start
         if passed >= deadline_s:
-            limit = f"{deadline_s / 60:.0f} min" if deadline_s >= 60 else f"{deadline_s:.0f} s"
-            raise DeadlineError(f"{what} timed out after {limit}")
+            raise DeadlineError(f"{what} timed out after {spoken_duration(deadline_s)}")
         if on_wait:
             on_wait(passed)
         clock.sleep(min(pause, every_s, deadline_s - passed + 0.01))

@@ -45,13 +45,14 @@ def spoken_day(time: datetime, today: date | None = None) -> str:
 
 
 def spoken_duration(seconds: float) -> str:
-    """``45 min``, ``7 h 40 min``, ``8 h``, or ``3 days``."""
-    hours, minutes = divmod(max(0, round(seconds / 60)), 60)
-    if hours >= 48:
+    """``20 s``, ``1 min 31 s``, ``45 min``, ``7 h 40 min``, ``8 h``, or ``3 days``."""
+    is_short = seconds < 600
+    larger, rest = divmod(max(0, round(seconds if is_short else seconds / 60)), 60)
+    if larger >= 48 and not is_short:
         return f"{round(seconds / 86400)} days"
-    parts = [f"{hours} h"] if hours else []
-    parts += [f"{minutes} min"] if minutes or not hours else []
-    return " ".join(parts)
+    units = ("min", "s") if is_short else ("h", "min")
+    parts = [f"{n} {unit}" for n, unit in zip((larger, rest), units, strict=True) if n]
+    return " ".join(parts) or "0 s"
 
 
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.console.output import terminal_width
+from infra.errors import DeadlineError
 from infra.wait import Progress
 
 _PIPE_WIDTH = 160
@@ -92,7 +93,8 @@ class PlainProgress:
         try:
             yield
         except BaseException as error:
-            how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            how = "timed out" if isinstance(error, DeadlineError) else "failed"
+            how = "interrupted" if isinstance(error, KeyboardInterrupt) else how
             self._say(phase, f"{how} after {format_seconds(phase.seconds)}: {title}")
             raise
         else:

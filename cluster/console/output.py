@@ -113,6 +113,7 @@ def confirm(question: str, *, yes: bool, about: str = "") -> None:
         return
     if not has_terminal():
         what = "this needs confirmation, but there is no terminal"
-        raise UsageError(f"{what}: {about}" if about else what, hint="--yes confirms")
+        hint = "--yes confirms" if _may_ask else "yes=True confirms"
+        raise UsageError(f"{what}: {about}" if about else what, hint=hint)
     if not ask(question):
         raise UsageError("not confirmed; nothing was changed")

@@ -10,9 +10,10 @@ from cluster.console.display import make_progress
 from cluster.console.options import option, positive_int, switch
 from cluster.console.output import emit
 from cluster.console.parser import Parser, add_command
-from infra.errors import JobError, NoClusterError, SprError, UsageError
+from infra.errors import DeadlineError, JobError, NoClusterError, SprError, UsageError
 from infra.files import read_object
 from infra.wait import Progress, wait_until
+from infra.words import spoken_duration
 from jobs.cli.results.fetch import JobResultsRequest, fetch_from_bucket
 from jobs.cli.shared.chosen_job import (
     JobRequest,
@@ -82,7 +83,7 @@ def add_parser(parent: Parser) -> None:
         parent,
         "wait",
         "Wait until a job ends, without showing its output. If none is queued or running, the newest one\n"
-        "counts. The exit code is 0 if it succeeded, else 1.",
+        "counts. The exit code is 0 if it succeeded, else 1, also if it still runs after --timeout.",
         _WAIT_EXAMPLES,
         run=run_wait,
         options=WaitRequest,
@@ -156,6 +157,7 @@ def _wait_for(
     lost_at = list[float]()
 
     def ended() -> JobSummary | None:
+        nonlocal chosen
         try:
             found = {each.job: each for each in launcher.list_jobs()}
         except UsageError:
@@ -172,7 +174,18 @@ def _wait_for(
         if found[job].state == LOST:
             lost_at.append(time.monotonic())
             return found[job] if time.monotonic() - lost_at[0] > END_S else None
-        return None if found[job].is_active else found[job]
+        if not found[job].is_active:
+            return found[job]
+        chosen = found[job]
+        return None
 
     with progress.phase(f"Wait for {job}"):
-        return wait_until(f"job {job}", ended, deadline_s=timeout_s, every_s=5)
+        try:
+            return wait_until(f"job {job}", ended, deadline_s=timeout_s, every_s=5)
+        except DeadlineError:
+            text = f"job {job} is still {chosen.state} after {spoken_duration(timeout_s)}; it continues"
+            follow, end = (
+                f"spr-cluster {verb} {job} {launcher.flags}".rstrip()
+                for verb in ("attach", "cancel")
+            )
+            raise DeadlineError(text, hint=f"to follow it: {follow}; to end it: {end}") from None

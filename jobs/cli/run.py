@@ -294,6 +294,8 @@ def refuse_array(request: RunCommand) -> None:
 
 def refuse_pty(request: RunCommand) -> None:
     """Raise :class:`UsageError` if ``--pty`` can't work with the other options or without a terminal."""
+    if request.sink is not None:
+        raise UsageError("pty: not in Python", hint="spr-cluster run --pty")
     given = {"--nodes": request.nodes not in (None, 1), "--ppn": request.ppn not in (None, 1)}
     given |= {"--retries": bool(request.retries), "--detach": request.detach}
     given |= {"--json": request.json, "--placement": request.placement == "reference"}

@@ -33,8 +33,8 @@ class Expected:
         """Return the expectation in one line; ``usd_per_hour`` is the price of all nodes."""
 
         def show(seconds: float) -> str:
-            usd = f" (${usd_per_hour * seconds / 3600:.2f})" if usd_per_hour else ""
-            return spoken_duration(seconds) + usd
+            usd = (usd_per_hour or 0.0) * seconds / 3600
+            return spoken_duration(seconds) + (f" (${usd:.2f})" if usd >= 0.005 else "")
 
         text = f"the same command took {show(self.median_s)}"
         if len(self.seconds) == 1:

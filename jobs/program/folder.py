@@ -9,8 +9,9 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from infra.errors import UsageError
@@ -18,19 +19,18 @@ from infra.project_file import PROJECT_FILE, find_project_file
 from infra.s3_url import parse_s3_url
 from infra.words import counted, format_size
 from jobs.places.plan import JobFolder
+from jobs.places.record import read_job_id
 from jobs.program.plan import CACHES, name_largest
 from jobs.worker.storage.ownership import describe
 
 IGNORE_FILE = ".sprignore"
 """Patterns, in the syntax of ``.gitignore``, of files that jobs don't need."""
-# What this tool fetched is no part of the project.
-_FETCHED = f"results/*-{'[0-9]' * 8}-{'[0-9]' * 6}-*/"
 _ENOUGH = 1 << 20
 _GIT_S = 60
 _NO_TREE = re.compile("not a git repository|must be run in a work tree")
 # Ignored by git, and of no use to a job.
 _NOT_MISSED = re.compile(
-    r"(^|/)(\.|__pycache__/|node_modules/|v?env/|\S+\.egg-info/)|^results/|\.pyc$"
+    r"(^|/)(\.|__pycache__/|node_modules/|v?env/|results/|\S+\.egg-info/)|\.pyc$"
 )
 _PART_OF_PROJECT = re.compile(r"\.py$|^requirements\.txt$|^pyproject\.toml$")
 
@@ -87,7 +87,7 @@ def list_project(root: Path) -> tuple[str, ...]:
     Without a repository, all files but caches. Raises :class:`UsageError` if git fails.
     """
     if not shutil.which("git"):
-        return tuple(sorted(_walk(root)))
+        return tuple(sorted(_without_fetched(root, _walk(root))))
     inside = _git(root, "rev-parse", "--is-inside-work-tree", may_lack=True).strip() == "true"
     with tempfile.TemporaryDirectory() as scratch:
         # An empty repository elsewhere gives a plain folder git's patterns.
@@ -102,8 +102,9 @@ def list_project(root: Path) -> tuple[str, ...]:
 def _list_files(root: Path, where: list[str], *, inside: bool) -> Iterator[str]:
     ignores = [f"--exclude-from={root / IGNORE_FILE}"] if (root / IGNORE_FILE).is_file() else []
     caches = [] if inside else [f"--exclude={name}/" for name in CACHES]
-    untracked = ("ls-files", "-z", "--others", "--exclude-standard", f"--exclude={_FETCHED}")
-    yield from _git(root, *where, *untracked, *ignores, *caches).split("\0")[:-1]
+    untracked = ("ls-files", "-z", "--others", "--exclude-standard")
+    others = _git(root, *where, *untracked, *ignores, *caches).split("\0")[:-1]
+    yield from _without_fetched(root, others)
     if not inside:
         return
     tracked = _git(root, *where, "ls-files", "-z", "--stage").split("\0")[:-1]
@@ -122,6 +123,18 @@ def _list_files(root: Path, where: list[str], *, inside: bool) -> Iterator[str]:
             yield name
 
 
+def _without_fetched(root: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield the names that are not in a folder with a job's results."""
+
+    @cache
+    def is_fetched(folder: str) -> bool:
+        if not folder:
+            return False
+        return is_fetched(folder.rpartition("/")[0]) or bool(read_job_id(root / folder))
+
+    return (name for name in names if not is_fetched(name.rpartition("/")[0]))
+
+
 def describe_left_out(sent: SentFolders, files: Collection[str], here: Path) -> str:
     """Return a line on what jobs lack of the project, largest first; "" for nothing.
 
@@ -138,8 +151,10 @@ def describe_left_out(sent: SentFolders, files: Collection[str], here: Path) -> 
     words = ("ls-files", "-z", "--others", "--ignored", "--directory", "--exclude-standard")
     for name in _git(root, *words, may_lack=True).split("\0")[:-1]:
         if not _NOT_MISSED.search(name):
-            each = [path for path in (root / name, *(root / name).rglob("*")) if not path.is_dir()]
-            sizes[name] = sum(path.lstat().st_size for path in each)
+            found = [path for path in (root / name, *(root / name).rglob("*")) if not path.is_dir()]
+            own = [*_without_fetched(root, (path.relative_to(root).as_posix() for path in found))]
+            if own:
+                sizes[name] = sum((root / each).lstat().st_size for each in own)
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
     shown = {name: f"ignored by git, {format_size(sizes[name])}" for name in largest}
     for name in sent.project.names or ():

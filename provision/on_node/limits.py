@@ -73,7 +73,9 @@ def main() -> None:
         name = os.environ.get("SLURMD_NODENAME", "")
         try:
             part = find_parts(job, json.loads(Path(CORES).read_text()))[name]
-            why = "" if part.is_whole else hold(job, int(more[0]), part)
+            # Only a job of other tools may take a whole node without limits.
+            is_free = part.is_whole and not os.environ.get("SPR_CORES")
+            why = "" if is_free else hold(job, int(more[0]), part)
         except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
             why = repr(error)
         if why:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from cluster.console.display import PlainProgress, TreeProgress, format_seconds, format_table
 from cluster.console.output import wrap
+from infra.errors import DeadlineError
 from infra.spec import CLUSTER_NAME_RULE
 from jobs.cli.shared.job_display import JobDisplay, render_result, render_shares, render_step
 from jobs.worker.tasks import TASKS
@@ -50,10 +51,12 @@ def test_plain_lines_tell_beginning_notes_and_end(capsys: pytest.CaptureFixture[
         with pytest.raises(ValueError, match="x"), progress.phase("broken"):
             raise ValueError("x")
 
-    with pytest.raises(KeyboardInterrupt), progress.phase("job"):
-        raise KeyboardInterrupt
+    for error in (DeadlineError("x"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), progress.phase("job"):
+            raise error
 
     lines = capsys.readouterr().err.splitlines()
+    assert lines[-3] == "timed out after 0.0 s: job"
     assert lines[-1] == "interrupted after 0.0 s: job", "the job itself may continue"
     assert lines[:3] == ["outer", "  inner", "    half way"]
     assert lines[3].startswith("  done in 0.0 s: inner")

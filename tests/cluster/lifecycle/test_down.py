@@ -233,7 +233,7 @@ def test_a_snapshot_in_progress_is_deleted_when_it_is_complete(
     else:
         with pytest.raises(SprError, match=r"still there after `down`: 1 snapshot \(snap-") as it:
             cloud.down()
-        assert f"the copy of snapshot {snapshot.id} timed out after 90 min" in str(it.value)
+        assert f"the copy of snapshot {snapshot.id} timed out after 1 h 30 min" in str(it.value)
     note = "EC2 deletes a snapshot in progress when it is complete: "
     assert any(text.startswith(note) for text in cloud.progress.notes)
 

@@ -108,7 +108,7 @@ def test_a_program_may_have_no_results(head: Head, files: dict[str, bytes]) -> N
 def test_failures_are_exceptions(head: Head) -> None:
     job = Cluster.find().job("squad-1")
     head.asked_until_end = 10**6
-    with pytest.raises(DeadlineError, match="job squad-1 timed out after 1 s"):
+    with pytest.raises(DeadlineError, match="job squad-1 is still running after 1 s; it continues"):
         job.wait(timeout=1)
     head.asked_until_end, head.state = 0, "failed"
     with pytest.raises(JobError, match="job squad-1 is failed"):
@@ -127,6 +127,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
     (lambda: submit(study("squad", tune=None)), "a study needs tune"),
     (lambda: submit(Run("ls", dry_run=True)), "dry_run: not in Python\n  → spr-cluster train or"),
+    (lambda: submit(Run("ls", pty=True)), "pty: not in Python\n  → spr-cluster run --pty"),
     (lambda: submit(Training("squad", to="slurm-script")), "--detach: not with --to slurm-script"),
     (lambda: submit(Run()), "the following arguments are required: PROGRAM"),
     (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),
@@ -210,7 +211,7 @@ def test_nothing_is_bought_or_removed_without_yes(
         Cluster.up(name="dear", nodes=2)
     line.machines.staged.clear()
     line.stage("node0", "# listing what would be lost", Result(0, "running squad-2\n", ""))
-    with pytest.raises(UsageError, match=r"needs confirmation.*: Job squad-2 is running"):
+    with pytest.raises(UsageError, match=r"needs confirmation.*: Job squad-2 is .*\n  → yes=True"):
         Cluster.find().down()
 
     assert (line.changes, line.ids()) == (before, machines)

@@ -209,7 +209,13 @@ def test_wait_fails_with_the_job(line: CommandLine, head: Head) -> None:
 def test_wait_gives_up(line: CommandLine, head: Head) -> None:
     head.asked_until_end = 10**6
     result = line.run("wait", "--timeout", "1")
-    assert (result.code, result.message) == (1, "job squad-1 timed out after 1 s")
+    assert (result.code, result.message) == (
+        1,
+        "job squad-1 is still running after 1 s; it continues\n"
+        "  → to follow it: spr-cluster attach squad-1 --name spr; "
+        "to end it: spr-cluster cancel squad-1 --name spr",
+    )
+    assert "timed out after 0.0 s: Wait for squad-1" in result.err
 
 
 def test_wait_ends_with_the_newest_job_if_none_runs(line: CommandLine, head: Head) -> None:

@@ -47,6 +47,9 @@ def test_an_expectation_has_an_interval_and_a_price() -> None:
     assert found.describe(8.0) == (
         "the same command took 15 min ($2.00) in the median of 3 jobs, 10 min ($1.33) to 30 min ($4.00)"
     )
+    assert Expected({"a": 2.0, "b": 89.0}).describe(0.5) == (
+        "the same command took 46 s ($0.01) in the median of 2 jobs, 2 s to 1 min 29 s ($0.01)"
+    )
     assert Expected({"a": 600.0}).describe(None) == "the same command took 10 min in a"
     assert found.as_dict(8.0) == {
         "jobs": ["a", "b", "c"],

@@ -55,17 +55,30 @@ def test_a_project_is_what_git_tracks_or_would_add(project: Path, tmp_path: Path
     (project / "link").symlink_to("a b.py")
     (project / ".sprignore").write_text("notes/\n*.mp4\n")
     write(project, "new.py", "x.log", "film.mp4", "vendor/lib/more.py", "results-of-mine/1")
-    write(project, "results/run-20260731-142501-k3f/log", "results/table.csv")
+    write(project, "results/table.csv")
+    fetched(project, "results/run-20260731-142501-k3f", "sub/results/run-1", "sub/mine")
     assert set(list_project(project)) == {
         *("a b.py", "ü.py", "old.py", ".gitignore", ".gitmodules", ".sprignore", "link", "new.py"),
         *("vendor/lib/lib.py", "vendor/lib/more.py", "results/table.csv"),
     }
 
 
-def test_a_folder_without_git_is_sent_without_caches(tmp_path: Path) -> None:
+def fetched(root: Path, *folders: str) -> None:
+    for folder in folders:
+        write(root, f"{folder}/job/job.json", f"{folder}/model/weights")
+        (root / folder / "job/job.json").write_text('{"job": "run-1"}')
+
+
+def test_a_folder_without_git_is_sent_without_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, "a.py", "src/__pycache__/a.pyc", ".venv/bin/python", "data/x", ".sprignore")
     (tmp_path / ".sprignore").write_text("/data/\n")
+    fetched(tmp_path, "sub/results/run-1")
     assert list_project(tmp_path) == (".sprignore", "a.py")
+    (tmp_path / ".sprignore").unlink()
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert list_project(tmp_path) == ("a.py", "data/x")
 
 
 def test_the_digest_is_that_of_names_modes_and_contents(project: Path) -> None:
@@ -168,7 +181,9 @@ def test_what_git_ignores_is_named_largest_first(project: Path) -> None:
     (project / "data/words.txt").write_bytes(b"0" * 3000)
     (project / "w.pt").write_bytes(b"0" * 2000)
     (project / "x.pt").write_bytes(b"0" * 1000)
-    ignored = "data/\n*.pt\n.*\n__pycache__/\nresults/\nenv/\n"
+    write(project, "src/results/run-1/log")
+    fetched(project, "out/1")
+    ignored = "data/\n*.pt\n.*\n__pycache__/\nresults/\nout/\nenv/\n"
     (project / ".gitignore").write_text(ignored)
 
     assert left_out(project) == (

@@ -159,9 +159,17 @@ def test_a_task_that_is_not_held_says_so_in_its_output(
     )
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    monkeypatch.delenv("SPR_CORES", raising=False)
     monkeypatch.setattr(sys, "argv", ["limits", "hold", "7", "1"])
     limits.main()
     start = "print warning: on node1, this job can take its neighbors' cores "
+    assert capsys.readouterr().out == (start + warned if warned else "")
+
+    cores.write_text('{"node1": [[0, 0]]}')  # all of the node's cores
+    limits.main()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("SPR_CORES", "1")
+    limits.main()
     assert capsys.readouterr().out == (start + warned if warned else "")
 
     cores.unlink()

@@ -242,12 +242,36 @@ def test_without_its_cluster_a_job_is_found_in_the_bucket(
         assert json.loads(capsys.readouterr().out)["state"] == "succeeded", "Job.state needs it"
 
 
+@pytest.mark.parametrize("state", ["", "succeeded"])
+@pytest.mark.parametrize("words", ["fetch", "attach", "jobs", "fetch squad-2"])
+def test_the_bucket_of_another_cluster_is_not_searched(
+    s3: Any, words: str, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record("")
+    ClusterFiles.of("u2").remember("aws", "us-east-1")
+    own = replace(SUBMITTED, job="squad-2", cluster="u2", cloud="aws", region="us-east-1")
+    for job, region in (("squad-2", "us-east-1"), ("squad-3", "eu-west-1")):
+        folder = Path(f"results/{job}/job")
+        folder.mkdir(parents=True)
+        more = {"when": "2020", "bucket": _BUCKET} if job == "squad-3" else {}
+        record = replace(own, job=job, region=region, state=state, **more)
+        (folder / "job.json").write_text(record.render())
+    assert main([*words.split(), "--name", "u2"]) == 2
+    left = "are in results/squad-2" if state else "were lost with its nodes"
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"is running in us-east-1; job squad-2 had no bucket, and its results {left}" in said
+    assert "looking in" not in said
+
+
 def test_without_any_bucket_the_cluster_is_missing(
     s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["fetch"], ["attach"], ["jobs"]):
         assert main(words) == 2
         assert "no cluster 'spr' is running" in capsys.readouterr().err
+    write_file("spr")
+    assert main(["fetch", "--name", "u2"]) == 2
+    assert "looking in" not in capsys.readouterr().err
     leave_group("spr")
     assert main(["logs"]) == 2
     assert "its jobs are in s3://results/team: spr-cluster jobs s3://results/team" in (

@@ -15,6 +15,7 @@ from cluster.console.output import emit, wrap
 from cluster.console.parser import Parser, add_command
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
+from infra.aws.cloud import cloud_flag
 from infra.errors import NoClusterError, UsageError
 from infra.s3_url import parse_s3_url
 from infra.words import counted, spoken_time
@@ -209,8 +210,8 @@ def _list_stored(request: JobsRequest) -> int:
     if found:
         last, is_one = found[-1].job, place.prefix.rpartition("/")[2] == found[-1].job
         words = ["spr-cluster", "fetch", str(place if is_one else place.below(last))]
-        words += ["--cloud", "local"] if request.cloud == "local" else []
-        lines.append(f"To get the results of one: {shlex.join(words)}")
+        get = f"{shlex.join(words)}{cloud_flag(request.cloud)}"
+        lines.append(f"To get the results of one: {get}")
         rows, receipt = _find_receipt(found[-1]) if is_one else ("", {})
         lines.append(rows.removeprefix("\n"))
         result |= {**found[-1].as_dict(), **receipt} if is_one else {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import switch
@@ -156,7 +157,7 @@ def _list_costs(request: JobsRequest) -> int:
         where, empty = "./results", "No ended jobs in ./results: `fetch` brings them there."
     sums = {group: sum_by(found, group) for group in GROUPS}
     rows = [
-        (f"{group} {name}", str(one["jobs"]), f"{one['node_hours']:.1f}", f"${one['usd']:,.2f}")
+        (f"{group} {name}", str(one["jobs"]), f"{one['node_hours']:.1f}", _price(one))
         for group, by_name in sums.items()
         for name, one in by_name.items()
     ]
@@ -179,6 +180,13 @@ def _list_costs(request: JobsRequest) -> int:
     result = {"jobs": [asdict(each) for each in found], "uncounted": uncounted, **sums}
     emit(request, wrap("\n".join(lines)), result)
     return 0
+
+
+def _price(one: Mapping[str, Any]) -> str:
+    if one["usd"] is None:
+        return "-"
+    without = f" without {counted(one['unpriced'], 'job')}" if one["unpriced"] else ""
+    return f"${one['usd']:,.2f}{without}"
 
 
 def _find_receipt(job: JobSummary) -> tuple[str, dict[str, object]]:

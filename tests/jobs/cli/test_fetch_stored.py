@@ -133,6 +133,7 @@ def test_the_costs_of_the_jobs_in_a_bucket(
             "jobs": 1,
             "node_hours": pytest.approx(2 * 7.5 / 3600),
             "usd": pytest.approx(usd),
+            "unpriced": 0,
         }
     assert main(["jobs", "--cost", "s3://results/team"]) == 0
     text = capsys.readouterr().out
@@ -143,6 +144,15 @@ def test_the_costs_of_the_jobs_in_a_bucket(
     assert main(["fetch", URL]) == 0
     assert main(["jobs", URL]) == 0
     assert re.search(r"total +7.50 s +\$0.025\n", capsys.readouterr().out)
+    for job, owner in (("squad-3", "ann"), ("squad-4", "")):
+        folder = tmp_path / f"results/{job}/job"
+        folder.mkdir(parents=True)
+        run = replace(SUBMITTED, job=job, owner=owner, seconds=7.5, nodes=nodes, tags=())
+        (folder / "job.json").write_text(run.render())
+    assert main(["jobs", "--cost"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"owner - +2 +0.0 +\$0.03 without 1 job\n", shown)
+    assert re.search(r"owner ann +1 +0.0 +-\n", shown)
     assert main(["jobs", "--cost", "squad-1"]) == 2
     assert "omit JOB and --all" in capsys.readouterr().err
 
@@ -253,7 +263,7 @@ def test_the_bucket_of_another_cluster_is_not_searched(
     for job, region in (("squad-2", "us-east-1"), ("squad-3", "eu-west-1")):
         folder = Path(f"results/{job}/job")
         folder.mkdir(parents=True)
-        more = {"when": "2020", "bucket": _BUCKET} if job == "squad-3" else {}
+        more: dict[str, Any] = {"when": "2020", "bucket": _BUCKET} if job == "squad-3" else {}
         record = replace(own, job=job, region=region, state=state, **more)
         (folder / "job.json").write_text(record.render())
     assert main([*words.split(), "--name", "u2"]) == 2

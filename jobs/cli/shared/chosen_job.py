@@ -98,8 +98,8 @@ def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks
     """Return a request for the URL of the stored job, or of all, if a cluster is gone or lacks its files.
 
     The bucket is that of the cluster's record, of the record here of the job or of the cluster's newest
-    job, or of spr-cluster.toml. With ``one``, the default is the newest job. Raises ``error`` if there
-    is none.
+    job, or of spr-cluster.toml. With ``one``, the default is the cluster's newest job. Raises
+    ``error`` if there is none.
     """
     job = error.job if isinstance(error, LostFilesError) else request.job or ""
     name = choose_cluster(request, tell=lambda _: None)
@@ -135,8 +135,8 @@ def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks
     cloud = request.cloud or ("local" if made_in == "local" else None)
     found = replace(request, name=None, cloud=cloud)
     if one and not job:
-        stored = list_stored(open_s3(found, Silent()), parse_s3_url(bucket))
-        job = choose_job(stored, None, f"in {bucket}").job
+        stored = list_stored(open_s3(found, Silent()), parse_s3_url(bucket), name)
+        job = choose_job(stored, None, f"of cluster {name} in {bucket}").job
     return replace(found, job="/".join(filter(None, (bucket.rstrip("/"), job))))
 
 

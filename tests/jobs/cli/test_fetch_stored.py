@@ -31,7 +31,7 @@ from tests.jobs.context import SUBMITTED, ended, listed
 HOUR = timedelta(hours=1)
 URL = "s3://results/team/squad-1"
 STORED = {
-    "job.json": replace(SUBMITTED, more={"bucket": "s3://results/team"}).render(),
+    "job.json": replace(SUBMITTED, cluster="spr", more={"bucket": "s3://results/team"}).render(),
     "end.json": ended(nodes=["node0", "node1"]),
     "begin.json": "{}",
     "log": "the log",
@@ -243,6 +243,9 @@ def test_without_its_cluster_a_job_is_found_in_the_bucket(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names_it("spr")
+    later = replace(SUBMITTED, cluster="u2", when="2099-08-01T10:00:00+00:00").render()
+    if words != "jobs":  # it lists those of all clusters
+        s3.put_object(Bucket="results", Key="team/squad-9/job.json", Body=later.encode())
     assert main(words.split()) == 0
     said = capsys.readouterr()
     assert shown in said.out

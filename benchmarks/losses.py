@@ -39,7 +39,7 @@ BAR_MB_S = 10.0
 _SAID_BEFORE = (
     "Nodes shut down automatically at",
     "training would end at about",
-    "the job and its checkpoints end with them",
+    "the job and its files end with them",
     "to keep them longer: spr-cluster extend",
 )
 # What the programs print, again and again; every other one fails. Their output is more than their text.

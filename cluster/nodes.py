@@ -172,9 +172,9 @@ def _not_complete(name: str, flags: str) -> SprError:
 
 
 def find_cluster(
-    ec2: EC2Client, name: str, place: str = "", now: datetime | None = None
+    ec2: EC2Client, name: str, place: str = "", now: datetime | None = None, flag: str = ""
 ) -> Cluster:
-    """Find a running cluster by its tags alone. ``place`` is for messages.
+    """Find a running cluster by its tags alone. ``place`` and the cloud's ``flag`` are for messages.
 
     Raises :class:`UsageError` if there is none, or if it has no head.
     """
@@ -191,12 +191,14 @@ def find_cluster(
             f"{spoken_day(record.expires)}, with all jobs, checkpoints, and models on them",
             hint=f"`spr-cluster up {flags}` creates new ones; `spr-cluster down {flags}` removes the rest",
             bucket=bucket,
+            flag=flag,
         )
     if not nodes:
         raise NoClusterError(
             f"no cluster {name!r} is running in {ec2.meta.region_name}{nearest_cluster(name)}",
             hint=f"`spr-cluster up {flags}` creates one; --name, --cloud, and --region choose another",
             bucket=bucket,
+            flag=flag,
         )
     if not has_head:
         wanted = record.nodes if record else None

@@ -55,10 +55,13 @@ class MissingExtraError(UsageError):
 
 
 class NoClusterError(UsageError):
-    """No cluster of that name is running. ``bucket`` is where it stored its jobs, as far as EC2 knows."""
+    """No cluster of that name is running.
 
-    def __init__(self, message: str, hint: str, bucket: str = "") -> None:
-        stored = f"its jobs are in {bucket}: spr-cluster jobs {bucket}; " if bucket else ""
+    ``bucket`` is where it stored its jobs, as far as EC2 knows; ``flag`` is the option for its cloud.
+    """
+
+    def __init__(self, message: str, hint: str, bucket: str = "", flag: str = "") -> None:
+        stored = f"its jobs are in {bucket}: spr-cluster jobs {bucket}{flag}; " if bucket else ""
         super().__init__(message, hint=f"{stored}{hint}")
         self.bucket = bucket
 

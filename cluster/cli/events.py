@@ -87,7 +87,8 @@ def _on_nodes(
         ctx = open_cluster(request)
         found = describe_inventory(ctx.clients.ec2, ctx.name)
         if had_nodes and found.record and not found.alive:
-            return [_ended(ctx.now(), str(found.record.options.get("bucket") or ""))]
+            bucket = found.record.options.get("bucket")
+            return [_ended(ctx.now(), f"{bucket}{ctx.cloud.flag}" if bucket else "")]
         read = ask_head(ctx, found, lambda head: head.run(_READ).stdout, _HEAD_S)
     except (SprError, BotoCoreError, ClientError):
         return []

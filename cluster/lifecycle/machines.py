@@ -74,6 +74,8 @@ class Machines:
     @property
     def cluster(self) -> Cluster:
         nodes = rank_nodes(self.all, self.spec.nodes, self.spec.jump)
+        # Without a head, the first worker becomes the head.
+        nodes = (*(replace(node, rank=0) for node in nodes[:1]), *nodes[1:])
         return Cluster(self.spec.name, nodes, self.spec.nodes)
 
     @property

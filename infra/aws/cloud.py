@@ -28,6 +28,11 @@ from infra.words import nearest
 DEFAULT_REGION = "us-east-1"
 
 
+def cloud_flag(cloud: str | None) -> str:
+    """Return the option for a command about one of a cloud's buckets: " --cloud local", or ""."""
+    return " --cloud local" * (cloud == "local")
+
+
 @dataclass(frozen=True)
 class Cloud:
     """An endpoint that speaks EC2's API, and its defaults.
@@ -56,6 +61,11 @@ class Cloud:
     credentials: tuple[str, str] | None = field(default=None, repr=False)
     session: boto3.session.Session | None = field(default=None, repr=False, compare=False)
     """The user's AWS session, which all regions share."""
+
+    @property
+    def flag(self) -> str:
+        """The option for a command about one of its buckets: " --cloud local", or ""."""
+        return cloud_flag(self.name)
 
 
 _ADDRESS_SERVICE = "https://checkip.amazonaws.com"

@@ -105,8 +105,10 @@ def rank_instances(instances: Iterable[Instance]) -> tuple[Instance, ...]:
 def number_instances(instances: Iterable[Instance], wanted: int) -> dict[int, Instance]:
     """Return the machines by rank. While the cluster has fewer than ``wanted``, some ranks are missing."""
     nodes = rank_instances(instances)
-    ranks = [0, *(node.rank or 0 for node in nodes[1:])]
-    if not _have_ranks(nodes[1:]) or max(ranks) >= wanted:
+    heads = nodes[:1] if nodes and nodes[0].role == HEAD else ()
+    workers = nodes[len(heads) :]
+    ranks = [*(0 for _ in heads), *(node.rank or 0 for node in workers)]
+    if not _have_ranks(workers) or max(ranks, default=0) >= wanted:
         ranks = [*range(len(nodes))]
     return dict(zip(ranks, nodes, strict=False))
 

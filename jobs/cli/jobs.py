@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import switch
@@ -15,6 +16,7 @@ from cluster.console.output import emit, wrap
 from cluster.console.parser import Parser, add_command
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
+from infra.aws.cloud import cloud_flag
 from infra.errors import NoClusterError, UsageError
 from infra.s3_url import parse_s3_url
 from infra.words import counted, spoken_time
@@ -155,7 +157,7 @@ def _list_costs(request: JobsRequest) -> int:
         where, empty = "./results", "No ended jobs in ./results: `fetch` brings them there."
     sums = {group: sum_by(found, group) for group in GROUPS}
     rows = [
-        (f"{group} {name}", str(one["jobs"]), f"{one['node_hours']:.1f}", f"${one['usd']:,.2f}")
+        (f"{group} {name}", str(one["jobs"]), f"{one['node_hours']:.1f}", _price(one))
         for group, by_name in sums.items()
         for name, one in by_name.items()
     ]
@@ -178,6 +180,13 @@ def _list_costs(request: JobsRequest) -> int:
     result = {"jobs": [asdict(each) for each in found], "uncounted": uncounted, **sums}
     emit(request, wrap("\n".join(lines)), result)
     return 0
+
+
+def _price(one: Mapping[str, Any]) -> str:
+    if one["usd"] is None:
+        return "-"
+    without = f" without {counted(one['unpriced'], 'job')}" if one["unpriced"] else ""
+    return f"${one['usd']:,.2f}{without}"
 
 
 def _find_receipt(job: JobSummary) -> tuple[str, dict[str, object]]:
@@ -209,8 +218,8 @@ def _list_stored(request: JobsRequest) -> int:
     if found:
         last, is_one = found[-1].job, place.prefix.rpartition("/")[2] == found[-1].job
         words = ["spr-cluster", "fetch", str(place if is_one else place.below(last))]
-        words += ["--cloud", "local"] if request.cloud == "local" else []
-        lines.append(f"To get the results of one: {shlex.join(words)}")
+        get = f"{shlex.join(words)}{cloud_flag(request.cloud)}"
+        lines.append(f"To get the results of one: {get}")
         rows, receipt = _find_receipt(found[-1]) if is_one else ("", {})
         lines.append(rows.removeprefix("\n"))
         result |= {**found[-1].as_dict(), **receipt} if is_one else {}

@@ -46,9 +46,13 @@ def find_stored(
     return _read_job(s3, place, job, sizes), sizes
 
 
-def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int]) -> JobSummary:
+def _read_job(
+    s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int], cluster: str = ""
+) -> JobSummary:
     text = {name: _read(s3, place, name) for name in (RECORD, END) if name in sizes}
     record = parse_as(JobRecord, text[RECORD], f"{place}/{RECORD}")
+    if cluster not in ("", record.cluster):
+        raise UsageError(f"job {job} is not one of cluster {cluster}")
     end = parse_end(text.get(END, "")) or JobEnd(RUNNING)
     return JobSummary(
         **vars(end),
@@ -64,14 +68,17 @@ def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int
     )
 
 
-def list_stored(s3: S3Client, place: S3Location) -> tuple[JobSummary, ...]:
-    """Return the jobs whose folders are in ``place``, or whose folder it is, in the order of submission."""
+def list_stored(s3: S3Client, place: S3Location, cluster: str = "") -> tuple[JobSummary, ...]:
+    """Return the jobs whose folders are in ``place``, or whose folder it is, in the order of submission.
+
+    With ``cluster``, return only those that ran there.
+    """
     found = []
     for job, (where, sizes) in _find_folders(s3, place).items():
         if where == place:
             return (_read_job(s3, place, job, sizes),)
         with suppress(SprError, ValueError):  # it may disappear meanwhile
-            found.append(_read_job(s3, where, job, sizes))
+            found.append(_read_job(s3, where, job, sizes, cluster))
     return tuple(sorted(found, key=lambda job: (job.submitted, job.job)))
 
 

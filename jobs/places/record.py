@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import PositiveInt
 
+from infra.aws.cloud import cloud_flag
 from infra.errors import JobError, UsageError
 from infra.files import parse_as, read_object, read_text
 from jobs.places.launcher import JobEnd, parse_end
@@ -45,7 +46,7 @@ class CloudInfo:
     @property
     def flag(self) -> str:
         """The option for a command about one of its buckets: " --cloud local", or ""."""
-        return " --cloud local" * (self.cloud == "local")
+        return cloud_flag(self.cloud)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from jobs.places.record import read_job_id
 from jobs.report.receipt import read_receipt
 
 GROUPS = ("month", "owner", "cluster", "tags")
+_NOTHING = {"jobs": 0, "node_hours": 0.0, "usd": None, "unpriced": 0}
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,19 @@ def read_costs(root: Path) -> tuple[list[JobCost], list[str]]:
 
 
 def sum_by(costs: Iterable[JobCost], group: str) -> dict[str, dict[str, Any]]:
-    """Return jobs, node hours, and dollars (without unknown prices) of each month, owner, cluster, or tag."""
+    """Return jobs, node hours, and dollars of each month, owner, cluster, or tag.
+
+    The dollars are ``None`` if no job's price is known; ``unpriced`` counts jobs that they don't include.
+    """
     sums: dict[str, dict[str, Any]] = {}
     for each in costs:
         names = getattr(each, group)
         for name in (names,) if isinstance(names, str) else names:
-            one = sums.setdefault(name, {"jobs": 0, "node_hours": 0.0, "usd": 0.0})
+            one = sums.setdefault(name, {**_NOTHING})
             one["jobs"] += 1
             one["node_hours"] += each.nodes * each.hours
-            one["usd"] += each.usd or 0.0
+            if each.usd is None:
+                one["unpriced"] += 1
+            else:
+                one["usd"] = (one["usd"] or 0.0) + each.usd
     return sums

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from moto.core import DEFAULT_ACCOUNT_ID
-from moto.ec2.models import ec2_backends
 from moto.scheduler.models import scheduler_backends
 from moto.servicequotas.models import servicequotas_backends
 
@@ -62,16 +61,6 @@ class FaultyApplication(Application):
             scheduler = functools.partial(FaultyScheduler, runtime=self.runtime)
             replace_backends(scheduler_backends, account, scheduler)
         return regions
-
-    def _run_schedules(self) -> bool:
-        """Execute due schedules; return whether there were any."""
-        invoked = [
-            scheduler.pass_time(ec2_backends[account][region])
-            for account in self._known_accounts
-            for region, scheduler in dict(scheduler_backends[account]).items()
-            if region in ec2_backends[account].keys()  # noqa: SIM118 - a lookup would create it
-        ]
-        return any(invoked)
 
     def _act(self, environ: dict[str, Any], call: ApiCall) -> Reply:
         if self.faults.is_throttled(call.action):

@@ -1,11 +1,9 @@
-"""EventBridge Scheduler that runs its schedules, and rejects roles that it can't assume."""
+"""EventBridge Scheduler that rejects roles that it can't assume, and acts only as its role may."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 
 from moto.core.exceptions import JsonRESTError
@@ -13,7 +11,7 @@ from moto.iam.models import Role, iam_backends
 from moto.scheduler.models import Schedule, ScheduleGroup
 
 from infra.local.api.runtime import Runtime
-from infra.local.api.schedules import LocalScheduler
+from infra.local.api.schedules import LocalScheduler, machines_of
 from tests.cloud.faults import faults_of
 
 # https://docs.aws.amazon.com/scheduler/latest/UserGuide/setting-up.html#setting-up-execution-role
@@ -86,41 +84,18 @@ class FaultyScheduler(LocalScheduler):
     # What happens without a call
 
     def pass_time(self, ec2: Any) -> bool:
-        """Execute due schedules; return whether there were any."""
         for name, group in list(self.schedule_groups.items()):
             if isinstance(group, _DeletedGroup) and group.gone_at <= self.runtime.now():
                 del self.schedule_groups[name]
-        now = datetime.fromtimestamp(self.runtime.now(), timezone.utc)
-        due = [
-            (group, schedule)
-            for group in self.schedule_groups.values()
-            for schedule in list(group.schedules.values())
-            if _time_of(schedule) <= now
-        ]
-        for group, schedule in due:
-            try:
-                self._invoke(schedule, ec2)
-            except Exception:
-                # AWS's scheduler also reports failures only as a metric.
-                logging.exception("schedule %s of %s failed", schedule.name, group.name)
-            if schedule.action_after_completion == "DELETE":
-                group.delete_schedule(schedule.name)
-        return bool(due)
+        return super().pass_time(ec2)
 
-    def _invoke(self, schedule: Schedule, ec2: Any) -> None:
-        assert schedule.target["Arn"].endswith(":aws-sdk:ec2:terminateInstances")
-        ids = json.loads(schedule.target["Input"])["InstanceIds"]
+    def invoke(self, schedule: Schedule, ec2: Any) -> None:
         role = self._roles[schedule.target["RoleArn"]]
-        for id_ in ids:
+        for id_ in machines_of(schedule):
             labels = {f"aws:ResourceTag/{k}": v for k, v in ec2.tags.get(id_, {}).items()}
             if not any(_allows(text, _TERMINATE, labels) for text in role.policies.values()):
                 raise PermissionError(f"{role.arn} may not terminate {id_}")
-        ec2.terminate_instances(ids)
-
-
-def _time_of(schedule: Schedule) -> datetime:
-    text = schedule.schedule_expression.removeprefix("at(").removesuffix(")")
-    return datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
+        super().invoke(schedule, ec2)
 
 
 def _allows(

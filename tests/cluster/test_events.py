@@ -174,17 +174,21 @@ def test_an_error_is_kept_with_its_hint_and_names_the_log(line: CommandLine) -> 
     assert named(log, "failed")[-1]["action"] == "import_key"
 
 
-def test_that_the_nodes_have_ended_by_themselves_is_shown(line: CommandLine) -> None:
-    clients = connect(line.open_cloud("aws", None, None))
+@pytest.mark.parametrize("cloud", ["aws", "local"])
+def test_that_the_nodes_have_ended_by_themselves_is_shown(line: CommandLine, cloud: str) -> None:
+    clients = connect(line.open_cloud(cloud, None, None))
     clients.s3.create_bucket(Bucket="results")
-    line.must("up", "--nodes", "1", "--yes", "--bucket", "s3://results/team")
+    options = ("--nodes", "1", "--yes", "--cloud", cloud)
+    line.must("up", *options, "--bucket", "s3://results/team")
     bought = [e for e in EventLog(ClusterFiles.of("spr").events).read() if e["event"] == "bought"]
     assert "ended: " not in line.must("events").out
     clients.ec2.terminate_instances(InstanceIds=bought[0]["resources"])
 
     shown = " ".join(line.must("events").out.split())
     assert "ended: no machine is left" in shown
-    assert "its jobs: spr-cluster jobs s3://results/team" in shown
+    listing = f"spr-cluster jobs s3://results/team{' --cloud local' * (cloud == 'local')}"
+    assert f"its jobs: {listing}" in shown
+    assert f": {listing}; " in " ".join(line.run("extend", "1h").message.split())
     line.must("down", "--yes")
     assert "no machine is left" not in line.must("events").out
 

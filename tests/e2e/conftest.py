@@ -54,7 +54,7 @@ class CommandLine:
         folders = {"SPR_CLUSTER_HOME": str(self.home)}
         if self.cloud:
             folders["SPR_CLUSTER_LOCAL_CLOUD"] = str(self.cloud)
-        # The server is as strict as AWS, and executes schedules.
+        # The server is as strict as AWS.
         strict = {"SPR_CLUSTER_LOCAL_APPLICATION": f"{_ROOT}:tests.cloud.application"}
         return {**without_checkout(), **folders, **strict}
 

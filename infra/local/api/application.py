@@ -154,8 +154,14 @@ class Application:
                 self.save()
 
     def _run_schedules(self) -> bool:
-        """Return whether a schedule of EventBridge Scheduler was due; here, none is ever executed."""
-        return False
+        """Execute due schedules; return whether there were any."""
+        invoked = [
+            scheduler.pass_time(ec2_backends[account][region])
+            for account in self._known_accounts
+            for region, scheduler in dict(scheduler_backends[account]).items()
+            if region in ec2_backends[account].keys()  # noqa: SIM118 - a lookup would create it
+        ]
+        return any(invoked)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")

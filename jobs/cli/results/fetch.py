@@ -11,6 +11,7 @@ from cluster.console.display import make_progress
 from cluster.console.options import Request, option, switch
 from cluster.console.output import emit, say
 from cluster.console.parser import Parser, add_command
+from infra.aws.cloud import cloud_flag
 from infra.aws.s3 import check_s3_location, connect_s3, push_folder
 from infra.errors import JobError, SprError, UsageError
 from infra.s3_url import S3Location, parse_s3_url
@@ -29,7 +30,6 @@ from jobs.cli.shared.chosen_job import (
 from jobs.cli.shared.job_options import ResultsRequest
 from jobs.places.bucket import fetch_stored, find_stored
 from jobs.places.launcher import RUNNING, choose_job, require_files
-from jobs.places.record import CloudInfo
 from jobs.report.receipt import add_receipt
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
@@ -192,7 +192,7 @@ def fetch_from_bucket(request: JobResultsRequest) -> int:
     place, progress = bucket.below(job), make_progress()
     results = choose_results(request.results, job)
     s3 = open_s3(request, progress)
-    found, sizes = find_stored(s3, place, job, CloudInfo(request.cloud or "").flag)
+    found, sizes = find_stored(s3, place, job, cloud_flag(request.cloud))
     if found.state == RUNNING:
         say(f"{job} has not ended, as far as {place} says; fetching its output so far")
     with progress.phase(f"Fetch {job}"):

@@ -97,17 +97,33 @@ Asks = TypeVar("Asks", bound=JobRequest)
 def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks:
     """Return a request for the URL of the stored job, or of all, if a cluster is gone or lacks its files.
 
-    The bucket is that of the cluster's record, of spr-cluster.toml, or of a job's record here. With
-    ``one``, the default is the newest job. Raises ``error`` if no bucket is known.
+    The bucket is that of the cluster's record, of the record here of the job or of the cluster's newest
+    job, or of spr-cluster.toml. With ``one``, the default is the cluster's newest job. Raises
+    ``error`` if there is none.
     """
     job = error.job if isinstance(error, LostFilesError) else request.job or ""
     name = choose_cluster(request, tell=lambda _: None)
-    paths = Path("results").glob(f"{job or '*'}/job/{RECORD}")
-    known = [read_object(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
-    record: dict[str, Any] = next((each for each in reversed(known) if each.get("bucket")), {})
+    made_in, made_where = remembered_cloud(name) or (None, None)
+    region = request.region or (made_where if request.cloud in (None, made_in) else None)
+    asked = {"cluster": name, "cloud": request.cloud or made_in, "region": region}
+    known = [read_object(path) for path in Path("results").glob(f"{job or '*'}/job/{RECORD}")]
+    # Another cluster's job says nothing about this cluster's bucket.
+    ours = [
+        each
+        for each in known
+        if all(value in (None, each.get(key)) for key, value in asked.items())
+    ]
+    record = max(known if job else ours, key=lambda each: str(each.get("when", "")), default={})
     bucket = str(record.get("bucket", ""))
     if isinstance(error, NoClusterError):
-        bucket = error.bucket or read_project_file().table("cluster").get("bucket") or bucket
+        file = read_project_file().table("cluster")
+        of_file = file.get("bucket") if file.get("name", name) == name else None
+        bucket = error.bucket or str(record.get("bucket", of_file or ""))
+        if not bucket and record in ours and all(asked.values()):
+            last, is_fetched = record["job"], record.get("state")
+            left = f"are in results/{last}" if is_fetched else "were lost with its nodes"
+            why = f"job {last} had no bucket, and its results {left}"
+            raise NoClusterError(f"{error.message}; {why}", error.hint or "")
     elif isinstance(error, LostFilesError):
         bucket = error.bucket
     elif not job:  # the newest job may be on the cluster
@@ -115,12 +131,12 @@ def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks
     if not bucket:
         raise error
     say(f"{error.message}; looking in {bucket}")
-    made_in = (remembered_cloud(name) or (record.get("cloud"),))[0]
+    made_in = made_in or record.get("cloud")
     cloud = request.cloud or ("local" if made_in == "local" else None)
     found = replace(request, name=None, cloud=cloud)
     if one and not job:
-        stored = list_stored(open_s3(found, Silent()), parse_s3_url(bucket))
-        job = choose_job(stored, None, f"in {bucket}").job
+        stored = list_stored(open_s3(found, Silent()), parse_s3_url(bucket), name)
+        job = choose_job(stored, None, f"of cluster {name} in {bucket}").job
     return replace(found, job="/".join(filter(None, (bucket.rstrip("/"), job))))
 
 

@@ -104,7 +104,7 @@ class Stored:
 class ExpiryWatch:
     """Warns once if a job will not finish in time, and once when the deadline is near.
 
-    ``find`` reads the deadline from EC2: `extend` may have changed it.
+    ``find`` reads the deadline from EC2: `extend` may have changed it. ``stored`` is the job's URL in S3.
     """
 
     expires: datetime | None
@@ -112,6 +112,7 @@ class ExpiryWatch:
     show: Callable[[str], None]
     find: Callable[[], datetime | None] = lambda: None
     now: Callable[[], datetime] = utc_now
+    stored: str = ""
     _warned_late: bool = False
     _warned_soon: bool = False
 
@@ -130,7 +131,9 @@ class ExpiryWatch:
         """Print a warning if one is due."""
         if not self._warned_soon and self._ends_before(self.now() + _SOON):
             self._warned_soon = True
-            self._warn("the job and its checkpoints end with them", 2)
+            lost = "the job and its files end with them"
+            stored = f"the job ends with them; what it has written is in {self.stored}"
+            self._warn(stored if self.stored else lost, 2)
 
     def explain(self, job: str, why: str) -> JobError | None:
         """Return the error for a job that the deadline ended; ``None`` if it was something else."""

@@ -16,7 +16,7 @@ from jobs.places.queue import history
 from jobs.places.queue.history import LostHeadError, Stored, describe_expiry, explain_expiry
 from jobs.places.queue.job_output import stop_job
 from jobs.places.queue.slurm import SlurmLauncher
-from jobs.places.record import CloudInfo, claim_results
+from jobs.places.record import claim_results
 from provision.host import Host, TextSink
 
 
@@ -101,8 +101,7 @@ class QueueLauncher:
         ctx = self.context
         over = explain_expiry(job.job, ctx.find_expiry(), ctx.now(), self.flags, gone)
         lost = LostHeadError(job.job, gone)
-        cloud = CloudInfo(ctx.cloud.name).flag
-        stored = Stored(job.job, self.flags, cloud, job.bucket, job.unfinished)
+        stored = Stored(job.job, self.flags, ctx.cloud.flag, job.bucket, job.unfinished)
         lost.hint = stored.what_is_left(is_gone=ctx.is_gone())
         return over or lost
 

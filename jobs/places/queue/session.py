@@ -288,6 +288,7 @@ class JobSession:
             find = context.find_job_end
             expires = find() or expires
         expiry = ExpiryWatch(expires, flags, output.show, find)
+        expiry.stored = f"{kept[0]}/{job}" if kept[0] else ""
         output.on_eta = expiry.see_eta
         try:
             with note_silence(output, tick=expiry.tick):

@@ -161,6 +161,9 @@ def test_workers_that_lost_their_head_are_not_removed_without_a_question(
     assert refused.code == 2
     assert "it is gone; other nodes may have checkpoints" in refused.message
     assert tutor.ids() == before[1:]
+    shown = tutor.must("status", "--name", "tutor").out
+    assert "node1 " in shown
+    assert "node0 " not in shown
     tutor.must("down", "--name", "tutor", "--yes")
     assert tutor.cloud.left() == []
 

@@ -31,7 +31,7 @@ from tests.jobs.context import SUBMITTED, ended, listed
 HOUR = timedelta(hours=1)
 URL = "s3://results/team/squad-1"
 STORED = {
-    "job.json": replace(SUBMITTED, more={"bucket": "s3://results/team"}).render(),
+    "job.json": replace(SUBMITTED, cluster="spr", more={"bucket": "s3://results/team"}).render(),
     "end.json": ended(nodes=["node0", "node1"]),
     "begin.json": "{}",
     "log": "the log",
@@ -133,6 +133,7 @@ def test_the_costs_of_the_jobs_in_a_bucket(
             "jobs": 1,
             "node_hours": pytest.approx(2 * 7.5 / 3600),
             "usd": pytest.approx(usd),
+            "unpriced": 0,
         }
     assert main(["jobs", "--cost", "s3://results/team"]) == 0
     text = capsys.readouterr().out
@@ -143,6 +144,15 @@ def test_the_costs_of_the_jobs_in_a_bucket(
     assert main(["fetch", URL]) == 0
     assert main(["jobs", URL]) == 0
     assert re.search(r"total +7.50 s +\$0.025\n", capsys.readouterr().out)
+    for job, owner in (("squad-3", "ann"), ("squad-4", "")):
+        folder = tmp_path / f"results/{job}/job"
+        folder.mkdir(parents=True)
+        run = replace(SUBMITTED, job=job, owner=owner, seconds=7.5, nodes=nodes, tags=())
+        (folder / "job.json").write_text(run.render())
+    assert main(["jobs", "--cost"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"owner - +2 +0.0 +\$0.03 without 1 job\n", shown)
+    assert re.search(r"owner ann +1 +0.0 +-\n", shown)
     assert main(["jobs", "--cost", "squad-1"]) == 2
     assert "omit JOB and --all" in capsys.readouterr().err
 
@@ -233,6 +243,9 @@ def test_without_its_cluster_a_job_is_found_in_the_bucket(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names_it("spr")
+    later = replace(SUBMITTED, cluster="u2", when="2099-08-01T10:00:00+00:00").render()
+    if words != "jobs":  # it lists those of all clusters
+        s3.put_object(Bucket="results", Key="team/squad-9/job.json", Body=later.encode())
     assert main(words.split()) == 0
     said = capsys.readouterr()
     assert shown in said.out
@@ -242,12 +255,36 @@ def test_without_its_cluster_a_job_is_found_in_the_bucket(
         assert json.loads(capsys.readouterr().out)["state"] == "succeeded", "Job.state needs it"
 
 
+@pytest.mark.parametrize("state", ["", "succeeded"])
+@pytest.mark.parametrize("words", ["fetch", "attach", "jobs", "fetch squad-2"])
+def test_the_bucket_of_another_cluster_is_not_searched(
+    s3: Any, words: str, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record("")
+    ClusterFiles.of("u2").remember("aws", "us-east-1")
+    own = replace(SUBMITTED, job="squad-2", cluster="u2", cloud="aws", region="us-east-1")
+    for job, region in (("squad-2", "us-east-1"), ("squad-3", "eu-west-1")):
+        folder = Path(f"results/{job}/job")
+        folder.mkdir(parents=True)
+        more: dict[str, Any] = {"when": "2020", "bucket": _BUCKET} if job == "squad-3" else {}
+        record = replace(own, job=job, region=region, state=state, **more)
+        (folder / "job.json").write_text(record.render())
+    assert main([*words.split(), "--name", "u2"]) == 2
+    left = "are in results/squad-2" if state else "were lost with its nodes"
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"is running in us-east-1; job squad-2 had no bucket, and its results {left}" in said
+    assert "looking in" not in said
+
+
 def test_without_any_bucket_the_cluster_is_missing(
     s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["fetch"], ["attach"], ["jobs"]):
         assert main(words) == 2
         assert "no cluster 'spr' is running" in capsys.readouterr().err
+    write_file("spr")
+    assert main(["fetch", "--name", "u2"]) == 2
+    assert "looking in" not in capsys.readouterr().err
     leave_group("spr")
     assert main(["logs"]) == 2
     assert "its jobs are in s3://results/team: spr-cluster jobs s3://results/team" in (

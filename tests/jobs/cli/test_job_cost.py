@@ -180,7 +180,7 @@ def test_the_receipts_of_a_clusters_jobs_are_the_meters_bill(
     for group in ("month", "owner", "cluster"):
         (one,) = costs[group].values()
         usd = pytest.approx(jobs.spent)
-        assert one == {"jobs": 2, "node_hours": one["node_hours"], "usd": usd}
+        assert one == {"jobs": 2, "node_hours": one["node_hours"], "usd": usd, "unpriced": 0}
     table = line.must("jobs", "--cost").out
     assert f"${jobs.spent:,.2f}" in table
     assert "owner " in table

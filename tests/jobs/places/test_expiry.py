@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -33,14 +34,20 @@ FOUND = JobSummary("running", job=PATHS.job_id, submitted=NOW)
 FIGURES = dict.fromkeys(("epoch", "loss", "samples_per_second", "tokens_per_second"), 1.0)
 
 
+@pytest.mark.parametrize("stored", ["", "s3://results/team/squad-1"])
 @pytest.mark.parametrize("extended", EXTENDED)
 def test_a_user_is_warned_once_that_a_job_is_late_and_once_that_the_end_is_near(
-    extended: datetime | None,
+    extended: datetime | None, stored: str
 ) -> None:
     shown: list[str] = []
     times = [NOW]
     watch = ExpiryWatch(
-        NOW + timedelta(hours=1), "--name x", shown.append, lambda: extended, lambda: times[0]
+        NOW + timedelta(hours=1),
+        "--name x",
+        shown.append,
+        lambda: extended,
+        lambda: times[0],
+        stored,
     )
     watch.see_eta(3000)
     watch.tick()
@@ -55,7 +62,9 @@ def test_a_user_is_warned_once_that_a_job_is_late_and_once_that_the_end_is_near(
     assert ends == ([] if extended else commands)
     if not extended:
         assert "shut down at 15:00 UTC (in 1 h); the job would end at about 15:30 UTC" in shown[0]
-        assert "shut down at 15:00 UTC (in 9 min); the job and its" in shown[1]
+        lost = "the job and its files end with them\n"
+        kept = f"the job ends with them; what it has written is in {stored}\n"
+        assert f"shut down at 15:00 UTC (in 9 min); {kept if stored else lost}" in shown[1]
 
 
 @pytest.mark.parametrize("extended", EXTENDED)
@@ -78,8 +87,10 @@ def test_a_job_that_ended_with_its_cluster_says_so(
 
 @pytest.mark.parametrize("is_limited", [False, True])
 def test_nodes_that_stay_for_a_job_with_a_limit_do_not_warn_of_their_time_to_live(
-    tmp_path: Path, *, is_limited: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_limited: bool
 ) -> None:
+    tick_once = lambda _, tick: nullcontext(tick())  # noqa: E731
+    monkeypatch.setattr("jobs.places.queue.session.note_silence", tick_once)
     said = event(event="step", step=1, total=2, eta_seconds=3600.0, shares={}, **FIGURES)
     hosts, log = make_hosts([said]), list[str]()
     hosts["node0"].answers.insert(0, ("cat .*/end.json", ended(nodes=["node0"])))
@@ -87,9 +98,10 @@ def test_nodes_that_stay_for_a_job_with_a_limit_do_not_warn_of_their_time_to_liv
     context = job_context(hosts, log=log, find_job_end=lambda: later)
     context = replace(context, cluster=replace(context.cluster, expires=soon))
 
-    attach(context, replace(FOUND, max_time_s=60.0 * is_limited), tmp_path)
+    attach(context, replace(FOUND, max_time_s=60.0 * is_limited, bucket="s3://b"), tmp_path)
 
-    assert any("warning: the nodes shut down" in line for line in log) is not is_limited
+    warned = "the job ends with them; what it has written is in s3://b/"
+    assert any(warned in line for line in log) is not is_limited
 
 
 @pytest.mark.parametrize(("hours", "is_late"), [(1.0, False), (0.1, True)])

@@ -42,8 +42,16 @@ def test_jobs_are_added_up_by_month_owner_cluster_and_tag(tmp_path: Path) -> Non
     assert [each.usd for each in found] == [None, pytest.approx(6.0), pytest.approx(6.0)]
     by_tag = sum_by(found, "tags")
     assert list(by_tag) == ["team=nlp", "x=1"]
-    assert by_tag["team=nlp"] == {"jobs": 2, "node_hours": 2.0, "usd": pytest.approx(12.0)}
+    assert by_tag["team=nlp"] == {
+        "jobs": 2,
+        "node_hours": 2.0,
+        "usd": pytest.approx(12.0),
+        "unpriced": 0,
+    }
+    by_cluster = sum_by(found, "cluster")
+    assert (by_cluster["other"]["usd"], by_cluster["other"]["unpriced"]) == (None, 1)
+    by_owner = sum_by(found, "owner")
+    assert (by_owner["ann"]["usd"], by_owner["ann"]["unpriced"]) == (pytest.approx(6.0), 1)
     assert list(sum_by(found, "month")) == ["2026-10", "2026-11", "2026-12"]
-    by_owner = {name: one["jobs"] for name, one in sum_by(found, "owner").items()}
-    assert by_owner == {"ann": 2, "bob": 1}
+    assert {name: one["jobs"] for name, one in by_owner.items()} == {"ann": 2, "bob": 1}
     assert read_costs(tmp_path / "none") == ([], [])

@@ -6,7 +6,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from infra.ec2.tags import CLUSTER
 from infra.ec2.termination_schedule import ClusterGuard
+from infra.lifetime import AFTER
 from infra.local.api.application import Application
 from infra.local.state import StateFolder
 from tests.cloud.application import FaultyApplication
@@ -34,6 +36,21 @@ def test_schedules_survive_a_restart(
         scheduler = cloud.clients.scheduler
         group = scheduler.get_schedule_group(Name=GROUP)["Arn"]
         assert scheduler.list_tags_for_resource(ResourceArn=group)["Tags"]
+
+
+@pytest.mark.parametrize("kind", [Application, FaultyApplication])
+def test_a_machine_that_does_not_shut_down_by_itself_is_terminated(
+    endpoint: Endpoint, folder: StateFolder, podman: FakePodman, kind: type[Application]
+) -> None:
+    with endpoint.serve(folder, podman, clock=FakeTime(), kind=kind) as cloud:
+        own = {"ResourceType": "instance", "Tags": [{"Key": CLUSTER, "Value": "bert"}]}
+        (machine,) = cloud.run(TagSpecifications=[own])
+        guard(cloud, machine)
+        for minutes, state in ((-1, "running"), (1, "terminated")):
+            end = START + timedelta(hours=1, minutes=minutes) + AFTER
+            cloud.clock.sleep(end.timestamp() - cloud.clock.time())
+            cloud.state_of(machine)  # the server notices
+            assert cloud.state_of(machine) == state
 
 
 def test_it_refuses_what_aws_refuses(timed_cloud: FakeCloud) -> None:

@@ -57,7 +57,7 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
 
     A ``text`` is also used as it is if the tokenizer has no chat template.
     """
-    tokenizer, config = loaded.tokenizer, loaded.model.config
+    tokenizer = loaded.tokenizer
     values = row.values if isinstance(row.values, dict) else {}
     name = "messages" if "messages" in values else "prompt"
     if name == "messages" or isinstance(values.get(name), list):
@@ -66,12 +66,7 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
             hint = "give each prompt as a text, or train with a tokenizer that has a template"
             raise ModelError("the model has no chat template for messages", hint=hint)
     elif "prompt" in values or not tokenizer.chat_template:
-        text = row.text("prompt" if "prompt" in values else "text")
-        template = read_template(tokenizer, pair=False)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        # A tokenizer that also ends texts is like BERT's: plain texts are learned without its marks.
-        has_prefix = not len(template.suffix) or "prompt" in getattr(config, "data_columns", {})
-        return [*template.prefix.tolist(), *ids] if has_prefix else list(ids)
+        return encode_text(loaded, row.text("prompt" if "prompt" in values else "text"))
     else:
         chat = [{"role": "user", "content": row.text("text")}]
     try:
@@ -81,6 +76,15 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
     text = require_text(text, f"{row.place}: the chat")
     chat_ids: Ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return chat_ids
+
+
+def encode_text(loaded: Loaded, text: str) -> list[int]:
+    """Return the tokens of a text that is not a chat, without its end."""
+    template = read_template(loaded.tokenizer, pair=False)
+    ids = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+    # A tokenizer that also ends texts is like BERT's: plain texts are learned without its marks.
+    are_pairs = "prompt" in getattr(loaded.model.config, "data_columns", {})
+    return [*template.prefix.tolist(), *ids] if are_pairs or not len(template.suffix) else [*ids]
 
 
 def _read_chat(what: str, value: Any) -> list[Turn]:

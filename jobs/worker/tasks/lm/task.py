@@ -304,15 +304,19 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
     import torch
 
     from ...training.model import longest_input
+    from .generate import encode_text
     from .head import token_losses
 
     found, limit = list[dict[str, Any]](), longest_input(loaded) or LONGEST_TEXT
+    end = loaded.tokenizer.eos_token_id
+    ends = [] if end is None else [end]
     for row in rows:
         name = next((each for each in ("messages", "prompt") if each in row.values), "text")
         if isinstance(row.values.get(name), list):
             raise DatasetError(f"{row.place}: {name!r} is a chat, and {_ONLY_TEXTS}", hint=_INSTEAD)
         text = row.text(name)
-        ids = loaded.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+        # As learned: with its end, unless that is cut off.
+        ids = [*encode_text(loaded, text), *ends][:limit]
         if len(ids) < 2:
             raise DatasetError(f"{row.place}: {name!r} has fewer than two tokens")
         losses = token_losses(loaded.model, torch.tensor([ids]))

@@ -181,7 +181,8 @@ def test_predict_measures_each_text(folder: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(folder).eval()
     tokenizer = load(options_for(folder)).loaded.tokenizer
     for row, each in zip(rows, found, strict=True):
-        ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
+        text = tokenizer(row["text"], add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([[*text, tokenizer.eos_token_id]])  # as it is learned
         with torch.no_grad():
             loss = float(model(input_ids=ids, labels=ids).loss)
         assert each == {

@@ -102,7 +102,7 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
     tokenizer.padding_side = "left"
     batch = tokenizer.pad({"input_ids": [list(each) for each in prompts]}, return_tensors="pt")
     width = batch["input_ids"].shape[1]
-    ends = _ends(loaded)
+    ends = find_ends(loaded)
     temperature = asked.get("temperature", 0.0)
     # By default, transformers draws only from the 50 likeliest tokens.
     sampling = {"temperature": temperature, "top_p": asked.get("top_p", 1.0), "top_k": 0}
@@ -123,7 +123,7 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
     ]
 
 
-def _ends(loaded: Loaded) -> list[int]:
+def find_ends(loaded: Loaded) -> list[int]:
     """Return the tokens that end a text: the tokenizer's, and those of the model's generation config."""
     own = getattr(loaded.model.generation_config, "eos_token_id", None)
     several = own if isinstance(own, list) else [own]

@@ -120,7 +120,7 @@ def simulate(plan: Plan, source: Any) -> int:
     rows = -(-options.batch_size // count_parts(options, options.batch_size))
     with FakeTensorMode(), torch.random.fork_rng(), _without_content():
         model = AutoModelForCausalLM.from_config(config, dtype=plan.loaded_as)
-        use_chunks(model, trust=True)
+        use_chunks(model)
         # peft moves its adapters to where they are already, which fails without content.
         with patch.object(torch.nn.Module, "to", lambda module, *_, **__: module):
             model = prepare_model(model, options).train()

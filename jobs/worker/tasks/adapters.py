@@ -85,10 +85,13 @@ def merge(folder: str, target: Path, place: str = "") -> None:
     from safetensors import SafetensorError
 
     from ..training.model import write_model
+    from .lm.generate import find_ends
 
     loaded = load_adapters(folder, place)
     kind: Any = loaded.model.config.dtype
     model = loaded.model.merge_and_unload()
+    # Adapters of chats have their own end in the tokenizer.
+    model.generation_config.eos_token_id = find_ends(loaded)
     try:
         write_model(target, loaded._replace(model=model.to(kind) if kind else model))
     except (OSError, SafetensorError) as error:

@@ -36,7 +36,11 @@ _FOLDERS = re.compile(
 _PIPELINE = """from transformers import pipeline
 
 model = pipeline("{tag}", "{name}")
-print(model("an excellent read"))"""
+print(model({text}))"""
+_CHAT = '[{"role": "user", "content": "How hot is it?"}]'
+_PROMPT = f"""tokenizer.apply_chat_template(
+    {_CHAT}, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)"""
 _LOAD = {
     "question-answering": """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -58,7 +62,8 @@ from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = AutoPeftModelForCausalLM.from_pretrained("{name}")
-print(tokenizer.decode(model.generate(**tokenizer("It is", return_tensors="pt"))[0]))""",
+inputs = {inputs}
+print(tokenizer.decode(model.generate(**inputs, eos_token_id=tokenizer.eos_token_id)[0]))""",
     "": """from safetensors.torch import load_file
 
 weights = load_file("{name}/model.safetensors")
@@ -121,7 +126,14 @@ def render_card(
     data = str(getattr(options, "data", None) or getattr(options, "dataset", ""))
     name = (options.push_to or "model").removeprefix(HUB)
     kind = "peft" if hasattr(loaded.model, "peft_config") else task.pipeline_tag
-    code = _LOAD.get(kind, _PIPELINE).format(tag=kind, name=name)
+    template = getattr(loaded.tokenizer, "chat_template", None)
+    is_chat = task.pipeline_tag == "text-generation" and template
+    code = _LOAD.get(kind, _PIPELINE).format(
+        tag=kind,
+        name=name,
+        text=_CHAT if is_chat else '"an excellent read"',
+        inputs=_PROMPT if is_chat else 'tokenizer("It is", return_tensors="pt")',
+    )
     header = ModelCardData(
         library_name=_LIBRARIES.get(kind, "transformers"),
         pipeline_tag=task.pipeline_tag or None,

@@ -57,7 +57,7 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
 
     A ``text`` is also used as it is if the tokenizer has no chat template.
     """
-    tokenizer, config = loaded.tokenizer, loaded.model.config
+    tokenizer = loaded.tokenizer
     values = row.values if isinstance(row.values, dict) else {}
     name = "messages" if "messages" in values else "prompt"
     if name == "messages" or isinstance(values.get(name), list):
@@ -67,12 +67,7 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
             why = "the model has no chat template for messages"
             raise DatasetError(f"{row.place}: {why}", hint=hint)
     elif "prompt" in values or not tokenizer.chat_template:
-        text = row.text("prompt" if "prompt" in values else "text")
-        template = read_template(tokenizer, pair=False)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        # A tokenizer that also ends texts is like BERT's: plain texts are learned without its marks.
-        has_prefix = not len(template.suffix) or "prompt" in getattr(config, "data_columns", {})
-        return [*template.prefix.tolist(), *ids] if has_prefix else list(ids)
+        return encode_text(loaded, row.text("prompt" if "prompt" in values else "text"))
     else:
         chat = [{"role": "user", "content": row.text("text")}]
     try:
@@ -82,6 +77,15 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
     text = require_text(text, f"{row.place}: the chat")
     chat_ids: Ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return chat_ids
+
+
+def encode_text(loaded: Loaded, text: str) -> list[int]:
+    """Return the tokens of a text that is not a chat, without its end."""
+    template = read_template(loaded.tokenizer, pair=False)
+    ids = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+    # A tokenizer that also ends texts is like BERT's: plain texts are learned without its marks.
+    are_pairs = "prompt" in getattr(loaded.model.config, "data_columns", {})
+    return [*template.prefix.tolist(), *ids] if are_pairs or not len(template.suffix) else [*ids]
 
 
 def _read_chat(what: str, value: Any) -> list[Turn]:
@@ -99,7 +103,7 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
     tokenizer.padding_side = "left"
     batch = tokenizer.pad({"input_ids": [list(each) for each in prompts]}, return_tensors="pt")
     width = batch["input_ids"].shape[1]
-    ends = _ends(loaded)
+    ends = find_ends(loaded)
     temperature = asked.get("temperature", 0.0)
     # By default, transformers draws only from the 50 likeliest tokens.
     sampling = {"temperature": temperature, "top_p": asked.get("top_p", 1.0), "top_k": 0}
@@ -123,7 +127,7 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> l
     ]
 
 
-def _ends(loaded: Loaded) -> list[int]:
+def find_ends(loaded: Loaded) -> list[int]:
     """Return the tokens that end a text: the tokenizer's, and those of the model's generation config."""
     own = getattr(loaded.model.generation_config, "eos_token_id", None)
     several = own if isinstance(own, list) else [own]

@@ -97,18 +97,18 @@ def parts(count: int, rows: int) -> list[slice]:
     return [slice(first, first + rows) for first in range(0, count, rows)]
 
 
-def use_chunks(model: Any, *, trust: bool = False) -> bool:
+def use_chunks(model: Any) -> bool:
     """Let a model of transformers compute its loss in chunks; return whether it does.
 
     Its head then returns its input, which the model calls logits, and its loss function applies the
     head. Some models have a bias, or change logits after the head: these keep their own loss. Whether
-    they change them is seen from a tiny batch, unless to ``trust`` a model without content.
+    they change them is seen from a tiny batch.
     """
     head = model.get_output_embeddings()
     kind: Any = type(head)
     if kind is not nn.Linear or head.bias is not None or not hasattr(model, "loss_function"):
         return False
-    if not (trust or _passes_on_logits(model, head)):
+    if not _passes_on_logits(model, head):
         return False
 
     def loss_function(logits: Tensor, labels: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -148,7 +148,9 @@ def _passes_on_logits(model: Any, head: Any) -> bool:
         with torch.no_grad():
             output = model.eval()(input_ids=ids, labels=ids, use_cache=False)
         seen = (output.logits, *passed)
-        return len(seen) == 2 and all(torch.equal(each, returned[0]) for each in seen)
+        # Tensors without content can't be compared, which is an error.
+        same = (each is returned[0] or torch.equal(each, returned[0]) for each in seen)
+        return len(seen) == 2 and all(same)
     # Models' arguments and errors differ.
     except Exception:
         return False

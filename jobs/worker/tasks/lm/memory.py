@@ -6,9 +6,11 @@ take at their peak, with the weights and the optimizer's state, is added to what
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
@@ -32,7 +34,6 @@ from .model import LmOptions, prepare_model
 if TYPE_CHECKING:
     from ...training.state import TrainContext
 
-ATTENTION = "planned"
 ADAM_BYTES = 8
 """AdamW's two averages for each trained weight, in fp32."""
 BEST_BYTES = 4
@@ -73,7 +74,7 @@ def require_memory(context: TrainContext, plan: Plan, source: Any) -> None:
         step = simulate(plan, source)
     # Some models can't run without content, and a wrong name is explained when it is loaded.
     except Exception as error:
-        trouble = first_line(error)
+        trouble = f"{type(error).__name__}: {first_line(error)}"
     ranks, held = context.ranks, read_held_bytes() + LATER_BYTES
     own = held + step, held + read_free_bytes() // ranks.local.size, trouble
     found: list[tuple[int, int, str]] = ranks.gather(own)
@@ -116,13 +117,10 @@ def simulate(plan: Plan, source: Any) -> int:
     if isinstance(source, str):
         folder = Path(source).expanduser()
         config = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else source)
-    _register_attention()
     rows = -(-options.batch_size // count_parts(options, options.batch_size))
-    with FakeTensorMode(), torch.random.fork_rng():
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=ATTENTION, dtype=plan.loaded_as
-        )
-        use_chunks(model, trust=True)
+    with FakeTensorMode(), torch.random.fork_rng(), _without_content():
+        model = AutoModelForCausalLM.from_config(config, dtype=plan.loaded_as)
+        use_chunks(model)
         # peft moves its adapters to where they are already, which fails without content.
         with patch.object(torch.nn.Module, "to", lambda module, *_, **__: module):
             model = prepare_model(model, options).train()
@@ -149,14 +147,22 @@ def simulate(plan: Plan, source: Any) -> int:
     return live.peak + (ADAM_BYTES + (BEST_BYTES if keeps_best else 0)) * weights
 
 
-def _register_attention() -> None:
-    """Let transformers' fused attention run without a mask: making one looks at the content."""
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+@contextmanager
+def _without_content() -> Iterator[None]:
+    """Replace what looks at the content of tensors, or what torch simulates only in bf16."""
     from transformers.masking_utils import AttentionMaskInterface
 
-    AttentionInterface.register(ATTENTION, sdpa_attention_forward)
-    AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)
+    def multiply(rows: Tensor, experts: Tensor, offs: Tensor, **_: Any) -> Tensor:
+        product: Tensor = torch.ops.transformers.grouped_mm_fallback(rows, experts, offs)
+        return product
+
+    # Fused attention has no mask if no token is padding.
+    masks = patch.dict(AttentionMaskInterface._global_mapping, sdpa=lambda *_, **__: None)
+    products = patch.object(torch, "_grouped_mm", multiply, create=True)
+    # It writes a traceback for each operation that fails.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    with masks, products, patch.object(logger, "disabled", True):
+        yield
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

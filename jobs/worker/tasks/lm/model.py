@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any, ClassVar
 from warnings import catch_warnings, simplefilter
 
-from ...runtime.errors import ModelError
+from ...runtime.errors import ModelError, first_line
 from ...training.options import BASE_MODEL, SCRATCH, Range, option
 from ...training.text_task import RowOptions
 
+MAMBAS = frozenset({"mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"})
+"""Types of models whose ``out_proj`` peft refuses: their kernels read its weight past the adapter."""
 FASTER = 10
 """How many times the usual learning rate adapters get by default: https://thinkingmachines.ai/blog/lora/"""
 
@@ -100,13 +102,20 @@ def add_adapters(model: Any, options: LmOptions) -> Any:
         r=options.lora_rank,
         lora_alpha=options.lora_alpha or 2 * options.lora_rank,
         target_modules="all-linear",
+        exclude_modules=["out_proj"] if model.config.model_type in MAMBAS else None,
         task_type="CAUSAL_LM",
     )
     # peft records it, and the user's folder has another path than that on the nodes.
     model.name_or_path = os.environ.get(BASE_MODEL, model.name_or_path)
     with catch_warnings():
         simplefilter("ignore", FutureWarning)  # peft asks for a name that transformers has replaced
-        model = peft.get_peft_model(model, config)
+        try:
+            model = peft.get_peft_model(model, config)
+        except ValueError as error:
+            raise ModelError(
+                f"model {options.model} can't have adapters: {first_line(error)}",
+                hint="omit --lora",
+            ) from error
     # By default, it looks on the hub whether the vocabulary has changed.
     model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
     return model

@@ -304,20 +304,24 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
     import torch
 
     from ...training.model import longest_input
+    from .generate import encode_text
     from .head import token_losses
 
     found, limit = list[dict[str, Any]](), longest_input(loaded) or LONGEST_TEXT
+    end = loaded.tokenizer.eos_token_id
+    ends = [] if end is None else [end]
     for row in rows:
         name = next((each for each in ("messages", "prompt") if each in row.values), "text")
         if isinstance(row.values.get(name), list):
             raise DatasetError(f"{row.place}: {name!r} is a chat, and {_ONLY_TEXTS}", hint=_INSTEAD)
         text = row.text(name)
-        tokens = loaded.tokenizer(text, truncation=True, max_length=limit)
-        ids = tokens["input_ids"]
+        # As learned: with its end, unless that is cut off.
+        every = [*encode_text(loaded, text), *ends]
+        ids = every[:limit]
         if len(ids) < 2:
             raise DatasetError(f"{row.place}: {name!r} has fewer than two tokens")
         if loaded.cut is not None:
-            loaded.cut[limit] += any(each.overflowing for each in tokens.encodings or ())
+            loaded.cut[limit] += len(every) > limit
         losses = token_losses(loaded.model, torch.tensor([ids]))
         found.append({"perplexity": perplexity(float(losses.mean())), "tokens": len(ids)})
     return found

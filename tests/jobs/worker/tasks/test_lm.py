@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
+import re
 import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
 )
 
 from jobs.worker.data.readers import read_table
@@ -29,8 +37,8 @@ from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.lm import head, memory
 from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
-from jobs.worker.tasks.lm.memory import Plan, read_free_bytes, simulate
-from jobs.worker.tasks.lm.model import LmOptions
+from jobs.worker.tasks.lm.memory import ADAM_BYTES, LiveBytes, Plan, read_free_bytes, simulate
+from jobs.worker.tasks.lm.model import MAMBAS, LmOptions, add_adapters
 from jobs.worker.tasks.lm.samples import Packed
 from jobs.worker.tasks.lm.task import SHAPE, Lm, perplexity
 from jobs.worker.tasks.predict import load_trained, predict, predict_rows
@@ -183,7 +191,8 @@ def test_predict_measures_each_text(folder: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(folder).eval()
     tokenizer = load(options_for(folder)).loaded.tokenizer
     for row, each in zip(rows, found, strict=True):
-        ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
+        text = tokenizer(row["text"], add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([[*text, tokenizer.eos_token_id]])  # as it is learned
         with torch.no_grad():
             loss = float(model(input_ids=ids, labels=ids).loss)
         assert each == {
@@ -215,6 +224,23 @@ def test_adapters_name_the_base_as_the_user_does(
     save_model(tmp_path, load(options_for(folder, lora=True)).loaded)
     config = json.loads((tmp_path / "model/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == (base or str(folder))
+
+
+def test_adapters_of_mamba_leave_out_what_peft_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft.tuners import tuners_utils
+
+    source = inspect.getsource(tuners_utils._check_lora_target_modules_mamba)
+    (known,) = re.findall(r"mamba_model_types = \{(.*)\}", source)
+    assert {*re.findall(r"\w+", known)} == MAMBAS
+    config = MambaConfig(vocab_size=99, hidden_size=32, state_size=8, num_hidden_layers=1)
+    adapted = add_adapters(MambaForCausalLM(config), LmOptions(lora=True))
+    names = " ".join(name for name, each in adapted.named_parameters() if each.requires_grad)
+    assert "in_proj" in names
+    assert "out_proj" not in names
+    monkeypatch.setattr("jobs.worker.tasks.lm.model.MAMBAS", {})
+    with pytest.raises(ModelError, match=r"can't have adapters: .*'out_proj' is incom") as refused:
+        add_adapters(MambaForCausalLM(config), LmOptions(lora=True))
+    assert refused.value.hint == "omit --lora"
 
 
 def labeled_completions(tokenizer: Any, path: Path) -> list[dict[str, list[int]]]:
@@ -380,6 +406,38 @@ def test_a_simulated_step_holds_weights_gradients_averages_and_activations() -> 
     assert words <= simulate(Plan(evaluated, "fp32", 1), config) - found <= 1.2 * words
     last = replace(evaluated, keep="last")
     assert simulate(Plan(last, "fp32", 1), config) == found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**TINY),
+        Gemma2Config(**TINY, head_dim=8),
+        FalconConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
+        MixtralConfig(**TINY, num_local_experts=4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_the_simulated_peak_is_that_of_a_step(config: Any) -> None:
+    options = LmOptions(max_length=64, batch_size=2)
+    found = simulate(Plan(options, "fp32", 1), config)
+    own = AutoModelForCausalLM.from_config(config).train()
+    use_chunks(own)
+    ids, live = torch.zeros((2, 64), dtype=torch.int64), LiveBytes()
+    with live:
+        live.add(*own.parameters(), *own.buffers())
+        own(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    averages = ADAM_BYTES * sum(each.numel() for each in own.parameters())
+    assert found - averages == pytest.approx(live.peak, rel=0.02)
+
+
+def test_a_simulation_that_fails_is_a_note_with_its_type(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "simulate", Mock(side_effect=KeyError("planned")))
+    said = io.StringIO()
+    load_run(Lm(options_for(folder)), 1, said)
+    assert "the memory it needs is not known: KeyError: 'planned'" in said.getvalue()
 
 
 def test_a_run_that_can_not_fit_is_refused_before_it_loads(

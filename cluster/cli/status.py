@@ -20,7 +20,7 @@ from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_
 from infra.ec2 import tags
 from infra.ec2.cluster_record import spoken_end
 from infra.ec2.instances import describe_spot_notices
-from infra.ec2.inventory import describe_inventory
+from infra.ec2.inventory import describe_inventory, describe_terminated
 from infra.ec2.termination_schedule import is_guarded, with_guard
 from infra.iam.instance_profile import has_profile, with_profile
 from infra.words import counted, spoken_time
@@ -71,7 +71,8 @@ def run(request: StatusRequest) -> int:
         found = with_profile(ctx.clients, ctx.name, found, is_certain=False)
     now = utc_now()  # after EC2's answer, which corrects this machine's clock
     prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
-    overview = Overview(ctx.name, cloud.region, found, cloud.billed, prices)
+    terminated = describe_terminated(ec2).get(ctx.name, ())
+    overview = Overview(ctx.name, cloud.region, found, cloud.billed, prices, terminated)
     view = _View(
         ctx,
         overview,
@@ -122,11 +123,16 @@ def _next_step(view: _View) -> str:
     """Return how to complete the cluster; "" if it is complete."""
     overview, flags = view.overview, view.ctx.flags
     alive, state = overview.found.alive, overview.state(view.now)
+    if view.ctx.files.removal.exists():
+        return f"Its removal has begun. To continue: spr-cluster down {flags}"
     if alive and state == "degraded":
         is_all = len(alive) == overview.wanted_nodes  # but not connected: it was growing
         unfinished = is_all or is_unconnected(alive, overview.wanted_nodes)
         remedy = "To continue: spr-cluster up" if unfinished else "To repair: spr-cluster repair"
         return f"{remedy} {flags}"
+    if overview.has_ended(view.now):
+        remove = f"to remove what is left: spr-cluster down {flags}"
+        return f"No machines. To create new ones: spr-cluster up {flags}; {remove}"
     return f"No machines. To continue: spr-cluster up {flags}" if state == "no machines" else ""
 
 

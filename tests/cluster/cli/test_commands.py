@@ -315,10 +315,29 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(line: Command
     result = line.must("gc", "--yes")
 
     assert "No forgotten clusters." in result.out
-    why = "unfinished (new: `up` may still be buying its nodes)"
+    why = "unfinished (new: `up` has bought no nodes yet)"
     assert f"Not removed: bert (a kept image), {why}; --all removes them" in result.out
+    ClusterFiles.of("unfinished").remove()
+    assert "(new: `up` may still be buying its nodes)" in line.must("gc").out
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["bert", "unfinished"]
+    assert line.cloud.left() == []
+
+
+def test_ended_machines_and_an_interrupted_removal_are_no_new_cluster(line: CommandLine) -> None:
+    for name in ("ended", "removed"):
+        line.must("up", "--nodes", "1", "--yes", "--name", name)
+        line.lose(*line.ids())
+    files = ClusterFiles.of("removed")
+    files.removal.write_text(f"aws us-east-1 {line.cloud.ctx.clients.caller.account}")
+
+    ended = line.must("status", "--name", "ended").out
+    assert "To create new ones: spr-cluster up --name ended; to remove what is left" in ended
+    assert (
+        "To continue: spr-cluster down --name removed"
+        in line.must("status", "--name", "removed").out
+    )
+    assert line.must("gc", "--yes").out == "Removed: ended, removed.\n"
     assert line.cloud.left() == []
 
 

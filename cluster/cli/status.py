@@ -14,7 +14,7 @@ from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.host_identity import verified_by
 from cluster.local_files import nearest_cluster, utc_now
-from cluster.nodes import Node, is_unconnected, rank_nodes
+from cluster.nodes import Node, describe_stuck, is_unconnected, rank_nodes
 from cluster.overview import Overview, look_up_prices, show_cost
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from infra.ec2 import tags
@@ -110,7 +110,7 @@ def _render(view: _View) -> Iterator[str]:
         yield wrap(_summary(overview, view.now, ctx.flags))
     if isinstance(view.queue, QueueSummary):
         yield f"Queue: {view.queue}"
-    elif view.queue.why:
+    elif view.queue.why and overview.state(view.now) != "expired":
         yield wrap(f"Queue: unknown, because the head did not answer: {view.queue.why}")
     if next_step := working or _next_step(view):
         yield next_step
@@ -199,7 +199,10 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
     ]
     if overview.expires is not None:
         record = overview.record
-        text = f"Its time to live is over. To remove what is left: spr-cluster down {flags}"
+        alive, billed = overview.found.alive, overview.billed
+        stuck = describe_stuck(record, alive, now, billed=billed) if record else ""
+        text = f"Its time to live is over{f', but {stuck}' if stuck else ''}."
+        text += f" To remove what is left: spr-cluster down {flags}"
         if row["left_s"] > 0:
             end = spoken_end(overview.expires, record.job_ends if record else None, now)
             text = (

@@ -197,6 +197,20 @@ def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
     assert look(found).is_orphan(NOW + 10 * HOUR)
 
 
+@pytest.mark.parametrize(
+    ("guarded", "minutes", "stuck"),
+    [(False, 4, False), (False, 5, True), (True, 14, False), (True, 15, True)],
+)
+def test_a_machine_that_outlives_its_cluster_is_named(
+    guarded: bool, minutes: int, stuck: bool
+) -> None:
+    spec = make_spec(1, second_guard=guarded)
+    now = NOW + 8.5 * HOUR + timedelta(minutes=minutes)
+    text = _summary(look(make_found(spec)), now, "--name bert")
+    assert ("but i-0 did not shut down and still costs money." in text) is stuck
+    assert "To remove what is left: spr-cluster down --name bert" in text
+
+
 def test_the_grace_period_is_shown_though_the_record_is_damaged() -> None:
     group = make_group(SPEC)
     damaged = replace(group, tags={**group.tags, "spr-cluster:nodes": "lots"})

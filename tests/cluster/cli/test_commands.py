@@ -21,6 +21,7 @@ from cluster.cli import status
 from cluster.cli.ssh import AUTHORIZE
 from cluster.local_files import ClusterFiles, cluster_names, home
 from infra.aws.api_time import API_TIME
+from infra.ec2 import tags
 from infra.ec2.instances import label_instances
 from infra.ec2.key_pair import generate_key_pair
 from provision.host import Result
@@ -260,6 +261,18 @@ def test_status_after_an_up_that_bought_nothing_or_failed_to_grow(line: CommandL
     assert line.run("up", "--nodes", "3", "--yes").code == 1
     assert "To continue: spr-cluster up --name spr" in line.must("status").out
     assert "`spr-cluster up --name spr`" in line.run("train", "squad", "--demo").message
+
+
+def test_status_offers_no_repair_after_the_end(line: CommandLine) -> None:
+    line.begin("--nodes", "2")
+    line.lose(line.ids()[0])
+    assert "`repair` makes one the head" in " ".join(line.must("status").out.split())
+    for labels in line.cloud.fake.backend.tags.values():
+        labels |= dict.fromkeys({tags.EXPIRES, tags.LATEST} & {*labels}, "2020-01-01T00:00:00Z")
+    text = " ".join(line.must("status").out.split())
+    assert f"{line.ids()[0]} did not shut down" in text
+    assert "repair" not in text
+    assert "did not shut down and still costs money" in line.run("extend", "2h").message
 
 
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:

@@ -13,7 +13,7 @@ from cluster.console.output import ask, emit, wrap
 from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.host_identity import verified_by
-from cluster.local_files import nearest_cluster, utc_now
+from cluster.local_files import is_idle_here, nearest_cluster, utc_now
 from cluster.nodes import Node, describe_stuck, is_unconnected, rank_nodes
 from cluster.overview import Overview, look_up_prices, show_cost
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
@@ -23,6 +23,8 @@ from infra.ec2.instances import describe_spot_notices
 from infra.ec2.inventory import describe_inventory, describe_terminated
 from infra.ec2.termination_schedule import is_guarded, with_guard
 from infra.iam.instance_profile import has_profile, with_profile
+from infra.instance_types import BAKERS
+from infra.spec import is_baker
 from infra.words import counted, spoken_time
 
 # How long to wait for the head, after EC2's answers.
@@ -123,6 +125,9 @@ def _next_step(view: _View) -> str:
     """Return how to complete the cluster; "" if it is complete."""
     overview, flags = view.overview, view.ctx.flags
     alive, state = overview.found.alive, overview.state(view.now)
+    is_unfinished = state in ("degraded", "no machines") or (alive and is_idle_here(overview.name))
+    if is_baker(overview.name):
+        return f"To continue: {_bake_command(view)}" if is_unfinished else ""
     if view.ctx.files.removal.exists():
         return f"Its removal has begun. To continue: spr-cluster down {flags}"
     if alive and state == "degraded":
@@ -134,6 +139,19 @@ def _next_step(view: _View) -> str:
         remove = f"to remove what is left: spr-cluster down {flags}"
         return f"No machines. To create new ones: spr-cluster up {flags}; {remove}"
     return f"No machines. To continue: spr-cluster up {flags}" if state == "no machines" else ""
+
+
+def _bake_command(view: _View) -> str:
+    """Return the command that continues an interrupted `bake`."""
+    cloud, name = view.ctx.cloud, view.overview.name
+    options = view.overview.record.options if view.overview.record else {}
+    stack = f" --stack {options['stack']}" if options else ""
+    # A cluster's name has a second digest if packages are installed.
+    packages = " --packages FILE" if name.count("-") > 1 else ""
+    types = options.get("instance_types", BAKERS)
+    machine = "" if types == BAKERS else f" --instance-type {','.join(types)}"
+    where = f"--cloud {cloud.name} --region {cloud.region}"
+    return f"spr-cluster bake{stack}{packages}{machine} {where}"
 
 
 def _follow_address(ctx: Context) -> None:

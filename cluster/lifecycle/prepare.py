@@ -24,7 +24,7 @@ from infra.errors import SprError, UsageError
 from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
-from infra.spec import AUTO, ClusterChange, ClusterSpec, parse_ssh_cidr
+from infra.spec import AUTO, ClusterChange, ClusterSpec, or_other_name, parse_ssh_cidr
 from provision.bake import recipe_digest
 from provision.jump import require_jump_tools
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
@@ -240,7 +240,7 @@ def _check_other_clouds(ctx: Context, cluster: str) -> None:
     if elsewhere and elsewhere != (ctx.cloud.name, ctx.cloud.region) and ctx.files.key.exists():
         raise UsageError(
             f"this machine has the key of another cluster {cluster!r}, in {' '.join(elsewhere)}",
-            hint=f"choose another --name, or remove that cluster: spr-cluster down --name {cluster} "
+            hint=f"{or_other_name(cluster)}remove that cluster: spr-cluster down --name {cluster} "
             f"--cloud {elsewhere[0]} --region {elsewhere[1]}",
         )
 

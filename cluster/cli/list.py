@@ -262,7 +262,9 @@ def run_gc(request: CollectRequest) -> int:
     for cloud, cluster in wanted:
         owner = _other_owner(search, cloud, cluster)
         whose = f", made by {owner}" if owner else ""
-        say(f"{cluster.name} ({cluster.region}, {cluster.state(now)}{whose}): {cluster.found}")
+        keeps = cluster.has_kept_image and not request.all
+        found = cluster.found.without_image() if keeps else cluster.found
+        say(f"{cluster.name} ({cluster.region}, {cluster.state(now)}{whose}): {found}")
     others = [(c, each) for c, each in wanted if request.yes and _other_owner(search, c, each)]
     wanted = [each for each in wanted if each not in others]
     if any(cloud.billed or _other_owner(search, cloud, each) for cloud, each in wanted):
@@ -334,4 +336,5 @@ def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool
         raise SprError("it is in use again")
     with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
         ctx = Context(there, clients, files, progress, command="gc")
-        down(ctx, cluster.name, approved=cluster.found)
+        keeps = cluster.has_kept_image and not unfinished
+        down(ctx, cluster.name, approved=cluster.found, keep_image=keeps)

@@ -129,7 +129,8 @@ def _next_step(view: _View) -> str:
     if is_baker(overview.name):
         return f"To continue: {_bake_command(view)}" if is_unfinished else ""
     if view.ctx.files.removal.exists():
-        return f"Its removal has begun. To continue: spr-cluster down {flags}"
+        keep = " --keep-image" if overview.has_kept_image else ""
+        return f"Its removal has begun. To continue: spr-cluster down {flags}{keep}"
     if alive and state == "degraded":
         is_all = len(alive) == overview.wanted_nodes  # but not connected: it was growing
         unfinished = is_all or is_unconnected(alive, overview.wanted_nodes)

@@ -332,6 +332,9 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(line: Command
     assert f"Not removed: bert (a kept image), {why}; --all removes them" in result.out
     ClusterFiles.of("unfinished").remove()
     assert "(new: `up` may still be buying its nodes)" in line.must("gc").out
+    # As after an interrupted `down --keep-image`.
+    ResourceFactory(line.cloud.fake, "bert").key_pairs()
+    assert line.must("gc", "--yes").out.startswith("Removed: bert.\n")
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["bert", "unfinished"]
     assert line.cloud.left() == []

@@ -138,7 +138,10 @@ class Context:
 
     def find_cluster(self) -> Cluster:
         """Return the running cluster. Raises :class:`UsageError` if there is none."""
-        return find_cluster(self.clients.ec2, self.name, self._place, self.now(), self.cloud.flag)
+        ec2, cloud = self.clients.ec2, self.cloud
+        return find_cluster(
+            ec2, self.name, self._place, self.now(), flag=cloud.flag, billed=cloud.billed
+        )
 
     def find_expiry(self) -> datetime | None:
         """Return when the cluster's nodes will shut down; ``None`` if EC2 doesn't say."""

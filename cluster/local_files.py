@@ -212,10 +212,12 @@ def known_clusters(cloud: str | None = None) -> dict[str, tuple[str, str]]:
 
 def is_idle_here(cluster: str) -> bool:
     """Return whether this machine has the cluster's key, so no other can change it, and is idle."""
-    if not re.fullmatch(CLUSTER_NAME, cluster):
-        return False
-    files = ClusterFiles.of(cluster)
-    return files.key.exists() and files.user() is None
+    return is_owned_here(cluster) and ClusterFiles.of(cluster).user() is None
+
+
+def is_owned_here(cluster: str) -> bool:
+    """Return whether this machine has the cluster's key."""
+    return bool(re.fullmatch(CLUSTER_NAME, cluster)) and ClusterFiles.of(cluster).key.exists()
 
 
 def nearest_cluster(name: str) -> str:
@@ -282,11 +284,22 @@ class EventLog:
         lines = read_text(self.path, "", errors="replace").split("\n")
         return [event for line in lines if (event := _parse(line)) is not None]
 
-    def former_s(self, created: datetime, after: datetime | None = None) -> float:
+    def has_bought(self, since: datetime) -> bool:
+        """Return whether this machine has bought any machine of the cluster since a time."""
+        first = render_time(since)
+        return any(event["event"] == "bought" and event["time"] >= first for event in self.read())
+
+    def former_s(
+        self,
+        created: datetime,
+        after: datetime | None = None,
+        find_end: Callable[[str], datetime | None] = lambda _: None,
+    ) -> float:
         """Return the seconds that a cluster's former machines ran, or those ``after`` a time.
 
         A machine counts from its purchase, once the cluster was ``created``, to the first plan without it:
-        longer than it ran if EC2 ended it earlier. EC2 does not bill one that never booted.
+        longer than it ran if EC2 ended it earlier. Until there is one, ``find_end`` returns the end of a
+        machine, or ``None`` if it runs. EC2 does not bill one that never booted.
         """
         began, ended = dict[str, datetime](), dict[str, datetime]()
         for event in self.read():
@@ -299,6 +312,7 @@ class EventLog:
                     began = {id_: began[id_] for id_ in began.keys() - ids}
                 elif kind == "plan":  # it may keep a machine that EC2 did not list before
                     ended = {id_: ended.get(id_, time) for id_ in began.keys() - ids}
+        ended |= {id_: end for id_ in began.keys() - ended.keys() if (end := find_end(id_))}
         spans = (
             end - max(began[id_], after or created) for id_, end in ended.items() if id_ in began
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.local_files import nearest_cluster, utc_now
 from infra.ec2 import tags
+from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.instances import HEAD, Instance
 from infra.ec2.inventory import describe_inventory
 from infra.errors import NoClusterError, SprError, UsageError
@@ -171,10 +172,27 @@ def _not_complete(name: str, flags: str) -> SprError:
     )
 
 
+def describe_stuck(
+    record: ClusterRecord, machines: Sequence[Instance], now: datetime, *, billed: bool
+) -> str:
+    """Return which machines outlived a cluster, such as ``i-1 did not shut down and still costs money``."""
+    if not machines or not record.is_late(now):
+        return ""
+    s = "s" if len(machines) == 1 else ""
+    still = f"cost{s} money" if billed else f"run{s}"
+    return f"{', '.join(machine.id for machine in machines)} did not shut down and still {still}"
+
+
 def find_cluster(
-    ec2: EC2Client, name: str, place: str = "", now: datetime | None = None, flag: str = ""
+    ec2: EC2Client,
+    name: str,
+    place: str = "",
+    now: datetime | None = None,
+    *,
+    flag: str = "",
+    billed: bool = True,
 ) -> Cluster:
-    """Find a running cluster by its tags alone. ``place`` and the cloud's ``flag`` are for messages.
+    """Find a running cluster by its tags alone. ``place``, ``flag``, and ``billed`` are for messages.
 
     Raises :class:`UsageError` if there is none, or if it has no head.
     """
@@ -185,7 +203,14 @@ def find_cluster(
     running = [instance for instance in found.instances if instance.state == "running"]
     nodes = rank_nodes(running, record.nodes if record else len(running), jump)
     has_head = bool(nodes) and nodes[0].instance.role == HEAD
-    if not has_head and record and record.is_over(now or utc_now()):
+    now = now or utc_now()
+    if not has_head and record and record.is_over(now):
+        if stuck := describe_stuck(record, found.alive, now, billed=billed):
+            raise NoClusterError(
+                f"the time to live of cluster {name!r} is over; {stuck}",
+                hint=f"to remove what is left: spr-cluster down {flags}",
+                bucket=bucket,
+            )
         raise NoClusterError(
             f"the nodes of cluster {name!r} shut down at the end of its time to live, "
             f"{spoken_day(record.expires)}, with all jobs, checkpoints, and models on them",

@@ -11,14 +11,22 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.local_files import ClusterFiles, EventLog, home, is_idle_here, utc_now
+from cluster.local_files import (
+    ClusterFiles,
+    EventLog,
+    home,
+    is_idle_here,
+    is_owned_here,
+    utc_now,
+)
 from cluster.nodes import is_unconnected
 from infra.aws.clients import Clients, connect, translate_boto_error
 from infra.aws.cloud import Cloud
 from infra.cost.prices import Price, Prices, describe_prices
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord
-from infra.ec2.inventory import Inventory, describe_inventories
+from infra.ec2.instances import Instance
+from infra.ec2.inventory import Inventory, describe_inventories, describe_terminated
 from infra.ec2.termination_schedule import with_guards
 from infra.errors import SprError
 from infra.iam.instance_profile import with_profiles
@@ -50,6 +58,7 @@ def show_cost(row: Mapping[str, Any]) -> str:
 _PARALLEL = 8
 # Bare metal takes up to 20 minutes to boot, before the software is installed.
 _LONGEST_START = timedelta(minutes=40)
+_LONGEST_PAUSE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,8 @@ class Overview:
     found: Inventory
     billed: bool
     prices: Prices = field(default_factory=Prices)
+    terminated: Sequence[Instance] = ()
+    """The machines with its name that EC2 still lists after their end."""
 
     @property
     def record(self) -> ClusterRecord | None:
@@ -94,14 +105,10 @@ class Overview:
         except ValueError:
             return None
 
-    @property
-    def began(self) -> datetime | None:
-        return min((instance.launch_time for instance in self.found.instances), default=None)
-
     def cost(self, now: datetime) -> Price | None:
         """Return the cost of its machines since their launch, at on-demand prices, if known.
 
-        Machines that were replaced are known from the event log of the machine that replaced them.
+        Machines that were lost or replaced are known from the event log of the machine that bought them.
         """
         if not self.billed:
             return Price(0.0, "")
@@ -114,9 +121,20 @@ class Overview:
         if cost and record and alive and re.fullmatch(CLUSTER_NAME, self.name):
             public = bool(alive[0].public_ip)
             node = self.prices.node(alive[0].instance_type, gib, public=public, **speed)
-            former_s = EventLog(ClusterFiles.of(self.name).events).former_s(record.created)
+            runs = {machine.id for machine in alive}
+            ends = {machine.id: machine.left or now for machine in self._ended}
+            log = EventLog(ClusterFiles.of(self.name).events)
+            former_s = log.former_s(
+                record.created, find_end=lambda id_: None if id_ in runs else ends.get(id_, now)
+            )
             cost = replace(cost, usd=cost.usd + (node.usd if node else 0) * former_s / 3600)
         return cost
+
+    @property
+    def _ended(self) -> list[Instance]:
+        """Its machines that shut down or have ended, without those of an earlier cluster of its name."""
+        gone = [*self.terminated, *(m for m in self.found.instances if m.state == "shutting-down")]
+        return [m for m in gone if self.record and m.launch_time >= self.record.created]
 
     def state(self, now: datetime) -> str:
         """Return one of ``running``, ``starting``, ``degraded``, ``grace``, ``no machines``, ``expired``,
@@ -155,25 +173,43 @@ class Overview:
         images = self.found.images
         return not rest and bool(images) and all(i.tags.get(tags.KEPT) == "yes" for i in images)
 
+    @property
+    def has_kept_image(self) -> bool:
+        """Whether the user keeps an image of it."""
+        return any(image.tags.get(tags.KEPT) == "yes" for image in self.found.images)
+
     def is_orphan(self, now: datetime) -> bool:
         """Whether `gc` removes it: it has expired, its expiry is unknown, or its machines have ended.
 
         A kept image is no orphan, nor is a cluster for which an `up` may still be buying machines.
         """
-        state, age = self.state(now), self._age(now)
-        has_ended = state == "no machines" and age is not None and age >= _LONGEST_START
-        return state == "expired" or has_ended
+        return self.state(now) == "expired" or self.has_ended(now)
+
+    def has_ended(self, now: datetime) -> bool:
+        """Whether it has not expired, but its machines have ended, or nobody buys any."""
+        age, record = self._age(now), self.record
+        if self.state(now) != "no machines" or age is None or record is None:
+            return False
+        if age >= _LONGEST_START:
+            return True
+        if is_owned_here(self.name):
+            files = ClusterFiles.of(self.name)
+            bought = EventLog(files.events).has_bought(record.created)
+            return is_idle_here(self.name) and (bought or files.removal.exists())
+        # An `up` elsewhere that has connected its nodes buys others in minutes, if at all.
+        connected = any(tags.MESH in machine.tags for machine in self._ended)
+        return connected and all(now - (m.left or now) >= _LONGEST_PAUSE for m in self._ended)
 
     def as_dict(self, now: datetime) -> dict[str, Any]:
         """Return the cluster for ``--json``."""
-        began, expires, latest = self.began, self.expires, self.latest
+        age, expires, latest = self._age(now), self.expires, self.latest
         return {
             "cluster": self.name,
             "region": self.region,
             "state": self.state(now),
             "nodes": len(self.found.alive),
             "wanted_nodes": self.wanted_nodes,
-            "age_s": round((now - began).total_seconds()) if began else None,
+            "age_s": None if age is None else round(age.total_seconds()),
             "left_s": round((expires - now).total_seconds()) if expires else None,
             "latest": tags.render_time(latest) if latest else None,
             **cost_as_dict(self.cost(now)),
@@ -198,8 +234,10 @@ def list_clusters(
 
     def search(region: str) -> list[Overview] | None:
         found: dict[str, Inventory] | None = None
+        ended: Mapping[str, Sequence[Instance]] = {}
         try:
             found = describe_inventories(clients[region].ec2)
+            ended = describe_terminated(clients[region].ec2)
             found = with_guards(clients[region], found)
             found = with_profiles(clients[region], found)
         except (ClientError, BotoCoreError) as error:
@@ -210,7 +248,10 @@ def list_clusters(
                 return None
         types = (machine.instance_type for each in found.values() for machine in each.alive)
         prices = look_up_prices(replace(cloud, region=region), clients[region], types, utc_now())
-        return [Overview(name, region, each, cloud.billed, prices) for name, each in found.items()]
+        return [
+            Overview(name, region, each, cloud.billed, prices, ended.get(name, ()))
+            for name, each in found.items()
+        ]
 
     with ThreadPoolExecutor(min(_PARALLEL, len(regions))) as pool:
         answers = [answer for answer in pool.map(search, regions) if answer is not None]

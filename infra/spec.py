@@ -20,6 +20,7 @@ from infra.words import explain_invalid, parse_duration, render_duration
 DEFAULT_NAME = "spr"
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "at most 32 lowercase letters, digits, and hyphens, starting with a letter"
+_BAKER_NAME = re.compile(r"bake-[0-9a-f]{12}(?:-[0-9a-f]{8})?")
 AUTO = "auto"
 EICE, SSM = "eice", "ssm"
 # The value ends up in a command line, so it must not look like an option to a shell or OpenSSH.
@@ -35,6 +36,21 @@ LONGEST_TTL = timedelta(days=30)
 KMS_KEY = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[a-zA-Z0-9-]+$"
 # gp3: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
+
+
+def baker_name(recipe: str, packages: str) -> str:
+    """Return the name of the cluster with which `bake` makes an image, from both digests."""
+    return f"bake-{recipe}" + (f"-{packages[:8]}" if packages else "")
+
+
+def is_baker(cluster: str) -> bool:
+    """Return whether `bake` chose a cluster's name."""
+    return bool(_BAKER_NAME.fullmatch(cluster))
+
+
+def or_other_name(cluster: str) -> str:
+    """Return ``choose another --name, or `` for hints; "" for `bake`, which has no such option."""
+    return "" if is_baker(cluster) else "choose another --name, or "
 
 
 @dataclass(frozen=True)

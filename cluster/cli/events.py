@@ -24,7 +24,7 @@ from cluster.local_files import ClusterFiles, EventLog, nearest_cluster, remembe
 from cluster.slurm.job_queue import NoAnswer, ask_head
 from infra.aws.clients import connect
 from infra.ec2 import tags
-from infra.ec2.inventory import describe_inventory
+from infra.ec2.inventory import describe_inventory, describe_terminated
 from infra.errors import SprError, UsageError
 
 _INDENT = 17
@@ -63,9 +63,9 @@ def run(request: EventsRequest) -> int:
             events += _bought_elsewhere(request, name, events)
         except SprError as error:
             say(f"machines that another computer bought are not listed: {error}")
-    had_nodes = any(event["event"] == "bought" for event in events)
-    events += _on_nodes(request, files, had_nodes=had_nodes)
-    events.sort(key=lambda event: str(event["time"]))
+    bought = [str(event["time"]) for event in events if event["event"] == "bought"]
+    events += _on_nodes(request, files, bought=max(bought, default=""))
+    events.sort(key=lambda event: str(event["time"] or "later"))
     last = slice(-(request.tail or 0), None)
     none = f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
 
@@ -78,17 +78,23 @@ def run(request: EventsRequest) -> int:
 
 
 def _on_nodes(
-    request: ClusterRequest, files: ClusterFiles, *, had_nodes: bool
+    request: ClusterRequest, files: ClusterFiles, *, bought: str
 ) -> list[Mapping[str, Any]]:
-    """Return what the nodes did by themselves; nothing if there is no head, or if it does not answer."""
+    """Return what the nodes did by themselves; nothing if there is no head, or if it does not answer.
+
+    ``bought`` is when the last of them was; "" if none was.
+    """
     if not files.key.exists():
         return []
     try:
         ctx = open_cluster(request)
         found = describe_inventory(ctx.clients.ec2, ctx.name)
-        if had_nodes and found.record and not found.alive:
+        if found.record and not found.alive and bought >= tags.render_time(found.record.created):
+            gone = [*describe_terminated(ctx.clients.ec2).get(ctx.name, ()), *found.instances]
+            left = [m.left for m in gone if m.left and m.launch_time >= found.record.created]
             bucket = found.record.options.get("bucket")
-            return [_ended(ctx.now(), f"{bucket}{ctx.cloud.flag}" if bucket else "")]
+            place = f"{bucket}{ctx.cloud.flag}" if bucket else ""
+            return [_ended(max(left, default=None), place)]
         read = ask_head(ctx, found, lambda head: head.run(_READ).stdout, _HEAD_S)
     except (SprError, BotoCoreError, ClientError):
         return []
@@ -108,10 +114,11 @@ def _on_nodes(
     return said
 
 
-def _ended(now: datetime, bucket: str) -> Mapping[str, Any]:
+def _ended(when: datetime | None, bucket: str) -> Mapping[str, Any]:
+    """Return the event of the end; its time is "" once EC2 no longer says it."""
     what = "no machine is left: they powered off by themselves, or were ended elsewhere"
     what += f"; its jobs: spr-cluster jobs {bucket}" if bucket else ""
-    return {"time": tags.render_time(now), "event": "ended", "what": what}
+    return {"time": tags.render_time(when) if when else "", "event": "ended", "what": what}
 
 
 def _bought_elsewhere(
@@ -156,6 +163,8 @@ def _line(event: Mapping[str, Any]) -> str:
 
 
 def _time(text: str) -> str:
+    if not text:
+        return f"{'-':<{_INDENT - 2}}"
     try:
         return f"{tags.parse_time(text):%b %d %H:%M:%S}"
     except ValueError:

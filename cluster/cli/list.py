@@ -13,7 +13,13 @@ from cluster.console.output import confirm, emit, say
 from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.down import down
-from cluster.local_files import ClusterFiles, known_clusters, remembered_account, utc_now
+from cluster.local_files import (
+    ClusterFiles,
+    is_idle_here,
+    known_clusters,
+    remembered_account,
+    utc_now,
+)
 from cluster.overview import Overview, describe_regions, list_clusters, show_cost
 from infra.aws.caller import Caller, short_owner
 from infra.aws.clients import connect, translate_boto_error
@@ -256,7 +262,9 @@ def run_gc(request: CollectRequest) -> int:
     for cloud, cluster in wanted:
         owner = _other_owner(search, cloud, cluster)
         whose = f", made by {owner}" if owner else ""
-        say(f"{cluster.name} ({cluster.region}, {cluster.state(now)}{whose}): {cluster.found}")
+        keeps = cluster.has_kept_image and not request.all
+        found = cluster.found.without_image() if keeps else cluster.found
+        say(f"{cluster.name} ({cluster.region}, {cluster.state(now)}{whose}): {found}")
     others = [(c, each) for c, each in wanted if request.yes and _other_owner(search, c, each)]
     wanted = [each for each in wanted if each not in others]
     if any(cloud.billed or _other_owner(search, cloud, each) for cloud, each in wanted):
@@ -274,7 +282,11 @@ def run_gc(request: CollectRequest) -> int:
     if rest and not request.json:
         why = {"kept image": "a kept image"}
         new = "new: `up` may still be buying its nodes"
-        kept = [f"{c.name} ({why.get(c.state(now), new)})" for c in rest]
+        begun = "new: `up` has bought no nodes yet"
+        kept = [
+            f"{c.name} ({why.get(c.state(now), begun if is_idle_here(c.name) else new)})"
+            for c in rest
+        ]
         print(f"Not removed: {', '.join(kept)}; --all removes them")
     if failed:
         lines = "".join(f"\n  {c.name} ({c.region}): {reason}" for c, reason in failed)
@@ -316,14 +328,13 @@ def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool
     there = replace(cloud, region=cluster.region)
     progress = make_progress()
     files = ClusterFiles.of(cluster.name)
+    clients = connect(there)
+    clients.caller = caller
+    # Its owner may have extended it while this command waited for an answer.
+    found = describe_inventory(clients.ec2, cluster.name)
+    if found and not _is_wanted(replace(cluster, found=found), utc_now(), unfinished=unfinished):
+        raise SprError("it is in use again")
     with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
-        clients = connect(there)
-        clients.caller = caller
         ctx = Context(there, clients, files, progress, command="gc")
-        # Its owner may have extended it while this command waited for an answer.
-        found = describe_inventory(ctx.clients.ec2, cluster.name)
-        if found and not _is_wanted(
-            replace(cluster, found=found), ctx.now(), unfinished=unfinished
-        ):
-            raise SprError("it is in use again")
-        down(ctx, cluster.name, approved=cluster.found)
+        keeps = cluster.has_kept_image and not unfinished
+        down(ctx, cluster.name, approved=cluster.found, keep_image=keeps)

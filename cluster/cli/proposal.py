@@ -339,15 +339,23 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
         plan_input = replace(plan_input, record=_limit(plan_input, plan))
         plan = plan_up(plan_input)
     if plan.price and plan.buys and not ctx.cloud.billed:
-        usd, left = plan.price.usd, plan_input.record.ends_at_most - ctx.now()
-        most = f"at most ${usd * left.total_seconds() / 3600:.2f}"
-        notes.append(f"Free here. On AWS: about ${usd:.2f} an hour, {most} ({plan.price.source}).")
+        notes.append(_on_aws(plan_input, plan, plan.price, ctx.now()))
     if plan_input.record.options["budget"] and not ctx.cloud.billed:
         notes.append("--budget counts the price on AWS.")
     asks = plan.buys and ctx.cloud.billed and is_standard(plan_input.spec.instance_types)
     why, spot = list[str](), plan_input.spec.spot
     held = describe_quota(ctx.clients.quotas, spot=spot, why_not=why.append) if asks else None
     return Proposal(ctx, plan_input, plan, offers, held, "".join(why), notes)
+
+
+def _on_aws(plan_input: PlanInput, plan: Plan, price: Price, now: datetime) -> str:
+    """Return what the same cluster would cost on AWS, as text for a cloud that bills nothing."""
+    spec, left = plan_input.spec, plan_input.record.ends_at_most - now
+    hourly = (find_most(plan_input, plan) or price).usd
+    market = " on demand" if spec.spot else ""
+    limit = f" with --max-price {spec.max_price:g}" if hourly != price.usd else ""
+    most = f"at most ${hourly * left.total_seconds() / 3600:.2f}{limit}"
+    return f"Free here. On AWS: about ${price.usd:.2f} an hour{market}, {most} ({price.source})."
 
 
 def _limit(plan_input: PlanInput, plan: Plan) -> ClusterRecord:

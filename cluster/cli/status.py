@@ -13,16 +13,18 @@ from cluster.console.output import ask, emit, wrap
 from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.host_identity import verified_by
-from cluster.local_files import nearest_cluster, utc_now
-from cluster.nodes import Node, is_unconnected, rank_nodes
+from cluster.local_files import is_idle_here, nearest_cluster, utc_now
+from cluster.nodes import Node, describe_stuck, is_unconnected, rank_nodes
 from cluster.overview import Overview, look_up_prices, show_cost
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from infra.ec2 import tags
 from infra.ec2.cluster_record import spoken_end
 from infra.ec2.instances import describe_spot_notices
-from infra.ec2.inventory import describe_inventory
+from infra.ec2.inventory import describe_inventory, describe_terminated
 from infra.ec2.termination_schedule import is_guarded, with_guard
 from infra.iam.instance_profile import has_profile, with_profile
+from infra.instance_types import BAKERS
+from infra.spec import is_baker
 from infra.words import counted, spoken_time
 
 # How long to wait for the head, after EC2's answers.
@@ -71,7 +73,8 @@ def run(request: StatusRequest) -> int:
         found = with_profile(ctx.clients, ctx.name, found, is_certain=False)
     now = utc_now()  # after EC2's answer, which corrects this machine's clock
     prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
-    overview = Overview(ctx.name, cloud.region, found, cloud.billed, prices)
+    terminated = describe_terminated(ec2).get(ctx.name, ())
+    overview = Overview(ctx.name, cloud.region, found, cloud.billed, prices, terminated)
     view = _View(
         ctx,
         overview,
@@ -109,7 +112,7 @@ def _render(view: _View) -> Iterator[str]:
         yield wrap(_summary(overview, view.now, ctx.flags))
     if isinstance(view.queue, QueueSummary):
         yield f"Queue: {view.queue}"
-    elif view.queue.why:
+    elif view.queue.why and overview.state(view.now) != "expired":
         yield wrap(f"Queue: unknown, because the head did not answer: {view.queue.why}")
     if next_step := working or _next_step(view):
         yield next_step
@@ -122,12 +125,34 @@ def _next_step(view: _View) -> str:
     """Return how to complete the cluster; "" if it is complete."""
     overview, flags = view.overview, view.ctx.flags
     alive, state = overview.found.alive, overview.state(view.now)
+    is_unfinished = state in ("degraded", "no machines") or (alive and is_idle_here(overview.name))
+    if is_baker(overview.name):
+        return f"To continue: {_bake_command(view)}" if is_unfinished else ""
+    if view.ctx.files.removal.exists():
+        keep = " --keep-image" if overview.has_kept_image else ""
+        return f"Its removal has begun. To continue: spr-cluster down {flags}{keep}"
     if alive and state == "degraded":
         is_all = len(alive) == overview.wanted_nodes  # but not connected: it was growing
         unfinished = is_all or is_unconnected(alive, overview.wanted_nodes)
         remedy = "To continue: spr-cluster up" if unfinished else "To repair: spr-cluster repair"
         return f"{remedy} {flags}"
+    if overview.has_ended(view.now):
+        remove = f"to remove what is left: spr-cluster down {flags}"
+        return f"No machines. To create new ones: spr-cluster up {flags}; {remove}"
     return f"No machines. To continue: spr-cluster up {flags}" if state == "no machines" else ""
+
+
+def _bake_command(view: _View) -> str:
+    """Return the command that continues an interrupted `bake`."""
+    cloud, name = view.ctx.cloud, view.overview.name
+    options = view.overview.record.options if view.overview.record else {}
+    stack = f" --stack {options['stack']}" if options else ""
+    # A cluster's name has a second digest if packages are installed.
+    packages = " --packages FILE" if name.count("-") > 1 else ""
+    types = options.get("instance_types", BAKERS)
+    machine = "" if types == BAKERS else f" --instance-type {','.join(types)}"
+    where = f"--cloud {cloud.name} --region {cloud.region}"
+    return f"spr-cluster bake{stack}{packages}{machine} {where}"
 
 
 def _follow_address(ctx: Context) -> None:
@@ -193,7 +218,10 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
     ]
     if overview.expires is not None:
         record = overview.record
-        text = f"Its time to live is over. To remove what is left: spr-cluster down {flags}"
+        alive, billed = overview.found.alive, overview.billed
+        stuck = describe_stuck(record, alive, now, billed=billed) if record else ""
+        text = f"Its time to live is over{f', but {stuck}' if stuck else ''}."
+        text += f" To remove what is left: spr-cluster down {flags}"
         if row["left_s"] > 0:
             end = spoken_end(overview.expires, record.job_ends if record else None, now)
             text = (

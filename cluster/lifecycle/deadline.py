@@ -120,7 +120,7 @@ def _find(
         raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")
     approve(found)
     if found.record.is_ended(ctx.now()):
-        raise time_is_over(ctx, found.record)
+        raise time_is_over(ctx, found.record, [node.instance for node in nodes])
     return nodes, found, found.record
 
 

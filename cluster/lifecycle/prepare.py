@@ -8,10 +8,11 @@ from dataclasses import replace
 from cluster.context import Context
 from cluster.lifecycle.reach import find_impaired
 from cluster.local_files import remembered_cloud
+from cluster.nodes import describe_stuck
 from infra.ec2 import key_pair, network, tags
 from infra.ec2.cluster_record import ClusterRecord, merge_options, new_record, parse_record
 from infra.ec2.images import describe_cached_images
-from infra.ec2.instances import HEAD, describe_spot_notices
+from infra.ec2.instances import HEAD, Instance, describe_spot_notices
 from infra.ec2.inventory import PLANNED_KINDS, Inventory
 from infra.ec2.network import SecurityGroup
 from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
@@ -23,7 +24,7 @@ from infra.errors import SprError, UsageError
 from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
-from infra.spec import AUTO, ClusterChange, ClusterSpec, parse_ssh_cidr
+from infra.spec import AUTO, ClusterChange, ClusterSpec, or_other_name, parse_ssh_cidr
 from provision.bake import recipe_digest
 from provision.jump import require_jump_tools
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
@@ -239,7 +240,7 @@ def _check_other_clouds(ctx: Context, cluster: str) -> None:
     if elsewhere and elsewhere != (ctx.cloud.name, ctx.cloud.region) and ctx.files.key.exists():
         raise UsageError(
             f"this machine has the key of another cluster {cluster!r}, in {' '.join(elsewhere)}",
-            hint=f"choose another --name, or remove that cluster: spr-cluster down --name {cluster} "
+            hint=f"{or_other_name(cluster)}remove that cluster: spr-cluster down --name {cluster} "
             f"--cloud {elsewhere[0]} --region {elsewhere[1]}",
         )
 
@@ -257,12 +258,17 @@ def _check_existing(
             hint=f"leave --instance-type out, or start over: spr-cluster down {ctx.flags}",
         )
     if record and record.is_over(ctx.now()):
-        raise time_is_over(ctx, record)
+        raise time_is_over(ctx, record, found.alive)
 
 
-def time_is_over(ctx: Context, record: ClusterRecord) -> SprError:
-    """Return the error for a cluster whose nodes are shutting down, or wait for `fetch`."""
+def time_is_over(ctx: Context, record: ClusterRecord, machines: Sequence[Instance]) -> SprError:
+    """Return the error for a cluster whose nodes wait for `fetch`, are shutting down, or did not."""
     over = f"the time to live of cluster {ctx.name!r} is over; its nodes"
+    if stuck := describe_stuck(record, machines, ctx.now(), billed=ctx.cloud.billed):
+        return SprError(
+            f"the time to live of cluster {ctx.name!r} is over; {stuck}",
+            hint=f"to remove what is left: spr-cluster down {ctx.flags}",
+        )
     if not record.is_ended(ctx.now()):
         until = record.spoken_grace(ctx.now())
         return SprError(

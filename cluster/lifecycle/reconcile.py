@@ -24,6 +24,7 @@ from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.ownership import ForeignClusterError, check_owner
 from infra.plan.planner import PlanInput, check_head_is_not_stopped, plan_up
 from infra.plan.removal import remove
+from infra.spec import or_other_name
 from infra.words import counted
 from provision.stacks.load import load_stack
 
@@ -87,7 +88,7 @@ def bring_up(
         hint="try another --instance-type or --region; "
         f"`spr-cluster ssh {ctx.flags}` into a node may show more"
         if replacements
-        else "a resource without the cluster's tag has the same name: remove it, or choose another --name",
+        else f"{or_other_name(ctx.name)}remove the resource without the cluster's tag that has its name",
     )
 
 

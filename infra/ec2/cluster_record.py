@@ -31,6 +31,8 @@ _CREATED = f"{_PREFIX}created"
 _BOUND = f"{_PREFIX}bound"
 GENERATION = f"{_PREFIX}generation"
 _JUST_NOW = timedelta(minutes=10)
+# To shut down a node, on bare metal.
+_SHUTDOWN = timedelta(minutes=5)
 _SECOND, _HOUR = timedelta(seconds=1), timedelta(hours=1)
 _RECORDED = {key: option for key, option in OPTIONS.items() if option.tag is not None}
 
@@ -62,6 +64,11 @@ class ClusterRecord:
     def is_ended(self, now: datetime) -> bool:
         """Return whether no node may be left."""
         return now >= self.latest
+
+    def is_late(self, now: datetime) -> bool:
+        """Return whether a node that still runs did not shut down, and no second guard ended it."""
+        guard = AFTER if self.options["second_guard"] else timedelta()
+        return now >= self.latest + guard + _SHUTDOWN
 
     @property
     def grace_ends(self) -> datetime:

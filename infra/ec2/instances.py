@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -44,6 +45,8 @@ _GRANT_TO_SPOT = (
 # EC2's reason if an API call terminated the machine, unlike a spot interruption or a failure:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _BY_CALL = "Client.UserInitiatedShutdown"
+# StateTransitionReason may say when: https://repost.aws/knowledge-center/ec2-instance-reboot-stop-terminate
+_WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Instance:
     vpc_id: str = ""
     spot_request: str = ""
     ena_express: bool = False
+    left: datetime | None = None
+    """When it last began to stop or to shut down, if EC2 says so."""
 
     @staticmethod
     def from_aws(instance: InstanceTypeDef) -> Instance:
@@ -90,6 +95,7 @@ class Instance:
                 interface.get("Attachment", {}).get("EnaSrdSpecification", {}).get("EnaSrdEnabled")
                 for interface in instance.get("NetworkInterfaces", [])
             ),
+            left=_parse_when(instance.get("StateTransitionReason", "")),
         )
 
     @property
@@ -138,6 +144,14 @@ class Instance:
     def hours(self, now: datetime) -> float:
         """Return the hours since the launch."""
         return max(0.0, (now - self.launch_time).total_seconds() / 3600)
+
+
+def _parse_when(text: str) -> datetime | None:
+    """Return the time in a reason such as ``User initiated (2026-11-29 23:31:21 GMT)``."""
+    found = _WHEN.search(text)
+    if not found:
+        return None
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)
 
 
 def describe_instances(

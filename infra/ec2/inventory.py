@@ -200,6 +200,15 @@ def describe_inventory(
     return Inventory(**found)
 
 
+def describe_terminated(ec2: EC2Client) -> dict[str, list[Instance]]:
+    """Return the account's terminated machines that EC2 still lists, by cluster name."""
+    any_cluster: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
+    found: dict[str, list[Instance]] = {}
+    for machine in describe_instances(ec2, any_cluster, ("terminated",)):
+        found.setdefault(machine.tags[tags.CLUSTER], []).append(machine)
+    return found
+
+
 def describe_inventories(
     ec2: EC2Client, kinds: Iterable[str] = tuple(_KINDS)
 ) -> dict[str, Inventory]:

@@ -18,6 +18,7 @@ from infra.ec2.inventory import Inventory
 from infra.ec2.key_pair import fingerprint
 from infra.ec2.network import SecurityGroup
 from infra.errors import UsageError
+from infra.spec import or_other_name
 
 
 class ForeignClusterError(UsageError):
@@ -48,7 +49,7 @@ def check_owner(
     whose = f" of {found.owner}" if found.owner else ""
     raise ForeignClusterError(
         f"cluster {cluster!r} belongs to another SSH key{f' ({foreign})' if foreign else ''}{whose}; {mine}",
-        hint="choose another --name, or use the machine that made the cluster; if the cluster is yours, "
+        hint=f"{or_other_name(cluster)}use the machine that made the cluster; if the cluster is yours, "
         f"`spr-cluster down {flags or f'--name {cluster}'}` removes it from any machine",
     )
 

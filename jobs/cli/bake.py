@@ -23,7 +23,7 @@ from infra.ec2.images import Image
 from infra.ec2.tags import KEPT
 from infra.errors import SprError, UsageError
 from infra.instance_types import BAKERS
-from infra.spec import ClusterChange, validate_options
+from infra.spec import ClusterChange, baker_name, validate_options
 from infra.words import tag_value
 from jobs.places.packages import check_packages, install_packages, name_packages
 from jobs.places.plan import PackageList
@@ -87,7 +87,7 @@ def run(request: BakeRequest) -> int:
     recipe = recipe_digest(stack, cloud.base)
     packages = _read_packages(request.packages, own_torch=request.own_torch)
     key = name_packages(packages, stack) if packages else ""
-    name = f"bake-{recipe}" + (f"-{key[:8]}" if key else "")
+    name = baker_name(recipe, key)
     allow = may_follow(request.ssh_cidr)
     ctx = open_context(request, name, cloud, progress=progress, allow=allow)
     with ctx.files.lock(request.verb):

@@ -183,6 +183,12 @@ def test_that_the_nodes_have_ended_by_themselves_is_shown(line: CommandLine, clo
     bought = [e for e in EventLog(ClusterFiles.of("spr").events).read() if e["event"] == "bought"]
     assert "ended: " not in line.must("events").out
     clients.ec2.terminate_instances(InstanceIds=bought[0]["resources"])
+    ended = json.loads(line.must("events", "--json").out)["events"][-1]
+    line.cloud.clock.now += 120
+    assert ended["event"] == "ended"
+    assert json.loads(line.must("events", "--json").out)["events"][-1] == ended
+    line.cloud.clock.now += 2 * 3600  # EC2 no longer lists it
+    assert "-                ended: no machine" in line.must("events").out
 
     shown = " ".join(line.must("events").out.split())
     assert "ended: no machine is left" in shown
@@ -191,6 +197,9 @@ def test_that_the_nodes_have_ended_by_themselves_is_shown(line: CommandLine, clo
     assert f": {listing}; " in " ".join(line.run("extend", "1h").message.split())
     line.must("down", "--yes")
     assert "no machine is left" not in line.must("events").out
+    line.cloud.faults('[[capacity]]\nzone = "*"\nfree = 0\n')
+    assert line.run("up", "--nodes", "1", "--yes").code == 1
+    assert "no machine is left" not in line.must("events").out, "the new one has had none yet"
 
 
 def test_a_replacement_by_another_computer_is_listed_from_its_tags(line: CommandLine) -> None:

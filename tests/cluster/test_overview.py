@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -142,6 +142,51 @@ def test_an_interrupted_up_of_this_machine_is_not_starting() -> None:
         assert look(NEVER_CONNECTED).state(NOW) == "starting"
 
 
+@pytest.mark.parametrize(
+    ("bought", "removal", "orphan"),
+    [(None, False, False), (-1, False, False), (1, False, True), (None, True, True)],
+)
+def test_on_an_idle_machine_that_bought_them_machines_have_ended(
+    bought: int | None, removal: bool, orphan: bool
+) -> None:
+    files, now = ClusterFiles.of("bert"), NOW + timedelta(minutes=7)
+    write_private(files.key, "key")
+    if bought is not None:
+        time = NOW + timedelta(minutes=bought)
+        EventLog(files.events, now=lambda: time).record("bought", "", resources=["i-1"])
+    if removal:
+        write_private(files.removal, "aws us-east-1 1")
+
+    empty = look(without_machines(WHOLE))
+    assert empty.is_orphan(now) is orphan
+    with files.lock("up"):
+        assert not empty.is_orphan(now)
+
+
+@pytest.mark.parametrize(
+    ("labels", "launched", "left", "orphan"),
+    [
+        ({tags.MESH: "x"}, 1, 20, True),
+        ({tags.MESH: "x"}, 1, 25, False),
+        ({tags.MESH: "x"}, 1, None, False),
+        ({tags.MESH: "x"}, -1, 20, False),
+        ({}, 1, 20, False),
+    ],
+)
+def test_elsewhere_they_have_ended_if_they_were_connected_and_none_follows_for_ten_minutes(
+    labels: dict[str, str], launched: int, left: int | None, orphan: bool
+) -> None:
+    def at(minutes: int) -> datetime:
+        return NOW + timedelta(minutes=minutes)
+
+    ended = replace(
+        make_machine(0, HEAD, state="terminated", labels=labels), launch_time=at(launched)
+    )
+    ended = replace(ended, left=None if left is None else at(left))
+    overview = replace(look(without_machines(WHOLE)), terminated=(ended,))
+    assert overview.is_orphan(at(30)) is orphan
+
+
 def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
     """An interrupted `extend` has told only some of the machines."""
     later = {tags.EXPIRES: render_time(NOW + 10 * HOUR)}
@@ -150,6 +195,20 @@ def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
     assert look(found).expires == NOW + 10 * HOUR
     assert not look(found).is_orphan(NOW + 9 * HOUR)
     assert look(found).is_orphan(NOW + 10 * HOUR)
+
+
+@pytest.mark.parametrize(
+    ("guarded", "minutes", "stuck"),
+    [(False, 4, False), (False, 5, True), (True, 14, False), (True, 15, True)],
+)
+def test_a_machine_that_outlives_its_cluster_is_named(
+    guarded: bool, minutes: int, stuck: bool
+) -> None:
+    spec = make_spec(1, second_guard=guarded)
+    now = NOW + 8.5 * HOUR + timedelta(minutes=minutes)
+    text = _summary(look(make_found(spec)), now, "--name bert")
+    assert ("but i-0 did not shut down and still costs money." in text) is stuck
+    assert "To remove what is left: spr-cluster down --name bert" in text
 
 
 def test_the_grace_period_is_shown_though_the_record_is_damaged() -> None:
@@ -179,6 +238,15 @@ def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     assert after is not None
     assert after.usd == pytest.approx(7 * each, rel=0.001), "a replaced machine ran for an hour"
 
+    log.record("bought", "", resources=["i-missed", WHOLE.instances[0].id])
+    missed = look(WHOLE).cost(now)
+    assert missed is not None
+    assert missed.usd == pytest.approx(9 * each, rel=0.001), "until now, or until EC2 ended it"
+    ended = replace(make_machine(0), id="i-missed", left=NOW + HOUR)
+    shorter = replace(look(WHOLE), terminated=(ended,)).cost(now)
+    assert shorter is not None
+    assert shorter.usd == pytest.approx(8 * each, rel=0.001)
+
 
 def test_the_cost_is_unknown_if_a_price_is() -> None:
     assert replace(look(WHOLE), prices=Prices()).cost(NOW + HOUR) is None
@@ -203,6 +271,9 @@ def test_as_a_dictionary() -> None:
         "resources": WHOLE.ids(),
     }
     rest = look(Inventory(volumes=(Resource("vol-1", {}),))).as_dict(NOW)
+    head, *others = WHOLE.instances
+    later = replace(WHOLE, instances=(*others, replace(head, launch_time=NOW + 2 * HOUR)))
+    assert look(later).as_dict(NOW + 3 * HOUR)["age_s"] == 3 * 3600, "since it was created"
     assert (rest["wanted_nodes"], rest["age_s"], rest["left_s"]) == (None, None, None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 from moto.ec2.models.instances import Instance, InstanceState, StateReason
@@ -64,6 +65,8 @@ class InstanceLifecycle(Part):
         self.pids.pop(instance.id, None)
         set_state(instance, "shutting-down")
         set_reason(instance, "Client.UserInitiatedShutdown", "User initiated shutdown")
+        when = datetime.fromtimestamp(self._runtime.now(), timezone.utc)
+        instance._reason = f"User initiated ({when:%Y-%m-%d %H:%M:%S} GMT)"
         self._ec2.spot_requests.close(instance.id)
         wait_s = self._runtime.conditions.terminate_s
         if wait_s and not at_once:
@@ -112,7 +115,7 @@ class InstanceLifecycle(Part):
             self.finish(instance)
 
     def finish(self, instance: Instance) -> None:
-        reason = instance.state_reason
+        kept = instance.state_reason, instance._reason
         instance.terminate()
-        instance.state_reason = reason
+        instance.state_reason, instance._reason = kept
         self.terminated_at[instance.id] = self._runtime.now()

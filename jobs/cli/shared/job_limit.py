@@ -149,15 +149,15 @@ def find_limit(
     if not (max_time or budget):
         return None
     record = describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",)).record
+    machines = [node.instance for node in cluster.nodes]
     if record is None or record.is_over(ctx.now()):
         raise (
-            time_is_over(ctx, record)
+            time_is_over(ctx, record, machines)
             if record
             else UsageError(
                 f"cluster {ctx.name!r} has no record", hint=f"spr-cluster up {ctx.flags}"
             )
         )
-    machines = [node.instance for node in cluster.nodes]
     types = [machine.instance_type for machine in machines]
     on_demand = not all(machine.spot_request for machine in machines)
     known = prices if ctx.cloud.billed else table_prices(TABLE_REGION, types)

@@ -21,6 +21,7 @@ from cluster.cli import status
 from cluster.cli.ssh import AUTHORIZE
 from cluster.local_files import ClusterFiles, cluster_names, home
 from infra.aws.api_time import API_TIME
+from infra.ec2 import tags
 from infra.ec2.instances import label_instances
 from infra.ec2.key_pair import generate_key_pair
 from provision.host import Result
@@ -270,6 +271,18 @@ def test_status_after_an_up_that_bought_nothing_or_failed_to_grow(line: CommandL
     assert "`spr-cluster up --name spr`" in line.run("train", "squad", "--demo").message
 
 
+def test_status_offers_no_repair_after_the_end(line: CommandLine) -> None:
+    line.begin("--nodes", "2")
+    line.lose(line.ids()[0])
+    assert "`repair` makes one the head" in " ".join(line.must("status").out.split())
+    for labels in line.cloud.fake.backend.tags.values():
+        labels |= dict.fromkeys({tags.EXPIRES, tags.LATEST} & {*labels}, "2020-01-01T00:00:00Z")
+    text = " ".join(line.must("status").out.split())
+    assert f"{line.ids()[0]} did not shut down" in text
+    assert "repair" not in text
+    assert "did not shut down and still costs money" in line.run("extend", "2h").message
+
+
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:
     line.cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
     line.must("up", "--nodes", "2", "--market", "spot", "--yes")
@@ -323,10 +336,32 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(line: Command
     result = line.must("gc", "--yes")
 
     assert "No forgotten clusters." in result.out
-    why = "unfinished (new: `up` may still be buying its nodes)"
+    why = "unfinished (new: `up` has bought no nodes yet)"
     assert f"Not removed: bert (a kept image), {why}; --all removes them" in result.out
+    ClusterFiles.of("unfinished").remove()
+    assert "(new: `up` may still be buying its nodes)" in line.must("gc").out
+    # As after an interrupted `down --keep-image`.
+    ResourceFactory(line.cloud.fake, "bert").key_pairs()
+    assert line.must("gc", "--yes").out.startswith("Removed: bert.\n")
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["bert", "unfinished"]
+    assert line.cloud.left() == []
+
+
+def test_ended_machines_and_an_interrupted_removal_are_no_new_cluster(line: CommandLine) -> None:
+    for name in ("ended", "removed"):
+        line.must("up", "--nodes", "1", "--yes", "--name", name)
+        line.lose(*line.ids())
+    files = ClusterFiles.of("removed")
+    files.removal.write_text(f"aws us-east-1 {line.cloud.ctx.clients.caller.account}")
+
+    ended = line.must("status", "--name", "ended").out
+    assert "To create new ones: spr-cluster up --name ended; to remove what is left" in ended
+    assert (
+        "To continue: spr-cluster down --name removed"
+        in line.must("status", "--name", "removed").out
+    )
+    assert line.must("gc", "--yes").out == "Removed: ended, removed.\n"
     assert line.cloud.left() == []
 
 

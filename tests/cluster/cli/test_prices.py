@@ -76,6 +76,11 @@ def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
     # Jobs may extend it to 20 hours.
     (longer, *_) = plan(line, *local, "--max-time", "20h", "--name", "other")["notes"]
     assert re.search(r"at most \$262.[56]\d ", longer)
+    spot = ("--market", "spot", "--max-price", "3", "--ttl", "1h", "--name", "third")
+    (on_spot,) = plan(line, *local, *spot)["notes"]
+    # Two nodes with disk and address, for an hour and a half.
+    most = r"at most \$9.05 with --max-price 3 \("
+    assert re.search(rf"about \$13.13 an hour on demand, {most}", on_spot)
     assert not [call for call in line.call_log.calls if call.action == "pricing:GetProducts"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local_files import ClusterFiles, cluster_names
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory
 from infra.errors import ConnectionLostError, HostError, SprError, UsageError
@@ -248,6 +249,9 @@ def test_interrupted_baking_continues(line: CommandLine, moment: str) -> None:
     line.cloud.steps.before[moment] = fail
     result = line.run("bake", "--yes")
     if result.code:  # a machine that never worked is replaced at once
+        (name,) = cluster_names()
+        again = "To continue: spr-cluster bake --stack upstream --cloud aws --region us-east-1\n"
+        assert again in line.must("status", "--name", name).out
         assert "`bake` did not finish." in result.err
         assert "spr-cluster bake --stack upstream --cloud aws --region us-east-1" in result.err
         line.must("bake", "--yes")
@@ -351,6 +355,15 @@ def test_interrupted_baking_of_packages_continues_on_its_machine(
     result = line.run(*BAKE)
     assert "bake --stack upstream --packages requirements.txt --cloud aws" in result.err
     assert len(line.ids()) == 1
+    (name,) = cluster_names()
+    again = "spr-cluster bake --stack upstream --packages FILE --cloud aws --region us-east-1\n"
+    assert f"To continue: {again}" in line.must("status", "--name", name).out
+    folder = ClusterFiles.of(name).folder
+    folder.rename(folder.with_name("elsewhere"))
+    refused = line.run(*BAKE).message
+    assert "belongs to another SSH key" in refused
+    assert "--name, or" not in refused
+    folder.with_name("elsewhere").rename(folder)
 
     line.must(*BAKE)
 

@@ -49,6 +49,10 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(cloud: Simul
         cloud.up(nodes=1)
     assert "in two minutes, `spr-cluster up --name bert` creates a new one" in str(caught.value)
     assert cloud.writes() == before
+    cloud.clock.sleep(360)
+    stuck = cloud.found("instances").alive[0].id
+    with pytest.raises(SprError, match=f"{stuck} did not shut down and still runs"):
+        cloud.up(nodes=1)
 
     cloud.end(cloud.found("instances").alive[0].id)
     again = cloud.clock.now

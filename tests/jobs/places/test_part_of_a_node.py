@@ -301,6 +301,9 @@ def test_a_dry_run_shows_the_part_and_its_price(capsys: pytest.CaptureFixture[st
 
     assert "1 node (r7iz.metal-16xl), each with 8 of 32 cores: 1 rank of 8 threads" in shown
     assert "The job costs 25.0% of its nodes' price.\n" in shown
+    two_sockets = ("--instance-type", "c7i.metal-48xl", "--cores", "60")
+    run_program(parse_request("run", "--dry-run", *two_sockets, "--", "true"))
+    assert "each with 60 of 96 cores: 2 ranks of 30 threads" in capsys.readouterr().out
     with pytest.raises(UsageError, match="--cores 33: no node can hold that"):
         run_program(
             parse_request(*(word.replace("8", "33") if word == "8" else word for word in words))

@@ -98,11 +98,16 @@ def order_cores(facts: HostFacts) -> list[list[int]]:
     return [[c.node, *sorted(cpus[c.socket, c.core])] for group in groups for c in group]
 
 
+def find_sockets(facts: HostFacts) -> tuple[int, int]:
+    """Return the number of sockets that Slurm sees (equal NUMA nodes are sockets), and each one's cores."""
+    sizes = [len(group) for group in facts.cores_by_numa_node]
+    return (len(sizes), sizes[0]) if len({*sizes}) == 1 else (1, sum(sizes))
+
+
 def _render_node(node: Node, facts: HostFacts) -> str:
     # Two jobs on the threads of one core would slow each other down: Slurm knows only cores.
-    sizes = [len(group) for group in facts.cores_by_numa_node]
-    cores, sockets = sum(sizes), len(sizes) if len({*sizes}) == 1 else 1
-    shape = {"CPUs": cores, "Sockets": sockets, "CoresPerSocket": cores // sockets}
+    sockets, each = find_sockets(facts)
+    shape = {"CPUs": sockets * each, "Sockets": sockets, "CoresPerSocket": each}
     shape |= {"ThreadsPerCore": 1, "RealMemory": usable_memory(facts)}
     described = " ".join(f"{key}={value}" for key, value in shape.items())
     # For configure.sh: a replacement may have the address, and so the host name, of the lost machine.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from cluster.slurm.configuration import usable_memory
+from cluster.slurm.configuration import find_sockets, usable_memory
 from infra.errors import HostError, SprError, UsageError
 from infra.words import counted
 from jobs.worker.runtime.cores import CoreShare, divide, group_by_node, share_cores
@@ -104,10 +104,16 @@ def plan_placement(
 
 
 def _number_cores(facts: Mapping[str, HostFacts], cores: int) -> tuple[Cpu, ...]:
-    """Return a job's cores, on as few NUMA nodes as they fit."""
-    sizes = [len(group) for fact in facts.values() for group in fact.cores_by_numa_node]
-    parts = -(-cores // max(sizes))
-    width = cores // parts if cores % parts == 0 else cores
+    """Return a job's cores, on as few of Slurm's sockets as they fit, and equally many on each if possible.
+
+    Every node with enough cores can take the job, even with the smallest sockets.
+    """
+    able = [fact for fact in facts.values() if len(fact.physical_cores) >= cores]
+    sockets = [find_sockets(fact) for fact in able or facts.values()]
+    size = min(each for _, each in sockets)
+    parts = -(-cores // size)
+    is_even = cores % parts == 0 and parts <= min(count for count, _ in sockets)
+    width = cores // parts if is_even else size
     return tuple(Cpu(n, n, n // width, n // width) for n in range(cores))
 
 

@@ -171,7 +171,9 @@ fi
 # For commands such as `ssh node0 python`. Because of SHLVL, bash does not read ~/.bashrc for them: what that
 # prints would be taken for their output. Login shells set PATH themselves.
 sudo mkdir -p /etc/ssh/sshd_config.d /etc/profile.d
-echo "SetEnv SHLVL=1 PATH=$venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" |
+# By default, sshd drops logins at random from the tenth pending one on: fewer than a node has ranks.
+printf '%s\n' "SetEnv SHLVL=1 PATH=$venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+    'MaxStartups 512:30:1024' |
     sudo tee /etc/ssh/sshd_config.d/00-spr-cluster.conf >/dev/null
 echo "PATH=$venv/bin:\$PATH" | sudo tee /etc/profile.d/spr-cluster.sh >/dev/null
 # Not a reload: where a socket of systemd starts sshd, that could not listen again.

@@ -198,8 +198,8 @@ def serve(token: bytes) -> None:
         if order["stage"] == "reach":
             reply(for_each(lambda peer: reach(peer, token), peers, 32))
         elif order["stage"] == "ssh":
-            # sshd accepts only 10 pending logins (MaxStartups): a few at a time, and every node
-            # begins with another peer.
+            # sshd accepts few pending logins (MaxStartups): a few at a time, and every node begins
+            # with another peer.
             reply(for_each(log_in, peers, 2))
         else:
             reply(for_each(lambda peer: send(peer, token), peers, 1))

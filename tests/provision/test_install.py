@@ -168,8 +168,12 @@ def test_the_digest_is_written_last(node: Machine) -> None:
 def test_the_environment_is_first_on_the_path_of_commands_and_logins(node: Machine) -> None:
     assert "systemctl try-restart ssh" in run_script(node, make_stack())
 
-    (setting,) = node.path("/etc/ssh/sshd_config.d/00-spr-cluster.conf").read_text().splitlines()
+    setting, startups = (
+        node.path("/etc/ssh/sshd_config.d/00-spr-cluster.conf").read_text().splitlines()
+    )
     assert setting.split()[:2] == ["SetEnv", "SHLVL=1"]
+    # The ranks of a job may all log in together.
+    assert startups == "MaxStartups 512:30:1024"
     folder = str(node.path(f"{VENV}/bin"))
     assert setting.split()[2].startswith(f"PATH={folder}:/usr/local/sbin:")
     found = node.shell(". /etc/profile.d/spr-cluster.sh; echo $PATH")

@@ -7,6 +7,7 @@ import json
 import secrets
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -199,11 +200,18 @@ def _render_share(launch: Launch) -> tuple[str, ...]:
     cores, memory = launch.spec.resources.cores, launch.spec.resources.memory_gib
     if not cores:
         return ("exclusive", "mem=0")
-    # Of cores that were planned on one NUMA node, none may be on another.
-    planned = {share.numa for shares in launch.pinning.values() for share in shares}
-    near = (f"cores-per-socket={cores}",) if planned == {0} else ()
+    shares = next(iter(launch.pinning.values()))
+    planned = Counter(share.numa for share in shares for _ in (*share.cpus, *share.workers))
+    near: tuple[str, ...] = ()
+    parts = len(planned) if len({*planned.values()}) == 1 else 1
+    if parts > 1:
+        # Otherwise Slurm fills one socket before it takes cores of the next [tried: 22.05, 24.11].
+        near = ("ntasks-per-socket=1",)
+    elif 0 in planned and len(planned) == 1:
+        # Of cores that were planned on one NUMA node, none may be on another.
+        near = (f"cores-per-socket={cores}",)
     return (
-        *("ntasks-per-node=1", f"cpus-per-task={cores}", *near),
+        *(f"ntasks-per-node={parts}", f"cpus-per-task={cores // parts}", *near),
         *((f"mem={memory}G",) if memory else ()),
     )
 

@@ -24,6 +24,7 @@ from ..runtime.errors import WorkerError, first_line
 from ..runtime.events import MARK, Events, take_mark
 from ..runtime.heartbeat import Heartbeat
 from ..runtime.process import PLANNED, STOPPED, RankIdentity, choose_interface, read_identity
+from ..supervisor.commands import run_ssh
 from ..supervisor.head import SSH
 from .remote import CONNECT_S, Remote, serving
 from .stop import PAUSE_S, Stop
@@ -119,4 +120,4 @@ def send_below(folder: Path, names: Sequence[str], to: str, take: str) -> int:
     """Send an archive to a node, where the shell command ``take`` gets it; return the exit code."""
     pack = shlex.join(["tar", "-C", str(folder), "-cf", "-", *names])
     script = f"set -o pipefail; {pack} | {shlex.join([*SSH, to, take])}"
-    return subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, check=False).returncode
+    return run_ssh(["bash", "-c", script], stdin=subprocess.DEVNULL).returncode

@@ -68,23 +68,19 @@ def group_by_node(cores: Sequence[AnyCore]) -> list[tuple[AnyCore, ...]]:
 def divide(cores: Sequence[AnyCore], ranks: int) -> tuple[tuple[AnyCore, ...], ...]:
     """Divide cores into ``ranks`` equal groups along NUMA nodes; empty if impossible.
 
-    A rank gets a whole NUMA node, an equal part of one, or several whole ones.
+    A rank gets a whole NUMA node, a part of one, or several whole ones.
     """
     nodes = group_by_node(cores)
     if ranks == 1:
         return (tuple(core for node in nodes for core in node),)
-    size = len(nodes[0])
-    if any(len(node) != size for node in nodes):
-        return ()
-    if len(nodes) % ranks == 0:
+    if len(nodes) % ranks == 0 and len({*map(len, nodes)}) == 1:
         each = len(nodes) // ranks
         merged = (nodes[first : first + each] for first in range(0, len(nodes), each))
         return tuple(tuple(core for node in group for core in node) for group in merged)
-    parts, rest = divmod(ranks, len(nodes))
-    if rest or size % parts:
+    width, rest = divmod(len(cores), ranks)
+    if rest or any(len(node) % width for node in nodes):
         return ()
-    width = size // parts
-    return tuple(node[i : i + width] for node in nodes for i in range(0, size, width))
+    return tuple(node[i : i + width] for node in nodes for i in range(0, len(node), width))
 
 
 def share_cores(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import IO, Any
 from ..runtime.cores import LIMITS
 
 _TIMEOUT_S, _POLL_S = 30.0, 0.05
+_SSH_FAILED, _REFUSED_S, _PAUSE_S = 255, 2.0, (0.2, 1.5)
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
 _LOWER = "{ echo 19 > /proc/self/autogroup; } 2>/dev/null"
 # Linux takes one such change per 0.1 s from all users but root, and some kernels and containers take none.
@@ -58,6 +60,20 @@ def _run(argv: list[str], timeout_s: float, options: dict[str, Any]) -> bytes | 
         return subprocess.run(argv, timeout=timeout_s, check=True, **options).stdout or b""
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def run_ssh(argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run a command that uses SSH, up to three times if the node refuses the connection.
+
+    sshd does so, at random, while many others log in. A node that takes longer to fail is gone.
+    """
+    for tried in range(3):
+        time.sleep(random.uniform(*_PAUSE_S) if tried else 0)
+        begin = time.monotonic()
+        done = subprocess.run(argv, check=False, **options)
+        if done.returncode != _SSH_FAILED or time.monotonic() - begin > _REFUSED_S:
+            break
+    return done
 
 
 class Running:

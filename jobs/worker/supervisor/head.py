@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..storage import ownership
-from .commands import ask, succeeds
+from .commands import ask, run_ssh, succeeds
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
@@ -107,7 +107,10 @@ class HeadFolder:
         return done and pack.returncode == 0
 
     def _run(self, script: str, content: bytes = b"") -> bool:
-        return succeeds(self.argv(script), _SSH_S, input=content)
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = run_ssh(self.argv(script), timeout=_SSH_S, input=content)
+            return done.returncode == 0
+        return False
 
     def argv(self, script: str) -> list[str]:
         """Return the command that runs a shell script on the head."""

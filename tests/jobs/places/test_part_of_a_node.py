@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.slurm.configuration import order_cores
+from cluster.slurm.configuration import order_cores, render_slurm_conf
 from infra.errors import UsageError
 from jobs.cli.run import run as run_program
 from jobs.places.placement import Placement, check_part, plan_placement
@@ -69,6 +70,8 @@ def pinned(launch: Launch, facts: HostFacts, numbers: list[int]) -> list[tuple[A
         (TWO_SOCKETS, 4, 2, (2, 2)),
         (TWO_SOCKETS, 60, None, (2, 30)),  # one on each of the NUMA nodes that they need
         (TWO_SOCKETS, 61, None, (1, 61)),
+        (TWO_SOCKETS, 61, 61, (61, 1)),
+        (machine(6, numa=2, allowed="0-4"), 4, None, (1, 4)),  # one socket for Slurm
         (machine(2), 1, None, (1, 1)),
         (machine(8, numa=4), 4, None, (2, 2)),
     ],
@@ -119,21 +122,60 @@ def test_a_part_that_fits_is_accepted() -> None:
         check_part(reference, facts)
 
 
-def test_the_queue_is_asked_for_cores_of_one_numa_node_and_memory() -> None:
-    def ask(*arguments: Any, **more: Any) -> list[str]:
-        script = render_batch_script(launch_on(*arguments, **more), PATHS)
-        lines = (line for line in script.splitlines() if line.startswith("#SBATCH"))
-        own = {"job-name", "nodes", "output", "no-requeue"}
-        assert f" SPR_CORES={arguments[1] or ''}\n" in script
-        return [w for line in lines if (w := line[10:]).partition("=")[0] not in own]
+def ask(facts: HostFacts, cores: int | None, *memory: int, **more: Any) -> list[str]:
+    """What the script asks the queue for."""
+    script = render_batch_script(launch_on(facts, cores, *memory, **more), PATHS)
+    lines = (line for line in script.splitlines() if line.startswith("#SBATCH"))
+    own = {"job-name", "nodes", "output", "no-requeue"}
+    assert f" SPR_CORES={cores or ''}\n" in script
+    return [w for line in lines if (w := line[10:]).partition("=")[0] not in own]
 
+
+def test_the_queue_is_asked_for_cores_of_one_numa_node_and_memory() -> None:
     each = ["ntasks-per-node=1", "cpus-per-task=4"]
     assert ask(TWO_SOCKETS, None) == ["exclusive", "mem=0"]
     assert ask(TWO_SOCKETS, 4) == [*each, "cores-per-socket=4"]
     assert ask(TWO_SOCKETS, 4, 16, ppn=2) == [*each, "cores-per-socket=4", "mem=16G"]
-    # They need both sockets.
-    assert ask(TWO_SOCKETS, 60) == ["ntasks-per-node=1", "cpus-per-task=60"]
+    # They need both sockets, and each rank its own.
+    both = ["ntasks-per-node=2", "cpus-per-task=30", "ntasks-per-socket=1"]
+    assert ask(TWO_SOCKETS, 60) == ask(TWO_SOCKETS, 60, workers=1) == both
+    assert ask(TWO_SOCKETS, 60, ppn=6) == both
     assert ask(TWO_SOCKETS, 60, ppn=1) == ["ntasks-per-node=1", "cpus-per-task=60"]
+    assert ask(TWO_SOCKETS, 61) == ["ntasks-per-node=1", "cpus-per-task=61"]
+    assert ask(TWO_SOCKETS, 62) == ["ntasks-per-node=2", "cpus-per-task=31", "ntasks-per-socket=1"]
+    assert ask(TWO_SOCKETS, 63, ppn=21) == ["ntasks-per-node=1", "cpus-per-task=63"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        TWO_SOCKETS,
+        interleaved(4),
+        machine(7),
+        machine(8, numa=4),
+        machine(6, numa=2, allowed="0-4"),
+    ],
+)
+def test_no_job_asks_for_sockets_that_the_nodes_do_not_have(facts: HostFacts) -> None:
+    node = whole_cluster().head
+    conf = render_slurm_conf("bert", [node], {node.name: facts})
+    sockets, each = map(int, re.findall(r" (?:Sockets|CoresPerSocket)=(\d+)", conf))
+    for cores in range(1, len(facts.physical_cores) + 1):
+        asked = dict.fromkeys(("cores-per-socket", "ntasks-per-socket"), "0")
+        asked |= dict(word.split("=") for word in ask(facts, cores))
+        tasks, width = int(asked["ntasks-per-node"]), int(asked["cpus-per-task"])
+        assert tasks * width == cores
+        assert int(asked["cores-per-socket"]) <= each
+        if int(asked["ntasks-per-socket"]):
+            assert tasks <= sockets
+            assert width <= each
+
+
+def test_of_unlike_nodes_each_can_take_the_job() -> None:
+    options, facts = PlacementOptions("auto"), {"node0": TWO_SOCKETS, "node1": machine(64)}
+    addresses = dict.fromkeys(facts, "172.31.0.10")
+    found = plan_placement(facts, addresses, options, "gloo", 60)
+    assert {share.numa for shares in found.shares for share in shares} == {None}
 
 
 @pytest.mark.parametrize(
@@ -144,6 +186,13 @@ def test_the_queue_is_asked_for_cores_of_one_numa_node_and_memory() -> None:
         # Of a rank's cores, some may be on another NUMA node: its memory is then where its threads are.
         (TWO_SOCKETS, 2, {}, [47, 48], [((47, 48), (), None)]),
         (TWO_SOCKETS, 4, {"ppn": 2}, [5, 6, 48, 49], [((5, 6), (), 0), ((48, 49), (), 1)]),
+        (
+            TWO_SOCKETS,
+            60,
+            {},
+            [*range(18, 78)],
+            [((*range(18, 48),), (), 0), ((*range(48, 78),), (), 1)],
+        ),
         (machine(8), 4, {"workers": 1}, [3, 4, 6, 7], [((4, 6, 7), (3,), 0)]),
         # Slurm's second core is the third of this machine.
         (interleaved(4), 2, {}, [1, 2], [((2, 1), (), None)]),
@@ -252,6 +301,9 @@ def test_a_dry_run_shows_the_part_and_its_price(capsys: pytest.CaptureFixture[st
 
     assert "1 node (r7iz.metal-16xl), each with 8 of 32 cores: 1 rank of 8 threads" in shown
     assert "The job costs 25.0% of its nodes' price.\n" in shown
+    two_sockets = ("--instance-type", "c7i.metal-48xl", "--cores", "60")
+    run_program(parse_request("run", "--dry-run", *two_sockets, "--", "true"))
+    assert "each with 60 of 96 cores: 2 ranks of 30 threads" in capsys.readouterr().out
     with pytest.raises(UsageError, match="--cores 33: no node can hold that"):
         run_program(
             parse_request(*(word.replace("8", "33") if word == "8" else word for word in words))

@@ -22,8 +22,9 @@ from jobs.worker.runtime.events import parse_event
 from tests.jobs.worker.started_ranks import REPOSITORY, started_ranks
 
 ARGV = ("worker.array", "--folder=work", "--output=output")
-# A node is a folder of the test's; one that is gone has none.
+# A node is a folder of the test's; one that is gone has none. The first connection is refused.
 _SSH = """#!/bin/bash
+mkdir {root}/refused 2>/dev/null && exit 255
 node=${@: -2:1}; [ -d {root}/$node ] || exit 255
 exec sh -c "$(sed 's#{root}/node[0-9]#{root}/'$node'#g' <<< "${@: -1}")"
 """

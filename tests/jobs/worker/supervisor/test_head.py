@@ -19,6 +19,7 @@ cd {root} || exit
 case "$*" in
   *"dd of="*) breaks=breaks ;;
   *"tar -C"*) breaks=tars ;;
+  *truncate*) breaks=files ;;
 esac
 if [ -s "$breaks" ]; then
   count=$(head -n 1 "$breaks")
@@ -57,7 +58,8 @@ def test_json_files_are_written_in_one_piece(head: ThisMachine, worker: Path) ->
     assert not folder.write("end.json", {"state": "failed"}), "there is no such folder yet"
     on_head(head).parent.mkdir(parents=True)
     assert not folder.exists("end.json")
-    assert folder.write("end.json", {"message": "it's \u00e9"})
+    (head.root / "files").write_text("0\n5\n")
+    assert folder.write("end.json", {"message": "it's \u00e9"}), "it breaks twice"
     assert folder.exists("end.json")
     assert json.loads(on_head(head, "end.json").read_text()) == {"message": "it's \u00e9"}
     assert [path.name for path in on_head(head).parent.iterdir()] == ["end.json"]

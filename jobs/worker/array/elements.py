@@ -159,7 +159,8 @@ class ElementRunner:
         code = process.wait()
         stop.process = None
         end_group(process, signal.SIGKILL)  # what it left running
-        if code and stop.has_ended(code):
+        # One that was told to stop may exit with 0, and one that finished in that moment runs again.
+        if stop.has_ended(code):
             return None, ""
         if code < 0:
             return 128 - code, describe_end(words[0], 128 - code, process.pid)

@@ -224,10 +224,14 @@ def test_a_missing_program_and_a_killed_one_fail(tmp_path: Path) -> None:
     assert (end["exit_code"], end["message"].split(",")[0]) == (137, "sh was ended by signal 9")
     assert "the same command with --array 'my runs.csv:1'" in said
     for node in range(3):
-        (nodes[node] / ARRAY).write_bytes(ArrayPlan(("no-such",), indexes(2)).render())
-    codes, (said, _) = nodes.run(0, 1)
-    (end,) = (each for each in nodes.results(0)["elements"] if each["element"] == 2)
-    assert (end["exit_code"], end["message"]) == (
+        plan = ArrayPlan(
+            ("$program", "-c", "exit 255"), {2: {"program": "no-such"}, 3: {"program": "sh"}}
+        )
+        (nodes[node] / ARRAY).write_bytes(plan.render())
+    nodes.run(0, 1)
+    ends = {each["element"]: each for each in nodes.results(0)["elements"]}
+    assert (ends[2]["exit_code"], ends[2]["message"]) == (
+    assert ends[3]["message"] == "sh ended with exit code 255"
         127,
         "no-such can't be run: No such file or directory",
     )

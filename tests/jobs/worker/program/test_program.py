@@ -212,6 +212,15 @@ def test_a_killed_program_is_reported_with_its_signal(
 
 def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> None:
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+@pytest.mark.parametrize(
+    ("code", "after"), [(134, ", as after signal 6"), (200, ""), (255, ""), (128, "")]
+)
+def test_an_exit_code_is_no_signal(node: Path, code: int, after: str) -> None:
+    said = event_of(start(node, "sh", "-c", f"exit {code}"))
+    text = f"sh ended with exit code {code}{after}"
+    assert (said["message"], said["hint"]) == (text, None)
+
+
         rank = begin(node, "sh", "-c", "echo $$; exec sleep 60")
         assert rank.stdout is not None
         pid = int(rank.stdout.readline())

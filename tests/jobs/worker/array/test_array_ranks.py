@@ -19,6 +19,7 @@ import pytest
 
 from jobs.worker.array.plan import ARRAY, ArrayPlan
 from jobs.worker.runtime.events import parse_event
+from jobs.worker.runtime.process import NODES
 from tests.jobs.worker.started_ranks import REPOSITORY, started_ranks
 
 ARGV = ("worker.array", "--folder=work", "--output=output")
@@ -27,7 +28,6 @@ _SSH = """#!/bin/bash
 node=${@: -2:1}; [ -d {root}/$node ] || exit 255
 exec sh -c "$(sed 's#{root}/node[0-9]#{root}/'$node'#g' <<< "${@: -1}")"
 """
-_HOSTS = "import os, socket\nsocket.gethostname = lambda: os.environ['SLURMD_NODENAME']\n"
 # Every run of an element that ends is one line; each tenth one fails. All wait for elements on another node,
 # and the last 24 for those of a third one, which comes with the second attempt.
 _WORK = """touch {root}/on-$SLURMD_NODENAME
@@ -49,7 +49,6 @@ class Nodes:
         (root / "bin").mkdir()
         (root / "bin/ssh").write_text(_SSH.replace("{root}", str(root)))
         (root / "bin/ssh").chmod(0o755)
-        (root / "bin/sitecustomize.py").write_text(_HOSTS)
         for name in ("node0", "node1", "node2"):
             for folder in ("work", "data"):
                 (root / name / folder).mkdir(parents=True)
@@ -63,10 +62,8 @@ class Nodes:
     @contextmanager
     def ranks(self, *nodes: int, resume: bool = False) -> Iterator[list[subprocess.Popen[str]]]:
         path = f"{self.root}/bin:{os.environ['PATH']}"
-        code = f"{self.root}/bin:{REPOSITORY / 'jobs'}"
-        own = [
-            {"SLURMD_NODENAME": f"node{node}", "PATH": path, "PYTHONPATH": code} for node in nodes
-        ]
+        shared = {"PATH": path, NODES: ",".join(f"node{node}" for node in nodes)}
+        own = [{"SLURMD_NODENAME": f"node{node}", **shared} for node in nodes]
         argv = [*ARGV, *(["--resume"] if resume else [])]
         with started_ranks([self[node] for node in nodes], argv, own) as running:
             yield running
@@ -231,10 +228,10 @@ def test_a_missing_program_and_a_killed_one_fail(tmp_path: Path) -> None:
     nodes.run(0, 1)
     ends = {each["element"]: each for each in nodes.results(0)["elements"]}
     assert (ends[2]["exit_code"], ends[2]["message"]) == (
-    assert ends[3]["message"] == "sh ended with exit code 255"
         127,
         "no-such can't be run: No such file or directory",
     )
+    assert ends[3]["message"] == "sh ended with exit code 255"
 
 
 def test_short_elements_cost_little(tmp_path: Path) -> None:

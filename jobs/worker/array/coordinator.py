@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from typing import Any, ClassVar
 from ..runtime.events import Events
 from ..runtime.output import LOGS, RESULTS, save_json, state_folder
 from ..runtime.pinning import format_cpus
+from ..runtime.process import node_name
 from ..supervisor.commands import ask, succeeds
 from ..supervisor.head import SSH
 from ..supervisor.launch import LAUNCH
@@ -106,9 +106,8 @@ class ArrayCoordinator:
     def join(self, rank: int, host: str) -> tuple[str, bool]:
         """Take a rank's host; return the node that gets its elements, and whether that is this one."""
         self.hosts[rank] = host
-        if host == socket.gethostname():
-            return self.second, False
-        return os.environ.get("SLURMD_NODENAME", "") or socket.gethostname(), True
+        here = node_name()
+        return (self.second, False) if host == here else (here, True)
 
     def ask(self, rank: int) -> int | None:
         """Return the next element; ``None`` if nothing is left for this rank to do."""

@@ -8,7 +8,6 @@ import queue
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from ..pool.rank import PoolRank, child_environment, die_with_parent, send_below
 from ..program.environment import add_packages, describe_end, program_environment
 from ..runtime.output import last_line, save_json
+from ..runtime.process import node_name
 from .coordinator import render_take
 from .plan import ELEMENTS, END, INDEX, LOG, OUTPUT, ArrayPlan
 
@@ -50,7 +50,7 @@ class Delivery:
 
     def __enter__(self) -> Delivery:
         self.to, self._is_first = self.rank.remote.call(
-            "join", self.rank.identity.rank, socket.gethostname()
+            "join", self.rank.identity.rank, node_name()
         )
         if self._is_first:  # what this node published as the first one of an earlier attempt
             shutil.rmtree(Path(OUTPUT) / ELEMENTS, ignore_errors=True)
@@ -89,7 +89,7 @@ class Delivery:
             what = f"element {names[0]} can't be copied to {self.to}"
             if self._is_first:
                 raise OSError(what)
-            self.rank.events.warn(f"warning: {what}; elements are only on {socket.gethostname()}")
+            self.rank.events.warn(f"warning: {what}; elements are only on {node_name()}")
             self.to = ""
         for end in ends:
             self.rank.remote.call("tell", end)
@@ -128,7 +128,7 @@ class ElementRunner:
         end = {
             "element": index,
             "variables": self.plan.elements[index],
-            "host": socket.gethostname(),
+            "host": node_name(),
             "seconds": round(time.monotonic() - begin, 3),
             "exit_code": code,
         }
@@ -159,7 +159,8 @@ class ElementRunner:
         code = process.wait()
         stop.process = None
         end_group(process, signal.SIGKILL)  # what it left running
-        if code and stop.has_ended(code):
+        # One that was told to stop may exit with 0, and one that finished in that moment runs again.
+        if stop.has_ended(code):
             return None, ""
         if code < 0:
             return 128 - code, describe_end(words[0], 128 - code, process.pid)

@@ -23,7 +23,7 @@ from xmlrpc.client import Error
 from ..runtime.errors import WorkerError, first_line
 from ..runtime.events import MARK, Events, take_mark
 from ..runtime.heartbeat import Heartbeat
-from ..runtime.process import PLANNED, STOPPED, RankIdentity, choose_interface, read_identity
+from ..runtime.process import NODES, PLANNED, STOPPED, RankIdentity, choose_interface, read_identity
 from ..supervisor.commands import run_ssh
 from ..supervisor.head import SSH
 from .remote import CONNECT_S, Remote, serving
@@ -33,7 +33,7 @@ _ANSWER_S = 300.0
 # Loaded here, because a child process must not wait for a lock that another thread held.
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_OF_MPIRUN = ("PMI_", "HYD", "I_MPI_", "MASTER_", PLANNED, MARK)
+_OF_MPIRUN = ("PMI_", "HYD", "I_MPI_", "MASTER_", NODES, PLANNED, MARK)
 
 
 @dataclass

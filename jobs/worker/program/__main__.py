@@ -12,7 +12,6 @@ import ctypes
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from ..runtime.events import MARK, Events, take_mark
 from ..runtime.heartbeat import Heartbeat
 from ..runtime.output import keep_log, last_words
 from ..runtime.pinning import take_place
-from ..runtime.process import leave, read_identity, read_words
+from ..runtime.process import leave, node_name, read_identity, read_words
 from .environment import (
     add_packages,
     describe_end,
@@ -94,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _NO_PROGRAM
     if code and not asked:
         said = "" if args.terminal else last_words(output, identity.rank)
-        why = _ABORTED if code == 128 + signal.SIGABRT else _explain_import(said)
+        why = _ABORTED if killed and code == 128 + signal.SIGABRT else _explain_import(said)
         text = f"{describe_end(name, code, killed)}{': ' if said else ''}{said}"
         lost_peer = _PEER.search(said)
         events.error(text, why, exit_code=code, lost_peer=bool(lost_peer))
@@ -146,7 +145,7 @@ def _end_rest(grace_s: float, asked: Sequence[int], events: Events, copier: int 
     if left and grace_s:
         named = ", ".join(f"{pid} ({words[:80]})" for pid, words in left.items())
         text = f"its program ended {grace_s:g} s ago and left processes running, which are killed"
-        events.warn(f"warning: rank {events.rank} on {socket.gethostname()}: {text}: {named}")
+        events.warn(f"warning: rank {events.rank} on {node_name()}: {text}: {named}")
     while left:
         for each in left:
             _kill(each, signal.SIGKILL)

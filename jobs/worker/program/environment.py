@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -90,10 +91,14 @@ def start_output(output: Path) -> None:
 
 
 def describe_end(name: str, code: int, pid: int | None = None) -> str:
-    """Return a program's end in words; ``code`` is as a shell's."""
-    if code > 128:
-        return f"{name} was ended by signal {code - 128}{explain_kill(code - 128, pid)}"
-    return f"{name} ended with exit code {code}"
+    """Return a program's end in words; ``code`` is as a shell's. If a signal ended it, ``pid`` is its ID."""
+    number = code - 128
+    if pid is not None:
+        return f"{name} was ended by signal {number}{explain_kill(number, pid)}"
+    # A shell ends so after its program was ended by a signal.
+    known = number in signal.valid_signals()
+    after = f", as after signal {number}{explain_kill(number, pid)}" if known else ""
+    return f"{name} ended with exit code {code}{after}"
 
 
 def requested_threads() -> int:

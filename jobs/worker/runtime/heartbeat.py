@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from .events import Events
-from .process import RankIdentity, by_torchrun, leave
+from .process import RankIdentity, by_torchrun, leave, node_name
 
 BEAT_SECONDS = 1.0
 WARN_SECONDS = 20.0
@@ -203,7 +203,7 @@ class Heartbeat:
                     found.append(self._listener.accept()[0])
         for connection in found:
             link = Link(connection, now)
-            link.send(rank=self._identity.rank, host=socket.gethostname())
+            link.send(rank=self._identity.rank, host=node_name())
             self._links.append(link)
 
     def _beat(self, now: float) -> None:

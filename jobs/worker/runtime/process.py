@@ -31,6 +31,8 @@ _MPIRUN = ("PMI_RANK", "PMI_SIZE")
 """Hydra (Intel MPI, MPICH) sets both in every process, whether it uses MPI or not."""
 _TORCHRUN = ("RANK", "WORLD_SIZE")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE")
+NODES = "SPR_NODES"
+"""The environment variable with the job's nodes in rank order, such as ``node0,node2``."""
 PLANNED = "SPR_PLANNED_RANKS"
 """The environment variable with the planned number of ranks, for a job that continues with fewer."""
 
@@ -84,6 +86,15 @@ def read_identity(environ: Mapping[str, str]) -> RankIdentity:
     if identity.size > 1 and not environ.get("MASTER_ADDR"):
         raise BackendError("MASTER_ADDR is not set: the ranks can't find rank 0")
     return identity
+
+
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the name of this rank's node, such as ``node1``; without :data:`NODES`, its host name."""
+    if not environ.get(NODES):
+        return socket.gethostname()
+    # Not SLURMD_NODENAME: mpirun passes the first node's value to all ranks [tried: 2021.18].
+    nodes, identity = environ[NODES].split(","), read_identity(environ)
+    return nodes[identity.rank * len(nodes) // identity.size]
 
 
 VARIABLES = "environment.json"

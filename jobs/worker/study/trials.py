@@ -21,6 +21,7 @@ from ..pool.stop import Stop
 from ..runtime.errors import TrainingError
 from ..runtime.events import MARK, parse_event
 from ..runtime.output import METRICS, RESULTS, state_folder
+from ..runtime.process import node_name
 from ..training.task import pick_scores
 from .plan import OWN_METRICS, STUDY
 
@@ -76,7 +77,7 @@ class TrialRunner:
     def _run(self, number: int, chosen: Mapping[str, Any]) -> dict[str, Any] | None:
         """Run one trial; return its outcome, ``None`` if it was interrupted."""
         begin = time.monotonic()
-        known: dict[str, Any] = {"host": socket.gethostname()}
+        known: dict[str, Any] = {"host": node_name()}
         try:
             options = replace(self.options, **chosen, output=str(self._output(number)))
         except ValueError as error:

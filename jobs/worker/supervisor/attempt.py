@@ -27,7 +27,7 @@ def conclude(
     A job runs again after losing a rank or node, not after an error of its program, which would recur.
     A rank whose program was killed is lost.
     """
-    if code == 0 and not watcher.leaving.get("limit"):
+    if code == 0:
         return _end(SUCCEEDED, code, {})
     if cancelled or (watcher.stopping and watcher.job.fate() == commands.CANCELLED):
         return _end(CANCELLED, code, {})

@@ -84,7 +84,7 @@ class Deadline:
             if self.budget:
                 paid = f"pays for no more than {longest / 60:.1f} min and a checkpoint"
                 message = f"{of}--budget ${self.budget:g} {paid}"
-            return {"message": message, "limit": True, "until": limit + SAVE_S}
+            return {"message": message, "until": limit + SAVE_S}
         at = self.expires
         if at is None or time.time() < at - lead_before(at, self.began, checkpoint_s):
             return {}

@@ -13,7 +13,7 @@ from typing import Any
 from ..runtime.checkpoint_names import CHECKPOINTS as _CHECKPOINTS
 from ..runtime.cores import CoreShare, cpu_mask
 from ..runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
-from ..runtime.process import PLANNED, VARIABLES
+from ..runtime.process import NODES, PLANNED, VARIABLES
 from ..spec import JobSpec, parse_spec
 from ..storage.ownership import STATE
 
@@ -100,7 +100,8 @@ def build_argv(launch: Launch, nodes: Sequence[str], address: str) -> list[str]:
     ranks, threads = launch.nproc_per_node, launch.omp_threads
     each = [render_pinning(launch.pinning[n], ranks, threads, ccl=launch.ccl) for n in nodes]
     per_node, count = str(ranks), str(ranks * len(nodes))
-    shared = {"MASTER_ADDR": address, "MASTER_PORT": str(launch.port), **launch.env}
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(launch.port)}
+    shared = {**meeting, NODES: ",".join(nodes), **launch.env}
     if len(nodes) < launch.planned_nodes:
         shared[PLANNED] = str(launch.nproc_per_node * launch.planned_nodes)
     argv = [launch.mpirun, "-bootstrap", "slurm", "-ppn", per_node, "-wdir", launch.folder]

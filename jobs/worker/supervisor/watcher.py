@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..runtime.process import STOPPED
 from .commands import DRAINED, IDLE, SlurmJob
 from .deadline import SHOW, Deadline
 from .launch import FOLDER, Launch, build_argv
@@ -118,7 +119,7 @@ class Watcher:
             time.sleep(POLL_S)
 
     def run(self) -> int:
-        """Run mpirun to its end and return its exit code."""
+        """Run mpirun to its end and return its exit code; :data:`.STOPPED` instead of 0 if it was to stop."""
         self._process = subprocess.Popen(
             ["bash", "-c", render_script(self.launch, self.job.nodes)],
             stdin=subprocess.DEVNULL,
@@ -131,6 +132,10 @@ class Watcher:
         self.log.poll()
         self.kill()
         code = self._process.wait()
+        if code == 0 and self.stopping:
+            # A program may save what it has and exit with 0. One that really finished in that moment counts
+            # as stopped as well: to run it again is safer than to take half of its work for all.
+            code = STOPPED
         if code and self.launch.spec.resources.cores:
             self.limited = self.job.ask_limited(self.launch.folder)
         if code and not self.stopping:

@@ -21,6 +21,7 @@ from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.slurm import build_launch, render_batch_script, render_command
 from jobs.train.request import require_able_stack
 from jobs.worker.runtime.pinning import RankPlacement, read_plan
+from jobs.worker.runtime.process import NODES
 from jobs.worker.spec import PlacementOptions
 from jobs.worker.supervisor.launch import Launch, build_argv, parse_launch
 from jobs.worker.supervisor.nodes import PACK
@@ -140,6 +141,7 @@ def test_a_job_runs_on_the_nodes_that_it_gets() -> None:
     other = " ".join(build_argv(launch, ("node2", "node1"), "192.0.2.9")).split(" : ")
 
     assert environment(same)["MASTER_ADDR"] == "192.0.2.7"
+    assert environment(same)[NODES] == "node1,node0"
     assert " ".join(same).count(" -n 2 ") == 1
     masks = [environment(part.split(), "-env")["I_MPI_PIN_DOMAIN"] for part in other]
     assert masks == ["[0x2]", "[0x1]"]

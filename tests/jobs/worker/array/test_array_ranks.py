@@ -19,6 +19,7 @@ import pytest
 
 from jobs.worker.array.plan import ARRAY, ArrayPlan
 from jobs.worker.runtime.events import parse_event
+from jobs.worker.runtime.process import NODES
 from tests.jobs.worker.started_ranks import REPOSITORY, started_ranks
 
 ARGV = ("worker.array", "--folder=work", "--output=output")
@@ -28,7 +29,6 @@ mkdir {root}/refused 2>/dev/null && exit 255
 node=${@: -2:1}; [ -d {root}/$node ] || exit 255
 exec sh -c "$(sed 's#{root}/node[0-9]#{root}/'$node'#g' <<< "${@: -1}")"
 """
-_HOSTS = "import os, socket\nsocket.gethostname = lambda: os.environ['SLURMD_NODENAME']\n"
 # Every run of an element that ends is one line; each tenth one fails. All wait for elements on another node,
 # and the last 24 for those of a third one, which comes with the second attempt.
 _WORK = """touch {root}/on-$SLURMD_NODENAME
@@ -50,7 +50,6 @@ class Nodes:
         (root / "bin").mkdir()
         (root / "bin/ssh").write_text(_SSH.replace("{root}", str(root)))
         (root / "bin/ssh").chmod(0o755)
-        (root / "bin/sitecustomize.py").write_text(_HOSTS)
         for name in ("node0", "node1", "node2"):
             for folder in ("work", "data"):
                 (root / name / folder).mkdir(parents=True)
@@ -64,10 +63,8 @@ class Nodes:
     @contextmanager
     def ranks(self, *nodes: int, resume: bool = False) -> Iterator[list[subprocess.Popen[str]]]:
         path = f"{self.root}/bin:{os.environ['PATH']}"
-        code = f"{self.root}/bin:{REPOSITORY / 'jobs'}"
-        own = [
-            {"SLURMD_NODENAME": f"node{node}", "PATH": path, "PYTHONPATH": code} for node in nodes
-        ]
+        shared = {"PATH": path, NODES: ",".join(f"node{node}" for node in nodes)}
+        own = [{"SLURMD_NODENAME": f"node{node}", **shared} for node in nodes]
         argv = [*ARGV, *(["--resume"] if resume else [])]
         with started_ranks([self[node] for node in nodes], argv, own) as running:
             yield running
@@ -147,7 +144,7 @@ def test_each_of_60_elements_ends_once_though_a_node_dies(tmp_path: Path, lost: 
 def test_sigterm_reaches_the_elements_and_interrupted_ones_run_again(tmp_path: Path) -> None:
     script = """[ ! -e {root}/again ] || exit 0
     [ $SPR_ARRAY_INDEX != 1 ] || { touch $SPR_OUTPUT/own; exit 0; }
-    trap 'echo saved > {root}/saved-$SPR_ARRAY_INDEX; exit 143' TERM
+    trap 'echo saved > {root}/saved-$SPR_ARRAY_INDEX; exit 0' TERM
     touch {root}/started-$SPR_ARRAY_INDEX; sleep 60 & wait"""
     nodes = Nodes(tmp_path, script, indexes(5))
     with nodes.ranks(0, 1) as running:
@@ -225,13 +222,17 @@ def test_a_missing_program_and_a_killed_one_fail(tmp_path: Path) -> None:
     assert (end["exit_code"], end["message"].split(",")[0]) == (137, "sh was ended by signal 9")
     assert "the same command with --array 'my runs.csv:1%2'" in said
     for node in range(3):
-        (nodes[node] / ARRAY).write_bytes(ArrayPlan(("no-such",), indexes(2)).render())
-    codes, (said, _) = nodes.run(0, 1)
-    (end,) = (each for each in nodes.results(0)["elements"] if each["element"] == 2)
-    assert (end["exit_code"], end["message"]) == (
+        plan = ArrayPlan(
+            ("$program", "-c", "exit 255"), {2: {"program": "no-such"}, 3: {"program": "sh"}}
+        )
+        (nodes[node] / ARRAY).write_bytes(plan.render())
+    nodes.run(0, 1)
+    ends = {each["element"]: each for each in nodes.results(0)["elements"]}
+    assert (ends[2]["exit_code"], ends[2]["message"]) == (
         127,
         "no-such can't be run: No such file or directory",
     )
+    assert ends[3]["message"] == "sh ended with exit code 255"
 
 
 def test_short_elements_cost_little(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from jobs.worker.program.environment import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import MARK, parse_event, prefix_of
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
+from jobs.worker.runtime.process import NODES
 from jobs.worker.storage.ownership import find_all
 from tests.harness.forked import Forked
 from tests.jobs.worker.training.test_run import LOOPBACK, free_port
@@ -71,6 +72,7 @@ def begin(
             "MASTER_PORT": "29500",
             "OMP_NUM_THREADS": "1",
             MARK: "0a",
+            NODES: "node0,node2",
             **HYDRA,
             **planned,
         },
@@ -210,6 +212,15 @@ def test_a_killed_program_is_reported_with_its_signal(
     assert ("destroy_process_group() at the end" in (said["hint"] or "")) is not killed
 
 
+@pytest.mark.parametrize(
+    ("code", "after"), [(134, ", as after signal 6"), (200, ""), (255, ""), (128, "")]
+)
+def test_an_exit_code_is_no_signal(node: Path, code: int, after: str) -> None:
+    said = event_of(start(node, "sh", "-c", f"exit {code}"))
+    text = f"sh ended with exit code {code}{after}"
+    assert (said["message"], said["hint"]) == (text, None)
+
+
 def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> None:
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         rank = begin(node, "sh", "-c", "echo $$; exec sleep 60")
@@ -240,7 +251,7 @@ def test_what_a_program_leaves_running_is_named_and_killed(node: Path, daemon: s
     pid, late, _ = done.stdout.splitlines()
     assert (done.returncode, late) == (0, "late")
     found = event_of(done)
-    assert "warning: rank 3 on " in found["text"]
+    assert "warning: rank 3 on node2: " in found["text"]
     assert re.search(r"which are killed: \d+ \((sh -c )?sleep 607\d", found["text"]), found["text"]
     assert pid not in found["text"]
     assert not subprocess.run(["pgrep", "-fx", "sleep 607[1-3]"], capture_output=True).stdout

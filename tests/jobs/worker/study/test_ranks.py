@@ -83,7 +83,9 @@ def test_a_killed_rank_ends_the_study(tmp_path: Path) -> None:
 
 
 def test_a_trial_is_no_rank_of_the_job() -> None:
-    environ = dict.fromkeys(("PMI_FD", "MASTER_ADDR", "SPR_PLANNED_RANKS", "SPR_MARK"), "x")
+    environ = dict.fromkeys(
+        ("PMI_FD", "MASTER_ADDR", "SPR_NODES", "SPR_PLANNED_RANKS", "SPR_MARK"), "x"
+    )
     kept = {"MPI_LOCALRANKID": "1", "A": "b"}
     found = child_environment({**environ, **kept, "PMI_RANK": "5", "PMI_SIZE": "8"})
     assert found == {**kept, "PMI_RANK": "0", "PMI_SIZE": "1", "SPR_IN_POOL": "1"}

@@ -104,11 +104,13 @@ def test_the_log_tells_of_errors_hosts_and_steps(tmp_path: Path) -> None:
 NODES = ("node0", "node1", "node2")
 
 
-@pytest.mark.parametrize(("stopped", "code"), [(True, 7), (False, 1)])
+@pytest.mark.parametrize(
+    ("stopped", "code", "taken"), [(True, 7, 7), (True, 0, 143), (False, 1, 1)]
+)
 def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: bool, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: bool, code: int, taken: int
 ) -> None:
-    script = "trap '' TERM; sleep 0.5; exit 7" if stopped else "exit 1"
+    script = f"trap '' TERM; sleep 0.5; exit {code}" if stopped else f"exit {code}"
     monkeypatch.setattr(watcher, "render_script", lambda *_: script)
     monkeypatch.setattr(watcher, "LEAVE_S", 0)
     monkeypatch.setattr("jobs.worker.supervisor.watch.Poll.turn", lambda *_: None)
@@ -118,7 +120,7 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     launch: Any = SimpleNamespace(**values, spec=JobSpec())
     run = Watcher(launch, SlurmJob("1", NODES, 1), LogWatch(tmp_path / "log"), stopping=stopped)
     run.notices = {"node1": "disk: full"}
-    assert run.run() == code
+    assert run.run() == taken
     assert bool(run.leaving) is not stopped
 
 

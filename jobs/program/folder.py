@@ -30,7 +30,7 @@ _GIT_S = 60
 _NO_TREE = re.compile("not a git repository|must be run in a work tree")
 # Ignored by git, and of no use to a job.
 _NOT_MISSED = re.compile(
-    r"(^|/)(\.|__pycache__/|node_modules/|v?env/|results/|\S+\.egg-info/)|\.pyc$"
+    r"(^|/)(\.|__pycache__/|node_modules/|v?env/|\S+\.egg-info/)|^results/|\.pyc$"
 )
 _PART_OF_PROJECT = re.compile(r"\.py$|^requirements\.txt$|^pyproject\.toml$")
 

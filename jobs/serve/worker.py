@@ -159,7 +159,11 @@ class Worker:
             await self._wait_until_ready()
             return
         except Exception as error:
-            _fail(taken, error)
+            if len(taken) == 1:
+                _fail(taken, error)
+            else:
+                for each in taken:  # the others are not at fault
+                    await self._answer([each])
             return
         for each in taken:
             answers, found = found[: len(each.rows)], found[len(each.rows) :]

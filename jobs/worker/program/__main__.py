@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _NO_PROGRAM
     if code and not asked:
         said = "" if args.terminal else last_words(output, identity.rank)
-        why = _ABORTED if killed and code == 128 + signal.SIGABRT else _explain_import(said)
+        why = _ABORTED if code == 128 + signal.SIGABRT else _explain_import(said)
         text = f"{describe_end(name, code, killed)}{': ' if said else ''}{said}"
         lost_peer = _PEER.search(said)
         events.error(text, why, exit_code=code, lost_peer=bool(lost_peer))

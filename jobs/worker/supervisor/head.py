@@ -68,8 +68,9 @@ class HeadFolder:
     def read(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file; {} if there is none."""
         script = f"cat {shlex.quote(f'{self.folder}/{name}')} 2>/dev/null"
-        with suppress(ValueError, TypeError):
-            return dict(json.loads(ask(self.argv(script), _SSH_S) or ""))
+        with suppress(OSError, subprocess.TimeoutExpired, ValueError, TypeError):
+            done = run_ssh(self.argv(script), timeout=_SSH_S, stdout=subprocess.PIPE)
+            return dict(json.loads(done.stdout))
         return {}
 
     def remove(self, name: str) -> None:

@@ -119,7 +119,7 @@ class Watcher:
             time.sleep(POLL_S)
 
     def run(self) -> int:
-        """Run mpirun to its end and return its exit code; :data:`.STOPPED` instead of 0 if it was to stop."""
+        """Run mpirun to its end and return its exit code; :data:`.STOPPED` for a program that had to stop."""
         self._process = subprocess.Popen(
             ["bash", "-c", render_script(self.launch, self.job.nodes)],
             stdin=subprocess.DEVNULL,
@@ -129,12 +129,13 @@ class Watcher:
         if "--terminal" not in self.launch.program:
             self._idle = IdleWatch(partial(measure_ranks, mark_folder(self.launch)))
         self.wait(self._has_ended)
+        was_stopping = self.stopping
         self.log.poll()
         self.kill()
         code = self._process.wait()
-        if code == 0 and self.stopping:
-            # A program may save what it has and exit with 0. One that really finished in that moment counts
-            # as stopped as well: to run it again is safer than to take half of its work for all.
+        if code == 0 and was_stopping and "worker.program" in self.launch.program:
+            # A user's program may save what it has and exit with 0. One that really finished in that moment
+            # counts as stopped as well: to run it again is safer than to take half of its work for all.
             code = STOPPED
         if code and self.launch.spec.resources.cores:
             self.limited = self.job.ask_limited(self.launch.folder)

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from torch import nn
 
-from ..runtime.errors import DatasetError, ModelError, WorkerError, first_line
+from ..runtime.errors import DatasetError, ModelError, WorkerError
 from ..runtime.precision import choose_here
 from ..runtime.process import hide_progress_bars
 from ..training.model import NO_SETTINGS, load_pretrained, settle_padding
@@ -87,15 +87,13 @@ def predict_rows(
     cut = Counter(loaded.cut)
     try:
         return task.predict(loaded, rows)
-    except Exception as error:
+    except DatasetError as error:
         if loaded.cut is not None:
             loaded.cut.clear()
             loaded.cut.update(cut)
-        if len(rows) > 1:
-            return [predict_rows(task, loaded, [row])[0] for row in rows]
-        if isinstance(error, WorkerError):
+        if len(rows) == 1:
             return [error.message]
-        return [f"{rows[0].place}: {type(error).__name__}: {first_line(error)}"]
+        return [predict_rows(task, loaded, [row])[0] for row in rows]
 
 
 def _read_lines(stream: TextIO) -> Iterator[Row]:

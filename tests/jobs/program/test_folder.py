@@ -181,7 +181,6 @@ def test_what_git_ignores_is_named_largest_first(project: Path) -> None:
     (project / "data/words.txt").write_bytes(b"0" * 3000)
     (project / "w.pt").write_bytes(b"0" * 2000)
     (project / "x.pt").write_bytes(b"0" * 1000)
-    write(project, "src/results/run-1/log")
     fetched(project, "out/1")
     ignored = "data/\n*.pt\n.*\n__pycache__/\nresults/\nout/\nenv/\n"
     (project / ".gitignore").write_text(ignored)

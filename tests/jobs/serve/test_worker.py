@@ -35,6 +35,33 @@ def end_within_an_answer(pipe: Connection, folder: str, _: int | None) -> None:
     pipe.recv()
 
 
+def fail_for_odd_rows(pipe: Connection, folder: str, _: int | None) -> None:
+    while True:
+        rows = pipe.recv()
+        is_odd = rows and any("odd" in row for _, row in rows)
+        pipe.send(RuntimeError("odd") if is_odd else [{"row": number} for number, _ in rows or ()])
+
+
+def test_a_request_that_fails_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_run", fail_for_odd_rows)
+
+    async def use() -> list[Any]:
+        worker = Worker(tmp_path)
+        await worker.describe()
+        requests = [worker.ask(rows) for rows in ([{}], [{"odd": 1}], [{}, {}])]
+        working = asyncio.create_task(worker.work())
+        found = await asyncio.gather(*requests, return_exceptions=True)
+        working.cancel()
+        await asyncio.wait([working])
+        return found
+
+    first, failed, last = asyncio.run(use())
+    assert (first, last) == ([{"row": 1}], [{"row": 1}, {"row": 2}])
+    assert isinstance(failed, RuntimeError)
+
+
 def test_a_process_that_ends_within_an_answer_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

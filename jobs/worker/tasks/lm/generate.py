@@ -63,9 +63,10 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
     if name == "messages" or isinstance(values.get(name), list):
         chat = _read_chat(f"{row.place}: {name!r}", values.get(name))
         if not tokenizer.chat_template:
-            hint = "give each prompt as a text, or train with a tokenizer that has a template"
-            why = "the model has no chat template for messages"
-            raise DatasetError(f"{row.place}: {why}", hint=hint)
+            raise DatasetError(
+                f"{row.place}: the model has no chat template for messages: give each prompt as a text, or "
+                "train with a tokenizer that has a template"
+            )
     elif "prompt" in values or not tokenizer.chat_template:
         return encode_text(loaded, row.text("prompt" if "prompt" in values else "text"))
     else:

@@ -316,12 +316,12 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
             raise DatasetError(f"{row.place}: {name!r} is a chat, and {_ONLY_TEXTS}", hint=_INSTEAD)
         text = row.text(name)
         # As learned: with its end, unless that is cut off.
-        every = [*encode_text(loaded, text), *ends]
-        ids = every[:limit]
+        own = encode_text(loaded, text)
+        ids = [*own, *ends][:limit]
         if len(ids) < 2:
             raise DatasetError(f"{row.place}: {name!r} has fewer than two tokens")
         if loaded.cut is not None:
-            loaded.cut[limit] += len(every) > limit
+            loaded.cut[limit] += len(own) > limit
         losses = token_losses(loaded.model, torch.tensor([ids]))
         found.append({"perplexity": perplexity(float(losses.mean())), "tokens": len(ids)})
     return found

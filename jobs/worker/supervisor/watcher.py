@@ -133,7 +133,7 @@ class Watcher:
         self.log.poll()
         self.kill()
         code = self._process.wait()
-        if code == 0 and was_stopping and "worker.program" in self.launch.program:
+        if code == 0 and was_stopping and not self.launch.spec.work.task:
             # A user's program may save what it has and exit with 0. One that really finished in that moment
             # counts as stopped as well: to run it again is safer than to take half of its work for all.
             code = STOPPED

@@ -12,7 +12,7 @@ import pytest
 from jobs.worker.supervisor.deadline import SAVE_S, Deadline, lead_before, parse_deadline
 from tests.jobs.context import event
 from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
-from tests.jobs.worker.supervisor.test_notices import SAVES, follow
+from tests.jobs.worker.supervisor.test_notices import TASK_SAVES, follow
 
 _LEAVE_S = 2  # how long ranks have when a node leaves, on this machine
 
@@ -55,7 +55,7 @@ def test_a_job_saves_a_checkpoint_before_the_deadline_and_is_not_requeued(
     at = expire_in(head, 24)
     kept = event(event="checkpoint", step=7, name="step-000007", seconds=0.1)
     # A slow checkpoint has until the deadline.
-    slow = SAVES.replace("echo kept", f"sleep {4 * _LEAVE_S}; echo kept")
+    slow = TASK_SAVES.replace("echo kept", f"sleep {4 * _LEAVE_S}; echo kept")
     script = f"echo {shlex.quote(kept)}; {slow}"
     paths = submit(head, script, retries=1, again=("echo", "resumed"), task="squad")
     wait_for(Path(paths.root, "ready").exists)
@@ -85,7 +85,7 @@ def test_a_job_that_has_no_time_left_does_not_start(head: ThisMachine) -> None:
 
 def test_a_job_saves_a_checkpoint_at_its_longest_time_and_has_failed(head: ThisMachine) -> None:
     paths = submit(
-        head, SAVES, retries=1, again=("echo", "resumed"), max_time_s=1.5, task="predict"
+        head, TASK_SAVES, retries=1, again=("echo", "resumed"), max_time_s=1.5, task="predict"
     )
 
     end, log, _ = follow(head, paths)

@@ -26,6 +26,7 @@ DISK = "disk: /home/ubuntu/spr-jobs has 3 MiB free"
 SAVES = """trap 'echo kept > output/checkpoint; exit 0' TERM
 touch ready; while :; do sleep 0.05; done
 """
+TASK_SAVES = SAVES.replace("exit 0", "exit 143")
 
 
 def drain(head: ThisMachine, node: str, reason: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
-from jobs.worker.spec import JobSpec
+from jobs.worker.spec import JobSpec, Work
 from jobs.worker.supervisor import nodes, watcher
 from jobs.worker.supervisor.attempt import (
     choose_copy_limit,
@@ -105,10 +105,17 @@ NODES = ("node0", "node1", "node2")
 
 
 @pytest.mark.parametrize(
-    ("stopped", "code", "taken"), [(True, 7, 7), (True, 0, 143), (False, 1, 1)]
+    ("stopped", "code", "task", "taken"),
+    [(True, 7, "", 7), (True, 0, "", 143), (True, 0, "predict", 0), (False, 1, "", 1)],
 )
 def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: bool, code: int, taken: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    stopped: bool,
+    code: int,
+    task: str,
+    taken: int,
 ) -> None:
     script = f"trap '' TERM; sleep 0.5; exit {code}" if stopped else f"exit {code}"
     monkeypatch.setattr(watcher, "render_script", lambda *_: script)
@@ -117,7 +124,7 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
     (tmp_path / "log").touch()
     values = {"nproc_per_node": 1, "planned_nodes": 3, "folder": "/job", "program": ()}
-    launch: Any = SimpleNamespace(**values, spec=JobSpec())
+    launch: Any = SimpleNamespace(**values, spec=JobSpec(Work(task)))
     run = Watcher(launch, SlurmJob("1", NODES, 1), LogWatch(tmp_path / "log"), stopping=stopped)
     run.notices = {"node1": "disk: full"}
     assert run.run() == taken

@@ -50,7 +50,8 @@ def test_a_request_that_fails_costs_the_others_nothing(
     async def use() -> list[Any]:
         worker = Worker(tmp_path)
         await worker.describe()
-        requests = [worker.ask(rows) for rows in ([{}], [{"odd": 1}], [{}, {}])]
+        given: list[list[dict[str, Any]]] = [[{}], [{"odd": 1}], [{}, {}]]
+        requests = [worker.ask(rows) for rows in given]
         working = asyncio.create_task(worker.work())
         found = await asyncio.gather(*requests, return_exceptions=True)
         working.cancel()

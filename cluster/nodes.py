@@ -210,6 +210,7 @@ def find_cluster(
                 f"the time to live of cluster {name!r} is over; {stuck}",
                 hint=f"to remove what is left: spr-cluster down {flags}",
                 bucket=bucket,
+                flag=flag,
             )
         raise NoClusterError(
             f"the nodes of cluster {name!r} shut down at the end of its time to live, "
@@ -217,6 +218,7 @@ def find_cluster(
             hint=f"`spr-cluster up {flags}` creates new ones; `spr-cluster down {flags}` removes the rest",
             bucket=bucket,
             flag=flag,
+            is_gone=not found.alive,
         )
     if not nodes:
         raise NoClusterError(
@@ -224,6 +226,7 @@ def find_cluster(
             hint=f"`spr-cluster up {flags}` creates one; --name, --cloud, and --region choose another",
             bucket=bucket,
             flag=flag,
+            is_gone=not found.alive,
         )
     if not has_head:
         wanted = record.nodes if record else None

@@ -58,12 +58,15 @@ class NoClusterError(UsageError):
     """No cluster of that name is running.
 
     ``bucket`` is where it stored its jobs, as far as EC2 knows; ``flag`` is the option for its cloud.
+    With ``is_gone``, EC2 lists none of its machines, not even a stopped one.
     """
 
-    def __init__(self, message: str, hint: str, bucket: str = "", flag: str = "") -> None:
+    def __init__(
+        self, message: str, hint: str, bucket: str = "", flag: str = "", *, is_gone: bool = False
+    ) -> None:
         stored = f"its jobs are in {bucket}: spr-cluster jobs {bucket}{flag}; " if bucket else ""
         super().__init__(message, hint=f"{stored}{hint}")
-        self.bucket = bucket
+        self.bucket, self.is_gone = bucket, is_gone
 
 
 class CloudError(SprError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from cluster.cli.proposal import Proposal
@@ -41,6 +41,11 @@ def bring_up_when_possible(
     kept = {instance.id for instance in proposal.plan_input.found.alive}
     begun, pause = ctx.clock.monotonic(), _FIRST_S
     while True:
+        if wait:
+            left = wait.limit.total_seconds() - (ctx.clock.monotonic() - begun)
+            given = proposal.plan_input
+            given = replace(given, end_wait_s=min(given.end_wait_s, max(0.0, left)))
+            proposal = replace(proposal, plan_input=given)
         try:
             return bring_up(proposal)
         except NoCapacityError as full:

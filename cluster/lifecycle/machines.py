@@ -23,7 +23,7 @@ from infra.ec2.termination_schedule import ClusterGuard
 from infra.errors import DeadlineError, HostError, NoAnswerError, SprError
 from infra.files import write_private
 from infra.plan.planner import PlanInput
-from infra.wait import BOOT_DEADLINE_S, END_DEADLINE_S, NamedProgress
+from infra.wait import BOOT_DEADLINE_S, NamedProgress
 from infra.words import tag_value
 from provision.facts import HostFacts
 from provision.host import CONNECT_TIMEOUT_S, Host
@@ -159,10 +159,10 @@ class Machines:
         """Wait for the machines that are shutting down; return whether there were any and they ended."""
         ec2, by_tag = self.ctx.clients.ec2, tags.cluster_filter(self.spec.name)
         ids = [i.id for i in instances.describe_instances(ec2, by_tag, ("shutting-down",))]
-        limit, note = END_DEADLINE_S, self.ctx.progress.note
+        limit, note = self.plan_input.end_wait_s, self.ctx.progress.note
 
         def on_wait(passed: float) -> None:
-            minutes = f"{passed / 60:.0f} min of at most {limit // 60}"
+            minutes = f"{passed / 60:.0f} min of at most {limit / 60:.0f}"
             note(f"waiting for {name_some(ids)}, which shut down, {minutes}")
 
         try:

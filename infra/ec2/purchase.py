@@ -37,35 +37,33 @@ if TYPE_CHECKING:
 SPOT, ON_DEMAND = "spot", "on-demand"
 _RESOURCES = ("instance", "volume", "network-interface")
 # Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
-# All zones share the quota, so only another type or market can help.
-_NO_QUOTA = {"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"}
 # A spot price belongs to a zone, with the placement group or without.
 _TOO_EXPENSIVE = "SpotMaxPriceTooLow"
-# Another zone or another time may help.
-_NO_ROOM = {
+# The placement group's machines are still shutting down in another zone.
+_GROUP_IN_USE = "InvalidPlacementGroup.InUse"
+_NONE_RESERVED = "ReservationCapacityExceeded"
+# Beginnings of codes, also those of machines that ended soon, where another offer or time may help.
+_NO_ROOM = (
+    "Insufficient",
+    "SpotInstanceTermination",
     _TOO_EXPENSIVE,
-    "ReservationCapacityExceeded",
-    # The group's machines are still shutting down in another zone.
-    "InvalidPlacementGroup.InUse",
-}
-# What a machine holds until it has ended, not only until it shuts down.
-_HELD_TO_THE_END = {
-    "InvalidPlacementGroup.InUse",
-    "InsufficientFreeAddressesInSubnet",
-    "ReservationCapacityExceeded",
-    *_NO_QUOTA,
-}
-# EC2's reasons for ending a machine that it had already sold:
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
-_LATE, _RECLAIMED = "Server.", "SpotInstanceTermination"
-_LATE_NO_ROOM = (f"{_LATE}Insufficient", f"{_LATE}{_RECLAIMED}")
+    _GROUP_IN_USE,
+    _NONE_RESERVED,
+)
+# All zones share the quota, so only another type or market can help.
+_NO_QUOTA = {"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"}
 _NOT_IN_ZONE = "Unsupported"
+# What a machine holds until it has ended, not only until it shuts down.
+_HELD_TO_THE_END = {*_NO_QUOTA, _NONE_RESERVED, "InsufficientFreeAddressesInSubnet"}
+# EC2's reasons for ending a machine that it had already sold begin with this:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+_LATE = "Server."
 _HINTS = {
     "VcpuLimitExceeded": "request more on-demand vCPUs (quota L-1216C47A) in the Service Quotas "
     "console, or use fewer --nodes",
     "MaxSpotInstanceCountExceeded": "request more spot vCPUs (quota L-34B43A08) in the Service "
     "Quotas console, or omit --market spot",
-    "ReservationCapacityExceeded": "use fewer --nodes or --capacity-reservation none, or wait for room: "
+    _NONE_RESERVED: "use fewer --nodes or --capacity-reservation none, or wait for room: "
     "--wait-for-capacity 2h",
     _TOO_EXPENSIVE: "raise --max-price, or use --market spot-or-on-demand",
 }
@@ -117,9 +115,10 @@ class Refusal:
     @staticmethod
     def after_launch(offer: Offer, reason: str) -> Refusal | None:
         """Return the refusal if EC2's ``reason`` for ending a new machine is a lack of capacity."""
-        code, _, message = reason.partition(": ")
-        is_late = code.startswith(_LATE_NO_ROOM)
-        return Refusal(offer, code.removeprefix(_LATE), message) if is_late else None
+        full, _, message = reason.partition(": ")
+        code = full.removeprefix(_LATE)
+        is_late = code != full and code.startswith(_NO_ROOM)
+        return Refusal(offer, code, message) if is_late else None
 
 
 class NoCapacityError(CloudError):
@@ -139,12 +138,7 @@ class NoCapacityError(CloudError):
     @property
     def may_pass(self) -> bool:
         """Whether trying later may help: for some offer, more than a quota is missing."""
-        return any(_has_no_room(refusal.code) for refusal in self.refusals)
-
-
-def _has_no_room(code: str) -> bool:
-    """Return whether EC2 lacks machines, disks, or addresses in a zone, or its price is too high."""
-    return code in {*_NO_ROOM, _RECLAIMED} or code.startswith("Insufficient")
+        return any(refusal.code.startswith(_NO_ROOM) for refusal in self.refusals)
 
 
 def _first_sentence(text: str) -> str:
@@ -233,13 +227,18 @@ def buy(
 ) -> tuple[Offer, tuple[Instance, ...]]:
     """Buy from the first offer that EC2 accepts. Raises :class:`NoCapacityError` if it accepts none.
 
-    If machines that are shutting down may hold what is missing, ``wait_for_end`` waits for them, once,
-    and returns whether they have ended. Then all offers are tried again.
+    If EC2 accepts none, and machines that are shutting down may hold what is missing, ``wait_for_end``
+    waits for them, once, and returns whether they have ended. Then all offers are tried again. If they
+    hold the placement group, it waits before an offer without the group.
     """
+
+    def buy_again() -> tuple[Offer, tuple[Instance, ...]]:
+        return buy(buyer, purchase, offers, clock=clock, on_refusal=on_refusal)
+
     refusals = [refusal for refusal in purchase.refused if refusal.offer in offers]
     full = [refusal.offer for refusal in refusals]
     hopeless: set[tuple[str, ...]] = set()
-    may_wait = True
+    has_waited = False
     for offer in offers:
         where = (offer.market, *offer.place)
         if offer in full or {where, where[:2]} & hopeless:
@@ -248,7 +247,7 @@ def buy(
             return offer, _run_with_or_without_rate(buyer, purchase, offer, clock, on_refusal)
         except ClientError as error:
             code = error_code(error)
-            if not (_has_no_room(code) or code in _NO_QUOTA or code == _NOT_IN_ZONE):
+            if not (code.startswith(_NO_ROOM) or code in {*_NO_QUOTA, _NOT_IN_ZONE}):
                 raise
             if code in _NO_QUOTA:
                 hopeless.add(where[:2])
@@ -256,10 +255,14 @@ def buy(
                 hopeless.add(where)
             refusals.append(Refusal.of(offer, error))
             on_refusal(refusals[-1])
-            if code in _HELD_TO_THE_END and may_wait:
+            # Machines outside the group would keep half the bandwidth for good.
+            if code == _GROUP_IN_USE and not has_waited:
+                has_waited = True
                 if wait_for_end():
-                    return buy(buyer, purchase, offers, clock=clock, on_refusal=on_refusal)
-                may_wait = False
+                    return buy_again()
+    is_held = any(refusal.code in _HELD_TO_THE_END for refusal in refusals)
+    if is_held and not has_waited and wait_for_end():
+        return buy_again()
     raise NoCapacityError(purchase.count, refusals)
 
 

@@ -17,7 +17,7 @@ from infra.spec import ClusterSpec
 def check_buckets(clients: Clients, spec: ClusterSpec, cloud: Cloud) -> Iterator[str]:
     """Yield what may be wrong with the buckets, each of which is looked at once.
 
-    Raises :class:`UsageError` if one does not exist, or if the nodes' role can't use its KMS key.
+    Raises :class:`UsageError` if one does not exist, or if the nodes' role can't write with its KMS key.
     """
     options = [("--bucket", spec.bucket)] if spec.bucket else []
     options += [("--read-from", url) for url in spec.read_from]
@@ -66,10 +66,14 @@ def _check(clients: Clients, spec: ClusterSpec, cloud: Cloud, flag: str, url: st
     # Everyone who may use S3 may use the key that AWS manages for it.
     if key and spec.makes_role and not is_given and not key.endswith("alias/aws/s3"):
         arn = key if ":key/" in key else f"ARN (`aws kms describe-key --key-id {key}` shows it)"
-        way = f"add --bucket-kms-key {arn}"
+        # The objects may have another key, and this key's policy may admit the account's roles.
         if not writes:
-            way = "use --instance-profile NAME, of a role that may decrypt with this key"
+            yield (
+                f"{what}: the bucket encrypts with KMS key {key}; unless its key policy lets the nodes' "
+                "role decrypt, use --instance-profile NAME, of a role that may"
+            )
+            return
         raise UsageError(
             f"{what}: the bucket encrypts with KMS key {key}, which the nodes can't use",
-            hint=f"{way}; the key policy must allow this as well",
+            hint=f"add --bucket-kms-key {arn}; the key policy must allow this as well",
         )

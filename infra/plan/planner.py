@@ -23,6 +23,7 @@ from infra.lifetime import AFTER
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.ownership import check_owner, split_groups
 from infra.spec import ClusterSpec
+from infra.wait import END_DEADLINE_S
 from infra.words import counted
 
 
@@ -50,6 +51,8 @@ class PlanInput:
     packages: str = ""
     """The packages that the image must have, as :attr:`.Image.packages`; "" for any or none."""
     prices: Prices = field(default_factory=Prices)
+    end_wait_s: float = END_DEADLINE_S
+    """How long a purchase waits for machines that shut down and may hold what it lacks."""
 
     @property
     def group(self) -> SecurityGroup | None:

@@ -98,8 +98,8 @@ def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks
     """Return a request for the URL of the stored job, or of all, if a cluster is gone or lacks its files.
 
     The bucket is that of the cluster's record, of the record here of the job or of the cluster's newest
-    job, or of spr-cluster.toml. With ``one``, the default is the cluster's newest job. Raises
-    ``error`` if there is none.
+    job, or of spr-cluster.toml. With ``one``, the default is the cluster's newest job; all are listed
+    from the newest bucket. Raises ``error`` if there is none.
     """
     job = error.job if isinstance(error, LostFilesError) else request.job or ""
     name = choose_cluster(request, tell=lambda _: None)
@@ -113,14 +113,20 @@ def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks
         for each in known
         if all(value in (None, each.get(key)) for key, value in asked.items())
     ]
-    record = max(known if job else ours, key=lambda each: str(each.get("when", "")), default={})
+    lists_all = not (one or job)
+    stored = [each for each in ours if lists_all and each.get("bucket")]
+    among = known if job else stored or ours
+    record = max(among, key=lambda each: str(each.get("when", "")), default={})
     bucket = str(record.get("bucket", ""))
     if isinstance(error, NoClusterError):
         file = read_project_file().table("cluster")
         of_file = file.get("bucket") if file.get("name", name) == name else None
-        bucket = error.bucket or str(record.get("bucket", of_file or ""))
-        if not bucket and record in ours and all(asked.values()):
-            last, is_fetched = record["job"], record.get("state")
+        bucket = error.bucket or bucket
+        if not bucket and (lists_all or "bucket" not in record):
+            bucket = of_file or ""
+        last, is_fetched = record.get("job"), record.get("state")
+        may_say = record in ours and all(asked.values()) and (is_fetched or error.is_gone)
+        if not bucket and may_say:
             left = f"are in results/{last}" if is_fetched else "were lost with its nodes"
             why = f"job {last} had no bucket, and its results {left}"
             raise NoClusterError(f"{error.message}; {why}", error.hint or "")
@@ -135,8 +141,8 @@ def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks
     cloud = request.cloud or ("local" if made_in == "local" else None)
     found = replace(request, name=None, cloud=cloud)
     if one and not job:
-        stored = list_stored(open_s3(found, Silent()), parse_s3_url(bucket), name)
-        job = choose_job(stored, None, f"of cluster {name} in {bucket}").job
+        listed = list_stored(open_s3(found, Silent()), parse_s3_url(bucket), name)
+        job = choose_job(listed, None, f"of cluster {name} in {bucket}").job
     return replace(found, job="/".join(filter(None, (bucket.rstrip("/"), job))))
 
 

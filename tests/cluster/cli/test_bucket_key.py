@@ -70,7 +70,6 @@ def encrypt_buckets(s3: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (KEY, (*BUCKET, "--bucket-kms-key", OTHER), f"--bucket-kms-key {KEY}"),
         (ID, BUCKET, f"aws kms describe-key --key-id {ID}"),
         ("alias/mine", BUCKET, "aws kms describe-key --key-id alias/mine"),
-        (KEY, READ, "use --instance-profile NAME"),
     ],
 )
 def test_a_key_that_the_nodes_could_not_use_is_found_before_anything_is_made(
@@ -109,6 +108,18 @@ def test_a_key_that_the_nodes_can_use_is_no_fault(
     code, found = examine(line, *given)
 
     assert (code, "bucket" in found) == (0, False)
+
+
+def test_the_key_of_a_bucket_to_read_from_is_only_mentioned(
+    line: CommandLine, encrypt: Encrypt
+) -> None:
+    encrypt(KEY)
+
+    code, found = examine(line, *READ)
+
+    assert (code, found["bucket"]["verdict"]) == (0, "warn")
+    assert "decrypt, use --instance-profile NAME" in found["bucket"]["found"]
+    assert f"encrypts with KMS key {KEY}" in line.must("up", "--dry-run", *READ).out
 
 
 def test_the_nodes_write_and_read_with_the_buckets_key(line: CommandLine, encrypt: Encrypt) -> None:

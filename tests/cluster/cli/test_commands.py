@@ -20,10 +20,12 @@ import pytest
 from cluster.cli import status
 from cluster.cli.ssh import AUTHORIZE
 from cluster.local_files import ClusterFiles, cluster_names, home
+from cluster.nodes import find_cluster
 from infra.aws.api_time import API_TIME
 from infra.ec2 import tags
 from infra.ec2.instances import label_instances
 from infra.ec2.key_pair import generate_key_pair
+from infra.errors import NoClusterError
 from provision.host import Result
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
@@ -272,7 +274,8 @@ def test_status_after_an_up_that_bought_nothing_or_failed_to_grow(line: CommandL
 
 
 def test_status_offers_no_repair_after_the_end(line: CommandLine) -> None:
-    line.begin("--nodes", "2")
+    line.cloud.fake.clients.s3.create_bucket(Bucket="team")
+    line.must("up", "--nodes", "2", "--yes", "--bucket", "s3://team")
     line.lose(line.ids()[0])
     assert "`repair` makes one the head" in " ".join(line.must("status").out.split())
     for labels in line.cloud.fake.backend.tags.values():
@@ -280,6 +283,9 @@ def test_status_offers_no_repair_after_the_end(line: CommandLine) -> None:
     text = " ".join(line.must("status").out.split())
     assert f"{line.ids()[0]} did not shut down" in text
     assert "repair" not in text
+    with pytest.raises(NoClusterError, match="did not shut down and still runs") as caught:
+        find_cluster(line.cloud.ec2, "spr", flag=" --cloud local", billed=False)
+    assert "spr-cluster jobs s3://team --cloud local" in (caught.value.hint or "")
     assert "did not shut down and still costs money" in line.run("extend", "2h").message
 
 

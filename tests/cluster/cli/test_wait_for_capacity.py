@@ -17,6 +17,13 @@ from infra.ec2.purchase import NoCapacityError
 from tests.harness.simulated_cloud import SimulatedCloud
 
 _NO_ROOM = "[[capacity]]\nfree = {}\n"
+# As if the machines that shut down had the subnet's addresses.
+_HELD = """terminate_s = 80000
+[[error]]
+action = "RunInstances"
+code = "InsufficientFreeAddressesInSubnet"
+times = 999
+"""
 
 
 def plan(cloud: SimulatedCloud, **given: Any) -> Proposal:
@@ -65,8 +72,12 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     assert record.expires - cloud.ctx.now() > timedelta(hours=7, minutes=30)
 
 
-def test_when_the_time_is_over_nothing_is_left_running(cloud: SimulatedCloud) -> None:
-    cloud.faults(_NO_ROOM.format(1))
+@pytest.mark.parametrize("faults", [_NO_ROOM.format(1), _HELD])
+def test_when_the_time_is_over_nothing_is_left_running(cloud: SimulatedCloud, faults: str) -> None:
+    old = [node.instance.id for node in cloud.prepared(nodes=3).nodes] if faults == _HELD else []
+    cloud.faults(faults)
+    if old:
+        cloud.ec2.terminate_instances(InstanceIds=old)
     cloud.clock.pace = 3
     begun = cloud.clock.monotonic()
     wait = CapacityWait(timedelta(minutes=3), lambda: plan(cloud))

@@ -80,6 +80,30 @@ def test_what_ending_machines_hold_is_waited_for_once(code: str, ended: bool) ->
     assert waits == [ended]
 
 
+@pytest.mark.parametrize(
+    ("code", "after"),
+    [
+        ("MaxSpotInstanceCountExceeded", []),
+        ("ReservationCapacityExceeded", []),
+        # Without the group, the nodes would keep half the bandwidth.
+        ("InvalidPlacementGroup.InUse", [1]),
+    ],
+)
+def test_only_the_group_is_waited_for_before_the_next_offer(code: str, after: list[int]) -> None:
+    waits: list[int] = []
+    market = Market(lambda r: error(code) if "InstanceMarketOptions" in r else "pending")
+    client: Any = market
+    spec = make_spec(2, market="spot-or-on-demand")
+
+    def wait() -> bool:
+        waits.append(len(market.requests))
+        return False
+
+    offer, _ = buy(client, make_purchase(spec), offers_of(spec), wait_for_end=wait)
+
+    assert (offer.market, waits) == ("on-demand", after)
+
+
 @pytest.mark.parametrize("code", ["VcpuLimitExceeded", "InstanceLimitExceeded"])
 def test_another_zone_has_the_same_quota(code: str) -> None:
     market = Market(lambda r: error(code) if r["InstanceType"] == METAL else "pending")

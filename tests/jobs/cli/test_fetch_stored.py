@@ -209,9 +209,8 @@ def write_file(_: Any) -> None:
 def write_record(_: Any) -> None:
     folder = Path("results/squad-1/job")
     folder.mkdir(parents=True)
-    (folder / "job.json").write_text(
-        replace(SUBMITTED, cluster="spr", cloud="aws", bucket=_BUCKET).render()
-    )
+    where: dict[str, Any] = {"cloud": "aws", "region": "us-east-1", "bucket": _BUCKET}
+    (folder / "job.json").write_text(replace(SUBMITTED, cluster="spr", **where).render())
 
 
 def leave_group(name: str) -> None:
@@ -274,6 +273,44 @@ def test_the_bucket_of_another_cluster_is_not_searched(
     said = " ".join(capsys.readouterr().err.split())
     assert f"is running in us-east-1; job squad-2 had no bucket, and its results {left}" in said
     assert "looking in" not in said
+
+
+@pytest.mark.parametrize("names_it", [write_record, write_file])
+def test_one_job_without_a_bucket_hides_no_stored_jobs(
+    s3: Any, names_it: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names_it("spr")
+    ClusterFiles.of("spr").remember("aws", "us-east-1")
+    last = replace(SUBMITTED, cluster="spr", cloud="aws", region="us-east-1", when="2099")
+    write_private(Path("results/squad-9/job/job.json"), replace(last, job="squad-9").render())
+    assert main(["jobs"]) == 0
+    said = capsys.readouterr()
+    assert f"looking in {_BUCKET}" in said.err
+    assert "squad-1" in said.out
+    assert main(["fetch"]) == 2
+
+
+def test_the_results_on_a_stopped_head_are_not_called_lost(
+    s3: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ClusterFiles.of("u2").remember("aws", "us-east-1")
+    own = replace(SUBMITTED, cluster="u2", cloud="aws", region="us-east-1", bucket="", state="")
+    write_private(Path("results/squad-2/job/job.json"), replace(own, job="squad-2").render())
+    ec2: Any = boto3.client("ec2", region_name="us-east-1")
+    image = ec2.describe_images()["Images"][0]["ImageId"]
+    labels = [{"Key": tags.CLUSTER, "Value": "u2"}, {"Key": tags.ROLE, "Value": "head"}]
+    head = ec2.run_instances(
+        ImageId=image,
+        MinCount=1,
+        MaxCount=1,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": labels}],
+    )["Instances"][0]["InstanceId"]
+    for end, is_lost in ((ec2.stop_instances, False), (ec2.terminate_instances, True)):
+        end(InstanceIds=[head])
+        assert main(["fetch", "--name", "u2"]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "no cluster 'u2' is running" in said
+        assert ("were lost with its nodes" in said) is is_lost
 
 
 def test_without_any_bucket_the_cluster_is_missing(

@@ -173,11 +173,6 @@ class Overview:
         images = self.found.images
         return not rest and bool(images) and all(i.tags.get(tags.KEPT) == "yes" for i in images)
 
-    @property
-    def has_kept_image(self) -> bool:
-        """Whether the user keeps an image of it."""
-        return any(image.tags.get(tags.KEPT) == "yes" for image in self.found.images)
-
     def is_orphan(self, now: datetime) -> bool:
         """Whether `gc` removes it: it has expired, its expiry is unknown, or its machines have ended.
 

@@ -262,8 +262,7 @@ def run_gc(request: CollectRequest) -> int:
     for cloud, cluster in wanted:
         owner = _other_owner(search, cloud, cluster)
         whose = f", made by {owner}" if owner else ""
-        keeps = cluster.has_kept_image and not request.all
-        found = cluster.found.without_image() if keeps else cluster.found
+        found = cluster.found if request.all else cluster.found.without(cluster.found.kept)
         say(f"{cluster.name} ({cluster.region}, {cluster.state(now)}{whose}): {found}")
     others = [(c, each) for c, each in wanted if request.yes and _other_owner(search, c, each)]
     wanted = [each for each in wanted if each not in others]
@@ -336,5 +335,5 @@ def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool
         raise SprError("it is in use again")
     with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
         ctx = Context(there, clients, files, progress, command="gc")
-        keeps = cluster.has_kept_image and not unfinished
-        down(ctx, cluster.name, approved=cluster.found, keep_image=keeps)
+        approved = cluster.found
+        down(ctx, cluster.name, approved=approved, keep_image=not unfinished, is_new_kept=False)

@@ -129,7 +129,7 @@ def _next_step(view: _View) -> str:
     if is_baker(overview.name):
         return f"To continue: {_bake_command(view)}" if is_unfinished else ""
     if view.ctx.files.removal.exists():
-        keep = " --keep-image" if overview.has_kept_image else ""
+        keep = " --keep-image" if overview.found.kept else ""
         return f"Its removal has begun. To continue: spr-cluster down {flags}{keep}"
     if alive and state == "degraded":
         is_all = len(alive) == overview.wanted_nodes  # but not connected: it was growing

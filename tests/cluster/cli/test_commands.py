@@ -23,6 +23,7 @@ from cluster.local_files import ClusterFiles, cluster_names, home
 from infra.aws.api_time import API_TIME
 from infra.ec2 import tags
 from infra.ec2.instances import label_instances
+from infra.ec2.inventory import describe_inventory
 from infra.ec2.key_pair import generate_key_pair
 from provision.host import Result
 from tests.harness.command_line import CommandLine, CommandResult
@@ -340,9 +341,18 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(line: Command
     assert f"Not removed: bert (a kept image), {why}; --all removes them" in result.out
     ClusterFiles.of("unfinished").remove()
     assert "(new: `up` may still be buying its nodes)" in line.must("gc").out
-    # As after an interrupted `down --keep-image`.
-    ResourceFactory(line.cloud.fake, "bert").key_pairs()
-    assert line.must("gc", "--yes").out.startswith("Removed: bert.\n")
+    # As after an interrupted `down --keep-image`, with an image that nobody asked to keep.
+    line.cloud.faults("")
+    ec2, factory = line.cloud.ec2, ResourceFactory(line.cloud.fake, "bert")
+    kept, key, extra = describe_inventory(ec2, "bert"), factory.key_pairs(), factory.images()
+    label_instances(ec2, [extra], {tags.SEALED: "yes"})
+    result = line.must("gc", "--yes")
+    assert result.out.startswith("Removed: bert.\n")
+    assert key in result.err
+    assert extra in result.err
+    assert kept.images[0].id not in result.err
+    assert describe_inventory(ec2, "bert") == kept
+    line.lose(*line.ids())
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["bert", "unfinished"]
     assert line.cloud.left() == []

@@ -121,12 +121,9 @@ class Overview:
         if cost and record and alive and re.fullmatch(CLUSTER_NAME, self.name):
             public = bool(alive[0].public_ip)
             node = self.prices.node(alive[0].instance_type, gib, public=public, **speed)
-            runs = {machine.id for machine in alive}
-            ends = {machine.id: machine.left or now for machine in self._ended}
+            ends = {machine.id: machine.left for machine in self._ended if machine.left}
             log = EventLog(ClusterFiles.of(self.name).events)
-            former_s = log.former_s(
-                record.created, find_end=lambda id_: None if id_ in runs else ends.get(id_, now)
-            )
+            former_s = log.former_s(record.created, ends=ends)
             cost = replace(cost, usd=cost.usd + (node.usd if node else 0) * former_s / 3600)
         return cost
 

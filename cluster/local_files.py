@@ -211,16 +211,6 @@ def known_clusters(cloud: str | None = None) -> dict[str, tuple[str, str]]:
     return {name: place for name, place in places.items() if cloud in (None, place[0])}
 
 
-def is_idle_here(cluster: str) -> bool:
-    """Return whether this machine has the cluster's key, so no other can change it, and is idle."""
-    return is_owned_here(cluster) and ClusterFiles.of(cluster).user() is None
-
-
-def is_owned_here(cluster: str) -> bool:
-    """Return whether this machine has the cluster's key."""
-    return bool(re.fullmatch(CLUSTER_NAME, cluster)) and ClusterFiles.of(cluster).key.exists()
-
-
 def nearest_cluster(name: str) -> str:
     """Return ``; did you mean NAME?`` if this machine knows a similar name but not this one."""
     known = known_clusters()

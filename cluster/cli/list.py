@@ -13,13 +13,7 @@ from cluster.console.output import confirm, emit, say
 from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.down import down
-from cluster.local_files import (
-    ClusterFiles,
-    is_idle_here,
-    known_clusters,
-    remembered_account,
-    utc_now,
-)
+from cluster.local_files import ClusterFiles, known_clusters, remembered_account, utc_now
 from cluster.overview import Overview, describe_regions, list_clusters, show_cost
 from infra.aws.caller import Caller, short_owner
 from infra.aws.clients import connect, translate_boto_error
@@ -283,8 +277,7 @@ def run_gc(request: CollectRequest) -> int:
         new = "new: `up` may still be buying its nodes"
         begun = "new: `up` has bought no nodes yet"
         kept = [
-            f"{c.name} ({why.get(c.state(now), begun if is_idle_here(c.name) else new)})"
-            for c in rest
+            f"{c.name} ({why.get(c.state(now), begun if c.is_idle_here else new)})" for c in rest
         ]
         print(f"Not removed: {', '.join(kept)}; --all removes them")
     if failed:

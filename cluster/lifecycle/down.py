@@ -136,6 +136,11 @@ def _begin_removal(ctx: Context, name: str) -> None:
         write_private(ctx.files.removal, _place(ctx))
 
 
+def has_begun(ctx: Context) -> bool:
+    """Return whether this machine has begun to remove a cluster of this name, place, and account."""
+    return ctx.files.removal.exists() and read_text(ctx.files.removal) == _place(ctx)
+
+
 def _is_removed(ctx: Context, name: str) -> bool:
     """Return whether this machine knows that it removed the cluster, or never created anything of it.
 
@@ -144,7 +149,7 @@ def _is_removed(ctx: Context, name: str) -> bool:
     if not (ctx.files.exist and _is_ours(ctx, name)):
         return False
     if ctx.files.removal.exists():
-        return read_text(ctx.files.removal) == _place(ctx)
+        return has_begun(ctx)
     events = ctx.events.read()
     last = max((n for n, event in enumerate(events) if event["event"] == "removed"), default=-1)
     was_refused = any(event.get("action") == "create_group" for event in events[last + 1 :])

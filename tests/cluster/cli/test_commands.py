@@ -363,7 +363,10 @@ def test_ended_machines_and_an_interrupted_removal_are_no_new_cluster(line: Comm
         line.must("up", "--nodes", "1", "--yes", "--name", name)
         line.lose(*line.ids())
     files = ClusterFiles.of("removed")
-    files.removal.write_text(f"aws us-east-1 {line.cloud.ctx.clients.caller.account}")
+    account = line.cloud.ctx.clients.caller.account
+    files.removal.write_text(f"aws eu-west-1 {account}")
+    assert "removal has begun" not in line.must("status", "--name", "removed").out
+    files.removal.write_text(f"aws us-east-1 {account}")
 
     ended = line.must("status", "--name", "ended").out
     assert "To create new ones: spr-cluster up --name ended; to remove what is left" in ended

@@ -11,11 +11,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from infra.aws.api_time import API_TIME
@@ -210,16 +211,6 @@ def known_clusters(cloud: str | None = None) -> dict[str, tuple[str, str]]:
     return {name: place for name, place in places.items() if cloud in (None, place[0])}
 
 
-def is_idle_here(cluster: str) -> bool:
-    """Return whether this machine has the cluster's key, so no other can change it, and is idle."""
-    return is_owned_here(cluster) and ClusterFiles.of(cluster).user() is None
-
-
-def is_owned_here(cluster: str) -> bool:
-    """Return whether this machine has the cluster's key."""
-    return bool(re.fullmatch(CLUSTER_NAME, cluster)) and ClusterFiles.of(cluster).key.exists()
-
-
 def nearest_cluster(name: str) -> str:
     """Return ``; did you mean NAME?`` if this machine knows a similar name but not this one."""
     known = known_clusters()
@@ -293,13 +284,13 @@ class EventLog:
         self,
         created: datetime,
         after: datetime | None = None,
-        find_end: Callable[[str], datetime | None] = lambda _: None,
+        ends: Mapping[str, datetime] = MappingProxyType({}),
     ) -> float:
         """Return the seconds that a cluster's former machines ran, or those ``after`` a time.
 
         A machine counts from its purchase, once the cluster was ``created``, to the first plan without it:
-        longer than it ran if EC2 ended it earlier. Until there is one, ``find_end`` returns the end of a
-        machine, or ``None`` if it runs. EC2 does not bill one that never booted.
+        longer than it ran if EC2 ended it earlier. Until there is one, ``ends`` are the known ends by
+        instance ID. EC2 does not bill one that never booted.
         """
         began, ended = dict[str, datetime](), dict[str, datetime]()
         for event in self.read():
@@ -312,9 +303,10 @@ class EventLog:
                     began = {id_: began[id_] for id_ in began.keys() - ids}
                 elif kind == "plan":  # it may keep a machine that EC2 did not list before
                     ended = {id_: ended.get(id_, time) for id_ in began.keys() - ids}
-        ended |= {id_: end for id_ in began.keys() - ended.keys() if (end := find_end(id_))}
         spans = (
-            end - max(began[id_], after or created) for id_, end in ended.items() if id_ in began
+            end - max(began[id_], after or created)
+            for id_, end in {**ends, **ended}.items()
+            if id_ in began
         )
         return sum(max(0.0, span.total_seconds()) for span in spans)
 

@@ -11,14 +11,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.local_files import (
-    ClusterFiles,
-    EventLog,
-    home,
-    is_idle_here,
-    is_owned_here,
-    utc_now,
-)
+from cluster.local_files import ClusterFiles, EventLog, home, utc_now
 from cluster.nodes import is_unconnected
 from infra.aws.clients import Clients, connect, translate_boto_error
 from infra.aws.cloud import Cloud
@@ -27,6 +20,7 @@ from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.instances import Instance
 from infra.ec2.inventory import Inventory, describe_inventories, describe_terminated
+from infra.ec2.key_pair import fingerprint, read_public
 from infra.ec2.termination_schedule import with_guards
 from infra.errors import SprError
 from infra.iam.instance_profile import with_profiles
@@ -118,17 +112,28 @@ class Overview:
         speed = {"iops": options.get("volume_iops"), "mibps": options.get("volume_throughput")}
         alive = self.found.alive
         cost = self.prices.accrued(alive, now, gib, **speed)
-        if cost and record and alive and re.fullmatch(CLUSTER_NAME, self.name):
+        if cost and record and alive and self.is_owned_here:
             public = bool(alive[0].public_ip)
             node = self.prices.node(alive[0].instance_type, gib, public=public, **speed)
-            runs = {machine.id for machine in alive}
-            ends = {machine.id: machine.left or now for machine in self._ended}
+            ends = {machine.id: machine.left for machine in self._ended if machine.left}
             log = EventLog(ClusterFiles.of(self.name).events)
-            former_s = log.former_s(
-                record.created, find_end=lambda id_: None if id_ in runs else ends.get(id_, now)
-            )
+            former_s = log.former_s(record.created, ends=ends)
             cost = replace(cost, usd=cost.usd + (node.usd if node else 0) * former_s / 3600)
         return cost
+
+    @property
+    def is_owned_here(self) -> bool:
+        """Whether this machine has its key. Else the local files are of another cluster with its name."""
+        group = self.found.group
+        if group is None or not re.fullmatch(CLUSTER_NAME, self.name):
+            return False
+        own = fingerprint(read_public(ClusterFiles.of(self.name).key))
+        return bool(own) and group.tags.get(tags.OWNER_KEY) == own
+
+    @property
+    def is_idle_here(self) -> bool:
+        """Whether this machine has its key, so no other can change it, and is idle."""
+        return self.is_owned_here and ClusterFiles.of(self.name).user() is None
 
     @property
     def _ended(self) -> list[Instance]:
@@ -160,23 +165,19 @@ class Overview:
     def _may_be_starting(self, now: datetime) -> bool:
         """Whether an `up`, here or on another machine, may still be creating it."""
         unconnected = is_unconnected(self.found.alive, self.wanted_nodes)
-        age = self._age(now)
-        is_new = age is not None and age < _LONGEST_START
-        return is_new and unconnected and not is_idle_here(self.name)
+        is_new = self.record is not None and now - self.record.created < _LONGEST_START
+        return is_new and unconnected and not self.is_idle_here
 
     def _age(self, now: datetime) -> timedelta | None:
-        """Return the time since its creation; ``None`` without a readable record."""
-        return now - self.record.created if self.record else None
+        """Return the time since its creation or, without a readable record, since its first launch."""
+        launched = min((machine.launch_time for machine in self.found.instances), default=None)
+        began = self.record.created if self.record else launched
+        return now - began if began else None
 
     def _is_kept(self) -> bool:
         rest = self.found.without_image()
         images = self.found.images
         return not rest and bool(images) and all(i.tags.get(tags.KEPT) == "yes" for i in images)
-
-    @property
-    def has_kept_image(self) -> bool:
-        """Whether the user keeps an image of it."""
-        return any(image.tags.get(tags.KEPT) == "yes" for image in self.found.images)
 
     def is_orphan(self, now: datetime) -> bool:
         """Whether `gc` removes it: it has expired, its expiry is unknown, or its machines have ended.
@@ -187,18 +188,18 @@ class Overview:
 
     def has_ended(self, now: datetime) -> bool:
         """Whether it has not expired, but its machines have ended, or nobody buys any."""
-        age, record = self._age(now), self.record
-        if self.state(now) != "no machines" or age is None or record is None:
+        record = self.record
+        if self.state(now) != "no machines" or record is None:
             return False
-        if age >= _LONGEST_START:
-            return True
-        if is_owned_here(self.name):
+        is_old = now - record.created >= _LONGEST_START
+        if self.is_owned_here:
             files = ClusterFiles.of(self.name)
             bought = EventLog(files.events).has_bought(record.created)
-            return is_idle_here(self.name) and (bought or files.removal.exists())
-        # An `up` elsewhere that has connected its nodes buys others in minutes, if at all.
+            return self.is_idle_here and (is_old or bought or files.removal.exists())
+        # An `up` elsewhere waits for machines that shut down, and buys others in minutes, if at all.
         connected = any(tags.MESH in machine.tags for machine in self._ended)
-        return connected and all(now - (m.left or now) >= _LONGEST_PAUSE for m in self._ended)
+        ends = [None if m.state == "shutting-down" else m.left for m in self._ended]
+        return (is_old or connected) and all(e and now - e >= _LONGEST_PAUSE for e in ends)
 
     def as_dict(self, now: datetime) -> dict[str, Any]:
         """Return the cluster for ``--json``."""

@@ -13,13 +13,7 @@ from cluster.console.output import confirm, emit, say
 from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.down import down
-from cluster.local_files import (
-    ClusterFiles,
-    is_idle_here,
-    known_clusters,
-    remembered_account,
-    utc_now,
-)
+from cluster.local_files import ClusterFiles, known_clusters, remembered_account, utc_now
 from cluster.overview import Overview, describe_regions, list_clusters, show_cost
 from infra.aws.caller import Caller, short_owner
 from infra.aws.clients import connect, translate_boto_error
@@ -262,8 +256,7 @@ def run_gc(request: CollectRequest) -> int:
     for cloud, cluster in wanted:
         owner = _other_owner(search, cloud, cluster)
         whose = f", made by {owner}" if owner else ""
-        keeps = cluster.has_kept_image and not request.all
-        found = cluster.found.without_image() if keeps else cluster.found
+        found = cluster.found if request.all else cluster.found.without(cluster.found.kept)
         say(f"{cluster.name} ({cluster.region}, {cluster.state(now)}{whose}): {found}")
     others = [(c, each) for c, each in wanted if request.yes and _other_owner(search, c, each)]
     wanted = [each for each in wanted if each not in others]
@@ -284,8 +277,7 @@ def run_gc(request: CollectRequest) -> int:
         new = "new: `up` may still be buying its nodes"
         begun = "new: `up` has bought no nodes yet"
         kept = [
-            f"{c.name} ({why.get(c.state(now), begun if is_idle_here(c.name) else new)})"
-            for c in rest
+            f"{c.name} ({why.get(c.state(now), begun if c.is_idle_here else new)})" for c in rest
         ]
         print(f"Not removed: {', '.join(kept)}; --all removes them")
     if failed:
@@ -336,5 +328,5 @@ def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool
         raise SprError("it is in use again")
     with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
         ctx = Context(there, clients, files, progress, command="gc")
-        keeps = cluster.has_kept_image and not unfinished
-        down(ctx, cluster.name, approved=cluster.found, keep_image=keeps)
+        approved = cluster.found
+        down(ctx, cluster.name, approved=approved, keep_image=not unfinished, is_new_kept=False)

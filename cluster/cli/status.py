@@ -12,8 +12,9 @@ from cluster.console.display import format_seconds, format_table
 from cluster.console.output import ask, emit, wrap
 from cluster.console.parser import Parser, add_request
 from cluster.context import Context
+from cluster.lifecycle.down import has_begun
 from cluster.lifecycle.host_identity import verified_by
-from cluster.local_files import is_idle_here, nearest_cluster, utc_now
+from cluster.local_files import nearest_cluster, utc_now
 from cluster.nodes import Node, describe_stuck, is_unconnected, rank_nodes
 from cluster.overview import Overview, look_up_prices, show_cost
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
@@ -125,11 +126,11 @@ def _next_step(view: _View) -> str:
     """Return how to complete the cluster; "" if it is complete."""
     overview, flags = view.overview, view.ctx.flags
     alive, state = overview.found.alive, overview.state(view.now)
-    is_unfinished = state in ("degraded", "no machines") or (alive and is_idle_here(overview.name))
+    is_unfinished = state in ("degraded", "no machines") or (alive and overview.is_idle_here)
     if is_baker(overview.name):
         return f"To continue: {_bake_command(view)}" if is_unfinished else ""
-    if view.ctx.files.removal.exists():
-        keep = " --keep-image" if overview.has_kept_image else ""
+    if has_begun(view.ctx) and (overview.is_owned_here or not overview.found.group):
+        keep = " --keep-image" if overview.found.kept else ""
         return f"Its removal has begun. To continue: spr-cluster down {flags}{keep}"
     if alive and state == "degraded":
         is_all = len(alive) == overview.wanted_nodes  # but not connected: it was growing

@@ -49,12 +49,14 @@ def down(
     name: str,
     *,
     keep_image: bool = False,
+    is_new_kept: bool = True,
     approve: Callable[[Inventory], object] = lambda _: None,
     approved: Inventory | None = None,
 ) -> Removed:
     """Remove a cluster and verify that it is gone. ``approve`` gets what exists before anything changes.
 
-    ``approved`` is what the user approved earlier, if anything existed. EC2 is searched again after each
+    ``approved`` is what the user approved earlier, if anything existed. ``keep_image`` keeps images; without
+    ``is_new_kept``, only those that the user keeps already. EC2 is searched again after each
     round, because an interrupted command's resources may be listed late. Raises :class:`SprError` naming
     what is left at the end, or what another command created or changed after the approval.
     """
@@ -86,7 +88,7 @@ def down(
         if found and not begun:
             _begin_removal(ctx, name)
             begun = True
-        kept = _keep(ctx, found) if keep_image else Inventory()
+        kept = _keep(ctx, found, is_new_kept=is_new_kept) if keep_image else Inventory()
         rest = found.without(kept)
         if not rest:
             clean += 1
@@ -134,6 +136,11 @@ def _begin_removal(ctx: Context, name: str) -> None:
         write_private(ctx.files.removal, _place(ctx))
 
 
+def has_begun(ctx: Context) -> bool:
+    """Return whether this machine has begun to remove a cluster of this name, place, and account."""
+    return ctx.files.removal.exists() and read_text(ctx.files.removal) == _place(ctx)
+
+
 def _is_removed(ctx: Context, name: str) -> bool:
     """Return whether this machine knows that it removed the cluster, or never created anything of it.
 
@@ -142,7 +149,7 @@ def _is_removed(ctx: Context, name: str) -> bool:
     if not (ctx.files.exist and _is_ours(ctx, name)):
         return False
     if ctx.files.removal.exists():
-        return read_text(ctx.files.removal) == _place(ctx)
+        return has_begun(ctx)
     events = ctx.events.read()
     last = max((n for n, event in enumerate(events) if event["event"] == "removed"), default=-1)
     was_refused = any(event.get("action") == "create_group" for event in events[last + 1 :])
@@ -159,22 +166,19 @@ def _place(ctx: Context) -> str:
     return f"{ctx.cloud.name} {ctx.cloud.region} {ctx.clients.caller.account}"
 
 
-def _keep(ctx: Context, found: Inventory) -> Inventory:
+def _keep(ctx: Context, found: Inventory, *, is_new_kept: bool) -> Inventory:
     """Return the images to keep, with their snapshots; label them before anything is removed.
 
     The head, its source, runs until a pending image is complete; the workers are removed first.
     """
-    good = [image for image in found.images if image.is_for_others]
+    images = found.images if is_new_kept else found.kept.images
+    good = [image for image in images if image.is_for_others]
     if new := [image.id for image in good if image.tags.get(tags.KEPT) != "yes"]:
         instances.label_instances(ctx.clients.ec2, new, {tags.KEPT: "yes"})
     if any(image.state == "pending" for image in good):
         workers = tuple(i for i in found.instances if i.role != instances.HEAD)
         _remove_all(ctx, plan_down(Inventory(instances=workers)), set(), ctx.clock.monotonic())
-    kept = [image for image in good if image.state != "pending" or _is_finished(ctx, image)]
-    others = {id_ for image in found.images if image not in kept for id_ in image.snapshot_ids}
-    # EC2 may not have listed a snapshot with its image yet.
-    snapshots = [s for s in found.snapshots if kept and s.id not in others]
-    return Inventory(images=tuple(kept), snapshots=tuple(snapshots))
+    return found.only(i for i in good if i.state != "pending" or _is_finished(ctx, i))
 
 
 def _is_finished(ctx: Context, image: Image) -> bool:

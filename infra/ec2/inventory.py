@@ -95,6 +95,20 @@ class Inventory:
         }
         return Inventory(**rest)
 
+    def only(self, images: Iterable[Image]) -> Inventory:
+        """Return these of its images, with their snapshots."""
+        kept = tuple(images)
+        others = {id_ for image in self.images if image not in kept for id_ in image.snapshot_ids}
+        # EC2 may not have listed a snapshot with its image yet.
+        snapshots = tuple(each for each in self.snapshots if kept and each.id not in others)
+        return Inventory(images=kept, snapshots=snapshots)
+
+    @property
+    def kept(self) -> Inventory:
+        """The images that the user keeps, with their snapshots."""
+        labeled = (image for image in self.images if image.tags.get(tags.KEPT) == "yes")
+        return self.only(image for image in labeled if image.is_for_others)
+
     @property
     def alive(self) -> tuple[Instance, ...]:
         """The machines that are not shutting down."""

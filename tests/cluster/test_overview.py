@@ -19,10 +19,12 @@ from infra.cost.prices import Price, Prices, table_prices
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD
 from infra.ec2.inventory import Inventory, Resource
+from infra.ec2.key_pair import KeyPair, generate_key_pair
 from infra.ec2.tags import render_time
 from infra.files import write_private
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.plan_inputs import (
+    KEY_PAIR,
     NOW,
     make_found,
     make_group,
@@ -90,7 +92,7 @@ def broken_record() -> Inventory:
             make_found(SPEC, instances=(make_machine(0, state="shutting-down"),)),
             1,
             "no machines",
-            True,
+            False,
         ),
         (KEPT, 9999, "kept image", False),
         (replace(KEPT, images=(make_image(),)), 1, "expired", True),
@@ -135,7 +137,7 @@ def test_a_new_cluster_that_was_never_connected_is_starting(
 
 def test_an_interrupted_up_of_this_machine_is_not_starting() -> None:
     files = ClusterFiles.of("bert")
-    write_private(files.key, "key")
+    write_private(files.key, KEY_PAIR.private)
 
     assert look(NEVER_CONNECTED).state(NOW) == "degraded"
     with files.lock("up"):
@@ -143,14 +145,20 @@ def test_an_interrupted_up_of_this_machine_is_not_starting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bought", "removal", "orphan"),
-    [(None, False, False), (-1, False, False), (1, False, True), (None, True, True)],
+    ("key", "bought", "removal", "orphan"),
+    [
+        (KEY_PAIR, None, False, False),
+        (KEY_PAIR, -1, False, False),
+        (KEY_PAIR, 1, False, True),
+        (KEY_PAIR, None, True, True),
+        (generate_key_pair("of another cluster with this name"), 1, True, False),
+    ],
 )
 def test_on_an_idle_machine_that_bought_them_machines_have_ended(
-    bought: int | None, removal: bool, orphan: bool
+    key: KeyPair, bought: int | None, removal: bool, orphan: bool
 ) -> None:
     files, now = ClusterFiles.of("bert"), NOW + timedelta(minutes=7)
-    write_private(files.key, "key")
+    write_private(files.key, key.private)
     if bought is not None:
         time = NOW + timedelta(minutes=bought)
         EventLog(files.events, now=lambda: time).record("bought", "", resources=["i-1"])
@@ -164,27 +172,29 @@ def test_on_an_idle_machine_that_bought_them_machines_have_ended(
 
 
 @pytest.mark.parametrize(
-    ("labels", "launched", "left", "orphan"),
+    ("labels", "launched", "left", "now", "state", "orphan"),
     [
-        ({tags.MESH: "x"}, 1, 20, True),
-        ({tags.MESH: "x"}, 1, 25, False),
-        ({tags.MESH: "x"}, 1, None, False),
-        ({tags.MESH: "x"}, -1, 20, False),
-        ({}, 1, 20, False),
+        ({tags.MESH: "x"}, 1, 20, 30, "terminated", True),
+        ({tags.MESH: "x"}, 1, 25, 30, "terminated", False),
+        ({tags.MESH: "x"}, 1, None, 30, "terminated", False),
+        ({tags.MESH: "x"}, 1, 20, 30, "shutting-down", False),
+        ({tags.MESH: "x"}, -1, 20, 30, "terminated", False),
+        ({}, 1, 20, 30, "terminated", False),
+        ({}, 1, 20, 50, "terminated", True),
+        ({}, 1, 45, 50, "terminated", False),
+        ({}, 1, 20, 50, "shutting-down", False),
     ],
 )
 def test_elsewhere_they_have_ended_if_they_were_connected_and_none_follows_for_ten_minutes(
-    labels: dict[str, str], launched: int, left: int | None, orphan: bool
+    labels: dict[str, str], launched: int, left: int | None, now: int, state: str, orphan: bool
 ) -> None:
     def at(minutes: int) -> datetime:
         return NOW + timedelta(minutes=minutes)
 
-    ended = replace(
-        make_machine(0, HEAD, state="terminated", labels=labels), launch_time=at(launched)
-    )
+    ended = replace(make_machine(0, HEAD, state=state, labels=labels), launch_time=at(launched))
     ended = replace(ended, left=None if left is None else at(left))
     overview = replace(look(without_machines(WHOLE)), terminated=(ended,))
-    assert overview.is_orphan(at(30)) is orphan
+    assert overview.is_orphan(at(now)) is orphan
 
 
 def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
@@ -234,14 +244,14 @@ def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     log = EventLog(ClusterFiles.of("bert").events, now=lambda: NOW)
     log.record("bought", "", resources=["i-lost"])
     replace(log, now=lambda: NOW + HOUR).record("plan", "", resources=[])
+    assert look(WHOLE).cost(now) == cost, "the log of another cluster with its name"
+    write_private(ClusterFiles.of("bert").key, KEY_PAIR.private)
     after = look(WHOLE).cost(now)
     assert after is not None
     assert after.usd == pytest.approx(7 * each, rel=0.001), "a replaced machine ran for an hour"
 
     log.record("bought", "", resources=["i-missed", WHOLE.instances[0].id])
-    missed = look(WHOLE).cost(now)
-    assert missed is not None
-    assert missed.usd == pytest.approx(9 * each, rel=0.001), "until now, or until EC2 ended it"
+    assert look(WHOLE).cost(now) == after, "EC2 does not say when it ended"
     ended = replace(make_machine(0), id="i-missed", left=NOW + HOUR)
     shorter = replace(look(WHOLE), terminated=(ended,)).cost(now)
     assert shorter is not None
@@ -270,6 +280,8 @@ def test_as_a_dictionary() -> None:
         "owner": None,
         "resources": WHOLE.ids(),
     }
+    lost = look(replace(WHOLE, security_groups=())).as_dict(NOW + HOUR)
+    assert lost["age_s"] == 3600, "since the first launch, without the record"
     rest = look(Inventory(volumes=(Resource("vol-1", {}),))).as_dict(NOW)
     head, *others = WHOLE.instances
     later = replace(WHOLE, instances=(*others, replace(head, launch_time=NOW + 2 * HOUR)))

@@ -12,7 +12,7 @@ from infra.ec2.cluster_record import new_record, record_tags
 from infra.ec2.images import Image
 from infra.ec2.instances import HEAD, WORKER, Instance
 from infra.ec2.inventory import Inventory, RegisteredKey, Resource
-from infra.ec2.key_pair import fingerprint
+from infra.ec2.key_pair import fingerprint, generate_key_pair
 from infra.ec2.network import SecurityGroup
 from infra.plan.planner import PlanInput, mesh_digest
 from infra.spec import ClusterSpec, build_spec
@@ -20,7 +20,8 @@ from infra.spec import ClusterSpec, build_spec
 NOW = datetime(2026, 7, 31, 12, 0, tzinfo=timezone.utc)
 CALLER = "203.0.113.7/32"
 RECIPE = "0123456789ab"
-PUBLIC_KEY = "ssh-ed25519 AAAAmine"
+KEY_PAIR = generate_key_pair("mine")
+PUBLIC_KEY = " ".join(KEY_PAIR.public.split()[:2])
 PLACE = ("r7iz.metal-16xl", "us-east-1a")
 
 

@@ -21,7 +21,7 @@ from infra.aws.clients import connect
 from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
 from infra.cost.prices import Prices, with_spot
-from infra.ec2.inventory import describe_inventory
+from infra.ec2.inventory import describe_inventory, describe_terminated
 from infra.errors import NoClusterError, SprError
 from infra.files import read_object
 from infra.project_file import read_project_file
@@ -233,7 +233,8 @@ def open_overview(ctx: Context, prices: Prices) -> Overview:
     """Return the cluster from its tags, for its cost and remaining time."""
     name = ctx.name
     found = describe_inventory(ctx.clients.ec2, name, ("instances", "security_groups"))
-    return Overview(name, ctx.cloud.region, found, ctx.cloud.billed, prices)
+    terminated = describe_terminated(ctx.clients.ec2).get(name, ())
+    return Overview(name, ctx.cloud.region, found, ctx.cloud.billed, prices, terminated)
 
 
 def make_cost(ctx: Context, prices: Prices) -> Callable[[], float | None]:

@@ -24,6 +24,7 @@ from cluster.nodes import find_cluster
 from infra.aws.api_time import API_TIME
 from infra.ec2 import tags
 from infra.ec2.instances import label_instances
+from infra.ec2.inventory import describe_inventory
 from infra.ec2.key_pair import generate_key_pair
 from infra.errors import NoClusterError
 from provision.host import Result
@@ -346,9 +347,18 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(line: Command
     assert f"Not removed: bert (a kept image), {why}; --all removes them" in result.out
     ClusterFiles.of("unfinished").remove()
     assert "(new: `up` may still be buying its nodes)" in line.must("gc").out
-    # As after an interrupted `down --keep-image`.
-    ResourceFactory(line.cloud.fake, "bert").key_pairs()
-    assert line.must("gc", "--yes").out.startswith("Removed: bert.\n")
+    # As after an interrupted `down --keep-image`, with an image that nobody asked to keep.
+    line.cloud.faults("")
+    ec2, factory = line.cloud.ec2, ResourceFactory(line.cloud.fake, "bert")
+    kept, key, extra = describe_inventory(ec2, "bert"), factory.key_pairs(), factory.images()
+    label_instances(ec2, [extra], {tags.SEALED: "yes"})
+    result = line.must("gc", "--yes")
+    assert result.out.startswith("Removed: bert.\n")
+    assert key in result.err
+    assert extra in result.err
+    assert kept.images[0].id not in result.err
+    assert describe_inventory(ec2, "bert") == kept
+    line.lose(*line.ids())
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["bert", "unfinished"]
     assert line.cloud.left() == []
@@ -359,7 +369,10 @@ def test_ended_machines_and_an_interrupted_removal_are_no_new_cluster(line: Comm
         line.must("up", "--nodes", "1", "--yes", "--name", name)
         line.lose(*line.ids())
     files = ClusterFiles.of("removed")
-    files.removal.write_text(f"aws us-east-1 {line.cloud.ctx.clients.caller.account}")
+    account = line.cloud.ctx.clients.caller.account
+    files.removal.write_text(f"aws eu-west-1 {account}")
+    assert "removal has begun" not in line.must("status", "--name", "removed").out
+    files.removal.write_text(f"aws us-east-1 {account}")
 
     ended = line.must("status", "--name", "ended").out
     assert "To create new ones: spr-cluster up --name ended; to remove what is left" in ended

@@ -15,7 +15,7 @@ import pytest
 from cluster.local_files import utc_now
 from infra.cost.prices import Price, Prices, table_prices
 from jobs.cli.places.dry_run import imagine
-from jobs.cli.shared.chosen_job import describe_cloud, make_cost
+from jobs.cli.shared.chosen_job import describe_cloud, make_cost, open_overview
 from jobs.places.record import CloudInfo, read_job_id
 from jobs.report.receipt import read_receipt
 from provision.host import Result
@@ -62,6 +62,9 @@ def test_the_live_cost_is_that_of_the_whole_cluster(simulated_cloud: SimulatedCl
     assert usd >= 0
     assert make_cost(ctx, Prices())() is None
     assert make_cost(simulated_cloud.ctx, TABLE)() == 0
+    lost = cluster.nodes[1].instance.id
+    simulated_cloud.end(lost)
+    assert [each.id for each in open_overview(ctx, TABLE).terminated] == [lost]
 
 
 def test_nodes_on_spot_cost_todays_price_of_their_zone_or_at_most_that_on_demand() -> None:

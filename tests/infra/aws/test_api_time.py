@@ -101,7 +101,7 @@ def refusal(code: str, off: timedelta | None) -> ClientError:
     ("off", "text"),
     [
         (-DAY, "this machine's clock is 24 h behind the cloud's"),
-        (timedelta(minutes=6), "this machine's clock is 6 min ahead of the cloud's"),
+        (timedelta(minutes=16), "this machine's clock is 16 min ahead of the cloud's"),
         (timedelta(minutes=1), "AWS rejected the credentials: who?"),
         (None, "AWS rejected the credentials: who?"),
     ],

@@ -69,7 +69,8 @@ class HeadFolder:
         """Return the content of a JSON file; {} if there is none."""
         script = f"cat {shlex.quote(f'{self.folder}/{name}')} 2>/dev/null"
         with suppress(OSError, subprocess.TimeoutExpired, ValueError, TypeError):
-            done = run_ssh(self.argv(script), timeout=_SSH_S, stdout=subprocess.PIPE)
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+            done = run_ssh(self.argv(script), timeout=_SSH_S, **quiet)
             return dict(json.loads(done.stdout))
         return {}
 

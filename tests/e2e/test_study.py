@@ -46,7 +46,7 @@ def test_a_canceled_study_continues_without_repeating_a_trial_and_ends_in_time(
     assert len({*tried}) == len(tried) == before + log.count(" of 5 have ended): accuracy ")
     assert 1 <= before <= len(tried)
     assert {*tried} <= {*SHORT}
-    assert {each["host"] for each in results["trials"]} <= {*two.hostnames}
+    assert {each["host"] for each in results["trials"]} <= {"node0", "node1"}
     (best,) = (each for each in results["trials"] if each["best"])
     assert results["accuracy"] == max(each["scores"]["accuracy"] for each in results["trials"])
     assert results["epochs"] == best["options"]["epochs"]

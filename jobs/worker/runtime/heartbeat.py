@@ -182,11 +182,14 @@ class Heartbeat:
                 self._beat(now)
 
     def _pause(self) -> None:
-        """Wait until the next beat is due or a connection closes."""
-        closed = select.poll()
+        """Wait until the next beat is due, a rank connects, or a connection closes."""
+        changes = select.poll()
+        if self._listener:
+            # A rank that has not been greeted yet would not notice the loss of this one.
+            changes.register(self._listener, select.POLLIN)
         for link in self._links:
-            closed.register(link.connection, select.POLLRDHUP)
-        closed.poll(BEAT_SECONDS * 1000)
+            changes.register(link.connection, select.POLLRDHUP)
+        changes.poll(BEAT_SECONDS * 1000)
 
     def _connect(self) -> socket.socket | None:
         try:

@@ -187,7 +187,7 @@ class Overview:
         return self.state(now) == "expired" or self.has_ended(now)
 
     def has_ended(self, now: datetime) -> bool:
-        """Whether it has not expired, but its machines have ended, or nobody buys any."""
+        """Whether it has no machines, although it has not expired, and no `up` is buying any."""
         record = self.record
         if self.state(now) != "no machines" or record is None:
             return False

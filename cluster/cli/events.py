@@ -65,7 +65,8 @@ def run(request: EventsRequest) -> int:
             say(f"machines that another computer bought are not listed: {error}")
     bought = [str(event["time"]) for event in events if event["event"] == "bought"]
     events += _on_nodes(request, files, bought=max(bought, default=""))
-    events.sort(key=lambda event: str(event["time"] or "later"))
+    # Times begin with digits, so an unknown one comes last.
+    events.sort(key=lambda event: str(event["time"] or "unknown"))
     last = slice(-(request.tail or 0), None)
     none = f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
 

@@ -322,7 +322,8 @@ def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool
     files = ClusterFiles.of(cluster.name)
     clients = connect(there)
     clients.caller = caller
-    # Its owner may have extended it while this command waited for an answer.
+    # Its owner may have extended it while this command waited for an answer. (This looks before it takes the
+    # lock, which would make the cluster look busy.)
     found = describe_inventory(clients.ec2, cluster.name)
     if found and not _is_wanted(replace(cluster, found=found), utc_now(), unfinished=unfinished):
         raise SprError("it is in use again")

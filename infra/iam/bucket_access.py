@@ -15,7 +15,7 @@ from infra.spec import ClusterSpec
 
 
 def check_buckets(clients: Clients, spec: ClusterSpec, cloud: Cloud) -> Iterator[str]:
-    """Yield what may be wrong with the buckets, each of which is looked at once.
+    """Look at each bucket once, and yield what may be wrong with it.
 
     Raises :class:`UsageError` if one does not exist, or if the nodes' role can't write with its KMS key.
     """

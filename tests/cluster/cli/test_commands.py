@@ -347,7 +347,7 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(line: Command
     assert f"Not removed: bert (a kept image), {why}; --all removes them" in result.out
     ClusterFiles.of("unfinished").remove()
     assert "(new: `up` may still be buying its nodes)" in line.must("gc").out
-    # As after an interrupted `down --keep-image`, with an image that nobody asked to keep.
+    # As after an interrupted `down --keep-image`, with an image that is not kept.
     line.cloud.faults("")
     ec2, factory = line.cloud.ec2, ResourceFactory(line.cloud.fake, "bert")
     kept, key, extra = describe_inventory(ec2, "bert"), factory.key_pairs(), factory.images()

@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.aws.clients import DENIED, Clients, unless
+from infra.aws.clients import DENIED, Clients, error_code, unless
 from infra.aws.cloud import Cloud
 from infra.errors import UsageError
 from infra.s3_url import parse_s3_url
@@ -50,6 +50,11 @@ def _check(clients: Clients, spec: ClusterSpec, cloud: Cloud, flag: str, url: st
     if region != cloud.region:
         yield f"{what}: the bucket is in {region}, so traffic from {cloud.region} costs money"
     asked: Any = {"Bucket": bucket, "ExpectedBucketOwner": clients.caller.account}
+    if writes and _keeps_versions(clients, asked):
+        yield (
+            f"{what}: the bucket has versioning, so each replaced checkpoint is still stored and billed; a "
+            "lifecycle rule that expires noncurrent versions ends that"
+        )
     found = unless(DENIED, lambda: clients.s3.get_bucket_encryption(**asked))
     if found is None:
         needed = "--bucket-kms-key" if writes else "--instance-profile"
@@ -77,3 +82,22 @@ def _check(clients: Clients, spec: ClusterSpec, cloud: Cloud, flag: str, url: st
             f"{what}: the bucket encrypts with KMS key {key}, which the nodes can't use",
             hint=f"add --bucket-kms-key {arn}; the key policy must allow this as well",
         )
+
+
+def _keeps_versions(clients: Clients, asked: Any) -> bool:
+    """Return whether the bucket keeps what is overwritten or deleted, without end.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeletingObjectVersions.html
+    """
+    versioning = unless(DENIED, lambda: clients.s3.get_bucket_versioning(**asked)) or {}
+    if versioning.get("Status") != "Enabled":
+        return False
+    none = {"NoSuchLifecycleConfiguration"}
+    try:
+        kept = unless(none, lambda: clients.s3.get_bucket_lifecycle_configuration(**asked))
+    except ClientError as error:
+        if error_code(error) in DENIED:
+            return False
+        raise
+    rules = kept["Rules"] if kept else []
+    return not any(r["Status"] == "Enabled" and "NoncurrentVersionExpiration" in r for r in rules)

@@ -155,6 +155,11 @@ _GROUPS = (
 
 # Only with --bucket. https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html
 _LOOK_FOR_PROFILES = ("iam:ListInstanceProfiles",)
+_LOOK_AT_BUCKET = (
+    "s3:GetEncryptionConfiguration",
+    "s3:GetBucketVersioning",
+    "s3:GetLifecycleConfiguration",
+)
 _MAKE_PROFILES = ("iam:CreateInstanceProfile", "iam:TagInstanceProfile")
 _PROFILES = (
     "iam:AddRoleToInstanceProfile",
@@ -305,7 +310,7 @@ def _bucket(
         *_roles("Node", named, "ec2", tagged, boundary),
         {"Sid": "ReadResults", **read},
         {"Sid": "ListResults", **listing},
-        _allow("LookAtBucket", ("s3:GetEncryptionConfiguration",), f"arn:*:s3:::{place.bucket}"),
+        _allow("LookAtBucket", _LOOK_AT_BUCKET, f"arn:*:s3:::{place.bucket}"),
     ]
 
 

@@ -50,7 +50,8 @@ class S3Call:
         """Return the operation; "" for one that this S3 does not serve."""
         q = self.query
         kind = "object" if self.key else "bucket" if self.bucket else "all"
-        part = next((word for word in ("delete", "uploads", "encryption") if word in q), "")
+        parts = ("delete", "uploads", "encryption", "versioning", "lifecycle")
+        part = next((word for word in parts if word in q), "")
         part = "part" if "uploadId" in q else part
         return _OPERATIONS.get((self.method, kind, part), "")
 
@@ -77,6 +78,10 @@ _OPERATIONS = {
     ("GET", "bucket", ""): "ListObjectsV2",
     ("GET", "bucket", "encryption"): "GetBucketEncryption",
     ("PUT", "bucket", "encryption"): "PutBucketEncryption",
+    ("GET", "bucket", "versioning"): "GetBucketVersioning",
+    ("PUT", "bucket", "versioning"): "PutBucketVersioning",
+    ("GET", "bucket", "lifecycle"): "GetBucketLifecycleConfiguration",
+    ("PUT", "bucket", "lifecycle"): "PutBucketLifecycleConfiguration",
     ("PUT", "object", ""): "PutObject",
     ("GET", "object", ""): "GetObject",
     ("HEAD", "object", ""): "HeadObject",
@@ -91,6 +96,8 @@ _PERMISSIONS = {
     "HeadBucket": "ListBucket",
     "ListObjectsV2": "ListBucket",
     "GetBucketEncryption": "GetEncryptionConfiguration",
+    "GetBucketLifecycleConfiguration": "GetLifecycleConfiguration",
+    "PutBucketLifecycleConfiguration": "PutLifecycleConfiguration",
     "HeadObject": "GetObject",
     "CreateMultipartUpload": "PutObject",
     "UploadPart": "PutObject",

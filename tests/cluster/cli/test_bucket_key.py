@@ -153,6 +153,23 @@ def test_credentials_that_may_not_see_it_are_told_what_to_give(
     assert f"{needed} is needed" in line.must(*UP, *given).err
 
 
+def test_a_bucket_that_keeps_replaced_checkpoints_without_end_is_mentioned(
+    line: CommandLine, encrypt: Encrypt
+) -> None:
+    encrypt(None)
+    s3 = line.cloud.fake.clients.s3
+    s3.put_bucket_versioning(Bucket="team-b", VersioningConfiguration={"Status": "Enabled"})
+
+    assert "each replaced checkpoint is still stored" in line.must("up", "--dry-run", *BUCKET).out
+    assert examine(line, *READ)[1].get("bucket") is None
+    rule = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}}
+    rules = [{**rule, "NoncurrentVersionExpiration": {"NoncurrentDays": 3}}]
+    s3.put_bucket_lifecycle_configuration(
+        Bucket="team-b", LifecycleConfiguration={"Rules": rules}
+    )
+    assert examine(line, *BUCKET)[1].get("bucket") is None
+
+
 def test_the_buckets_to_read_from_exist_and_one_elsewhere_is_mentioned(line: CommandLine) -> None:
     s3 = line.cloud.fake.clients.s3
     s3.create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})

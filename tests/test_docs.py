@@ -81,6 +81,7 @@ FOREIGN_OPTIONS = {
     "--no-detach": "such a one",
     "--no-requeue": "of sbatch",
     "--profile": "of the AWS CLI",
+    "--pytorch-init-container-template-file": "of Training Operator",
     "--from": "of uvx",
     "--task": "of optimum-cli",
     "--time": "of sbatch",

@@ -89,15 +89,13 @@ def _keeps_versions(clients: Clients, asked: Any) -> bool:
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeletingObjectVersions.html
     """
-    versioning = unless(DENIED, lambda: clients.s3.get_bucket_versioning(**asked)) or {}
-    if versioning.get("Status") != "Enabled":
+    versioning = unless(DENIED, lambda: clients.s3.get_bucket_versioning(**asked))
+    if not versioning or versioning.get("Status") != "Enabled":
         return False
-    none = {"NoSuchLifecycleConfiguration"}
     try:
-        kept = unless(none, lambda: clients.s3.get_bucket_lifecycle_configuration(**asked))
+        rules = clients.s3.get_bucket_lifecycle_configuration(**asked)["Rules"]
     except ClientError as error:
-        if error_code(error) in DENIED:
-            return False
-        raise
-    rules = kept["Rules"] if kept else []
+        if error_code(error) not in DENIED | {"NoSuchLifecycleConfiguration"}:
+            raise
+        return error_code(error) not in DENIED
     return not any(r["Status"] == "Enabled" and "NoncurrentVersionExpiration" in r for r in rules)

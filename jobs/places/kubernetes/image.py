@@ -36,7 +36,7 @@ COPY requirements.txt {root}/
 # Without its index, pip takes another build of torch: that for CUDA.
 RUN {venv}/bin/python -c {check}
 {examples}COPY code {code}
-ENV PATH={venv}/bin:$PATH PYTHONPATH={code} HOME=/tmp
+ENV PATH={venv}/bin:$PATH PYTHONPATH={code} HOME=/tmp USER=spr LOGNAME=spr
 # Not root. A number, so that Kubernetes can check it.
 USER {user}
 WORKDIR /tmp

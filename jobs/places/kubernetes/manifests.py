@@ -25,6 +25,9 @@ STACK = "spr-cluster/stack"
 """Annotation that names a job's stack."""
 AMX_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
 RETRIES = 3
+# A mesh's proxy in the pods breaks the ranks' connections, and keeps pods alive that have ended.
+# https://github.com/kubeflow/trainer/issues/2794
+_POD_METADATA: dict[str, Any] = {"labels": {"sidecar.istio.io/inject": "false"}}
 # torchrun passes kubelet's SIGTERM on; all ranks stop after the same step and save a checkpoint.
 _GRACE_SECONDS = CHECKPOINT_SECONDS + 30
 # Otherwise oneCCL asks Hydra for the local rank. The worker sets it.
@@ -46,6 +49,7 @@ CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
+_COPYING = {"cpu": "1", "memory": "1Gi"}
 _WORKSPACE_MOUNT = {"name": "workspace", "mountPath": CLAIM_PATH}
 
 
@@ -105,7 +109,8 @@ def _environment(name: str, plan: JobPlan, placement: Placement, stack: Stack) -
 
 def _train_job_spec(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:
     pod = _pod_spec(pods, size, {"name": "node"})
-    patch = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    template = {"metadata": _POD_METADATA, "spec": pod}
+    patch = {"name": "node", "template": {"spec": {"template": template}}}
     trainer = {"numNodes": pods.nodes, "numProcPerNode": nproc, **container}
     trainer["resourcesPerNode"] = trainer.pop("resources")
     return {
@@ -122,11 +127,18 @@ def _train_job_spec(container: Manifest, nproc: int, size: PodSize, pods: PodOpt
 
 def _pytorch_job_spec(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:
     pod = _pod_spec(pods, size, {"name": "pytorch", **container})
-    replica = {"restartPolicy": "OnFailure", "template": {"spec": pod}}
+    replica = {
+        "restartPolicy": "OnFailure",
+        "template": {"metadata": _POD_METADATA, "spec": pod},
+    }
     roles = {"Master": 1, "Worker": pods.nodes - 1}
+    # The operator adds up the restarts of all pods, and fails the job when the sum reaches the limit.
+    # https://github.com/kubeflow/trainer/blob/release-1.9/pkg/core/job.go
+    limit = RETRIES * pods.nodes + 1
     return {
         "nprocPerNode": str(nproc),
-        "runPolicy": {"cleanPodPolicy": "None", "backoffLimit": RETRIES},
+        # A failed job's pods would otherwise go on restarting.
+        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": limit},
         "pytorchReplicaSpecs": {
             role: {"replicas": count, **replica} for role, count in roles.items() if count
         },
@@ -160,16 +172,21 @@ def render_copy_pod(pods: PodOptions) -> Manifest:
         "name": "copy",
         "image": pods.image,
         "command": ["sleep", "86400"],
+        # A namespace with a quota refuses pods without them.
+        "resources": {"requests": _COPYING, "limits": _COPYING},
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [_WORKSPACE_MOUNT],
     }
-    spec = {
+    spec: Manifest = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "securityContext": POD_SECURITY,
         "containers": [container],
         "volumes": [_workspace(pods)],
     }
+    if pods.node_labels:
+        # Storage of a single zone is created in the zone of its first pod.
+        spec["nodeSelector"] = {**pods.node_labels}
     metadata = {**_metadata(pods), "name": "copy"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
@@ -238,6 +255,9 @@ def job_comments(
         AMX_LABEL: "Set by node-feature-discovery where the processor has AMX.",
         "shm": "For oneCCL and other libraries; part of the pod's memory. The runtime's own has 64 MiB.",
         "restartPolicy": "It overrides a policy in the pod's own specification.",
+        "backoffLimit": "Restarts of all pods together. After a failure, all restart; this permits "
+        f"{RETRIES} failures.",
+        "sidecar.istio.io/inject": "Ranks can't connect through a mesh's proxy.",
     }
     comments |= _REFERENCE if reference else {}
     comments["OMP_NUM_THREADS"] = f"{placed} {comments['OMP_NUM_THREADS']}".strip()
@@ -254,6 +274,12 @@ def job_comments(
     }
     if placement.backend != "ccl":
         del comments["command"]
+    if pods.kind != TRAIN_JOB and pods.nodes > 1:
+        unless = (
+            "init container in workers, unless --pytorch-init-container-template-file changes it."
+        )
+        comments["limits"] += f" Training Operator prevents this with its {unless}"
+        comments["seccompProfile"] += f" This does not hold for Training Operator's {unless}"
     comments["nprocPerNode"] = comments["numProcPerNode"]
     return comments
 

@@ -20,7 +20,7 @@ class JobKind:
     pod_label: str
 
 
-# Kubeflow Trainer 2.2 or newer.
+# Kubeflow Trainer 2.3 or newer: 2.2 refuses terminationGracePeriodSeconds.
 TRAIN_JOB = JobKind("TrainJob", "trainer.kubeflow.org/v1alpha1", "jobset.sigs.k8s.io/jobset-name")
 # Kubeflow training-operator 1.x.
 PYTORCH_JOB = JobKind("PyTorchJob", "kubeflow.org/v1", "training.kubeflow.org/job-name")
@@ -65,10 +65,14 @@ class PodOptions:
         return f"{self.folder}/output"
 
 
-# A machine sold with 512 GiB shows its kernel about 2 % less. GKE reserves another 17 GiB of 512, and
-# evicts pods when the rest is used up:
-# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes
 _MEMORY_SHARE = 0.9
+# A machine sold with 512 GiB shows its kernel about 2 % less.
+_KERNEL_SHARE = 0.98
+# GKE reserves shares of the first GiB, of the next, and so on:
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes
+_RESERVED = ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (float("inf"), 0.02))
+# For eviction, and for the pods of every node.
+_OTHERS_GIB = 1.0
 # oneCCL and Intel MPI exchange messages through it. It counts as the pod's memory.
 _SHM_SHARE = 1 / 8
 
@@ -92,10 +96,19 @@ def place_pod(
     usable = _usable_cores(shape, options.nproc_per_node or shape.numa)
     placement = place_on(shape, usable, options, backend, preload)
     cores = placement.nproc_per_node * (placement.omp_threads + placement.ccl_workers)
-    memory = int(shape.memory_gib * _MEMORY_SHARE)
+    memory = _pod_memory(shape.memory_gib)
     # Both hardware threads of a core: otherwise another pod would use the second.
     size = PodSize(cores * shape.threads_per_core, memory, max(1, int(memory * _SHM_SHARE)))
     return placement, size
+
+
+def _pod_memory(gib: float) -> int:
+    """Return the GiB of a node that a pod may request."""
+    left, reserved = gib, _OTHERS_GIB
+    for size, share in _RESERVED:
+        reserved += share * min(left, size)
+        left -= min(left, size)
+    return max(1, int(min(gib * _MEMORY_SHARE, gib * _KERNEL_SHARE - reserved)))
 
 
 def _usable_cores(shape: NodeShape, ranks: int) -> int:

@@ -256,7 +256,9 @@ def test_a_life_with_a_bucket_needs_these_statements_and_no_more(
     line: CommandLine, tmp_path: Path, asked: dict[str, Request]
 ) -> None:
     place = parse_s3_url("s3://team-b/results")
-    line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    s3 = line.cloud.fake.clients.s3
+    s3.create_bucket(Bucket="team-b")
+    s3.put_bucket_versioning(Bucket="team-b", VersioningConfiguration={"Status": "Enabled"})
     asked.clear()
     default = build_policy(instance_types=_TYPES)
     policy = build_policy(

@@ -67,7 +67,7 @@ def _render_pod(job: Manifest, role: str, index: int, rank: int, nodes: int) -> 
     pod = copy.deepcopy(replica["template"])
     pod["metadata"] = {
         "name": f"{meta['name']}-{role.lower()}-{index}",
-        "labels": {PYTORCH_JOB.pod_label: meta["name"]},
+        "labels": {**pod["metadata"]["labels"], PYTORCH_JOB.pod_label: meta["name"]},
         "ownerReferences": [
             {
                 **{key: job[key] for key in ("apiVersion", "kind")},
@@ -88,4 +88,13 @@ def _render_pod(job: Manifest, role: str, index: int, rank: int, nodes: int) -> 
         {"name": key, "value": str(value)} for key, value in variables.items()
     )
     pod["spec"]["restartPolicy"] = replica["restartPolicy"]
+    if role == "Worker":
+        # The real one waits for the master's name.
+        small = {"cpu": "50m", "memory": "10Mi"}
+        wait = {"name": "init-pytorch", "image": pod["spec"]["containers"][0]["image"]}
+        wait |= {"command": ["true"], "imagePullPolicy": "IfNotPresent"}
+        limits = {"cpu": "100m", "memory": "20Mi"}
+        pod["spec"]["initContainers"] = [
+            {**wait, "resources": {"requests": small, "limits": limits}}
+        ]
     return {"apiVersion": "v1", "kind": "Pod", **pod}

@@ -28,7 +28,7 @@ from tests.jobs.worker.training.test_run import run_ranks
 EPOCHS, LONG_EPOCHS = 6, 60
 TRAINED_S = 120.0
 # Pods that fit on the smallest machine: a node keeps one of its cores, a pod has the other.
-SHAPE = ("--shape", "cores=2,threads=1,memory=4")
+SHAPE = ("--shape", "cores=2,threads=1,memory=8")
 TWO_PODS = ("--nodes", "2", "--node-selector", "any", "--kind", "PyTorchJob", *SHAPE)
 BERT = ("squad", "--demo", "--job-name", "bert", "--image", JOB, "--epochs", str(EPOCHS), *TWO_PODS)
 LONG = (*BERT, "--epochs", str(LONG_EPOCHS), "--checkpoint-every", "40")

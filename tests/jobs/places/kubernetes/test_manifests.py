@@ -146,6 +146,16 @@ def test_the_copy_pod_mounts_the_claim_and_is_restricted() -> None:
     assert container["image"] == "me/spr:1"
     assert volume["persistentVolumeClaim"]["claimName"] == "data"
     assert container["volumeMounts"] == [{"name": "workspace", "mountPath": "/workspace"}]
+    # As a namespace with a quota and storage of one zone require.
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+    assert pod["spec"]["nodeSelector"] == {AMX_LABEL: "true"}
+
+
+def test_all_pods_may_restart_three_times() -> None:
+    policy = rendered("--kind", "PyTorchJob", "--nodes", "4").job["spec"]["runPolicy"]
+
+    # Training Operator fails a job whose pods have restarted so often altogether.
+    assert 3 * 4 < policy["backoffLimit"] <= 4 * 4
 
 
 def test_one_node_needs_no_worker_and_no_shared_storage() -> None:

@@ -46,6 +46,15 @@ def test_known_machines(
     assert (placement.nproc_per_node, placement.omp_threads, size.cpus) == expected
 
 
+@pytest.mark.parametrize(
+    ("gib", "allocatable"), [(16, 13.0), (32, 27.7), (44, 38.7), (88, 79.2), (512, 485.0)]
+)
+def test_a_pod_fits_what_gke_lets_pods_request(gib: int, allocatable: float) -> None:
+    _, size = place(NodeShape(memory_gib=gib), None, None)
+
+    assert 0.8 * allocatable < size.memory_gib <= allocatable - 0.5
+
+
 def test_a_shape_is_read_as_it_is_written() -> None:
     shape = NodeShape(cores=64, memory_gib=1024, numa=2, threads_per_core=1)
 

@@ -20,7 +20,7 @@ RUN mkdir /opt/spr-cluster/examples && tar -xzf /tmp/examples.tar.gz -C /opt/spr
  && test -e /opt/spr-cluster/examples/run_qa.py \
  && rm /tmp/examples.tar.gz
 COPY code /opt/spr-cluster/code
-ENV PATH=/opt/spr-cluster/venv/bin:$PATH PYTHONPATH=/opt/spr-cluster/code HOME=/tmp
+ENV PATH=/opt/spr-cluster/venv/bin:$PATH PYTHONPATH=/opt/spr-cluster/code HOME=/tmp USER=spr LOGNAME=spr
 # Not root. A number, so that Kubernetes can check it.
 USER 1000
 WORKDIR /tmp

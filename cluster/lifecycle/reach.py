@@ -150,6 +150,8 @@ class _Stragglers:
         """Instances whose last connection failed at the jump, before it reached them."""
         self.ok_since: float | None = None
         self.waiting: dict[str, tuple[Node, str]] = {}
+        self.silent: dict[str, None] = {}
+        """Instances that have not answered, also those that are no longer waited for."""
         self.lock = threading.Lock()
         self.asked_at = ctx.clock.monotonic()
         self.gone: dict[str, str] = {}
@@ -159,6 +161,7 @@ class _Stragglers:
         """Note that a node does not answer. Raises :class:`HostError` if EC2 says it never will."""
         with self.lock:
             self.waiting[node.name] = node, reason
+            self.silent[node.instance.id] = None
             self._ask_ec2()
             if self.find_cut_off():
                 raise _CutOffError(node.name, reason.removeprefix(f"[{node.name}] "))
@@ -226,13 +229,14 @@ class _Stragglers:
             return False
 
     def _ask_ec2(self) -> None:
-        """Once a minute, get EC2's view of the waiting nodes: which are gone, and the status checks."""
+        """Once a minute, get EC2's view of the silent nodes: which are gone, and the status checks."""
         now = self.ctx.clock.monotonic()
         if now - self.asked_at < _STATUS_EVERY_S:
             return
         self.asked_at = now
         ec2 = self.ctx.clients.ec2
-        ids = [node.instance.id for node, _ in self.waiting.values()]
+        heard = {node.instance.id for node in self.heard}
+        ids = [id_ for id_ in self.silent if id_ not in heard]
         try:
             self.gone |= {i.id: i.why_gone for i in describe_by_id(ec2, ids) if i.why_gone}
             some = [id_ for id_ in ids if id_ not in self.gone][:_MOST_STATUSES]

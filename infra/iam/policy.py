@@ -52,6 +52,7 @@ _LOOK = (
     "ec2:DescribeVolumes",
     "ec2:DescribeVpcBlockPublicAccessExclusions",
     "ec2:DescribeVpcBlockPublicAccessOptions",
+    "ec2:DescribeVpcEndpoints",
     # For `doctor`, and to explain why the account does not see Ubuntu's image.
     "ec2:GetAllowedImagesSettings",
     "organizations:DescribeEffectivePolicy",
@@ -68,6 +69,7 @@ OPTIONAL = frozenset(
         "ec2:DescribeSpotPriceHistory",
         "ec2:DescribeVpcBlockPublicAccessExclusions",
         "ec2:DescribeVpcBlockPublicAccessOptions",
+        "ec2:DescribeVpcEndpoints",
         "ec2:GetAllowedImagesSettings",
         "ec2:GetConsoleOutput",
         "organizations:DescribeEffectivePolicy",

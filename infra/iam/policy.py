@@ -53,6 +53,7 @@ _LOOK = (
     "ec2:DescribeVpcBlockPublicAccessExclusions",
     "ec2:DescribeVpcBlockPublicAccessOptions",
     "ec2:DescribeVpcEndpoints",
+    "ec2:DescribeVpcs",
     # For `doctor`, and to explain why the account does not see Ubuntu's image.
     "ec2:GetAllowedImagesSettings",
     "organizations:DescribeEffectivePolicy",
@@ -70,6 +71,7 @@ OPTIONAL = frozenset(
         "ec2:DescribeVpcBlockPublicAccessExclusions",
         "ec2:DescribeVpcBlockPublicAccessOptions",
         "ec2:DescribeVpcEndpoints",
+        "ec2:DescribeVpcs",
         "ec2:GetAllowedImagesSettings",
         "ec2:GetConsoleOutput",
         "organizations:DescribeEffectivePolicy",

@@ -122,7 +122,7 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
         ("list", "--all-regions"),
         ("gc", "--yes"),
         ("up", "--dry-run", "--jump", "eice"),
-        ("up", "--dry-run", "--jump", "ssm", *_PROXIED),
+        ("up", "--dry-run", "--jump", "ssm", *_PROXIED, "--subnet-id", subnet_of(line)),
         ("up", "--nodes", "2", "--market", "spot-or-on-demand", *types, "--yes"),
         ("status",),
         ("doctor",),
@@ -403,7 +403,7 @@ _ELSEWHERE = {
 }
 _NEVER = (
     "ec2:DeleteTags",
-    "ec2:DescribeVpcs",
+    "ec2:DescribeVpcAttribute",
     "ec2:ModifyInstanceAttribute",
     "ec2:StopInstances",
     "iam:AttachRolePolicy",
@@ -526,18 +526,24 @@ def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> No
     silent = {
         "ec2:DescribeCapacityReservations",
         "ec2:DescribeInstanceConnectEndpoints",
+        "ec2:DescribeVpcs",
         "ec2:GetAllowedImagesSettings",
         "organizations:DescribeEffectivePolicy",
     }
     assert {*_INFORMATIVE, *silent} == OPTIONAL
 
 
-def test_without_a_look_at_reservations_a_cluster_is_bought(
-    line: CommandLine, tmp_path: Path
+@pytest.mark.parametrize("action", ["ec2:DescribeCapacityReservations", "ec2:DescribeVpcs"])
+def test_without_a_look_at_reservations_or_tenancy_a_cluster_is_bought(
+    line: CommandLine, tmp_path: Path, action: str
 ) -> None:
-    allow(line, tmp_path, without("ec2:DescribeCapacityReservations"))
+    allow(line, tmp_path, without(action))
 
-    line.must("up", "--nodes", "2", "--yes")
+    line.must("up", "--nodes", "2", "--subnet-id", subnet_of(line), "--yes")
+
+
+def subnet_of(line: CommandLine) -> str:
+    return str(next(iter(line.cloud.fake.backend.subnets["us-east-1a"])))
 
 
 @pytest.mark.parametrize("action", _INFORMATIVE)

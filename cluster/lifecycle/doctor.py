@@ -212,7 +212,7 @@ def _network(exam: Examination) -> list[CheckResult]:
 def _routes(exam: Examination) -> list[CheckResult]:
     notes: list[str] = []
     ec2, private, proxy = exam.ctx.clients.ec2, exam.spec.private, exam.spec.proxy
-    left = require_ways(ec2, exam.networks, notes.append, private=private, installs=not proxy)
+    left = require_ways(ec2, exam.networks, notes.append, exam.spec, installs=not proxy)
     if notes:
         return [_result("routes", Verdict.WARN, " ".join(notes))]
     if private and proxy:

@@ -155,7 +155,7 @@ def find_offers(
         ec2,
         [n for n in networks if n.zone in zones],
         note,
-        private=spec.private,
+        spec,
         installs=downloads,
     )
     flows = ssh_flows(spec.caller) if spec.caller else ()

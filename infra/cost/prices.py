@@ -40,6 +40,8 @@ _OTHER_PARTITION = re.compile(r"(cn|us-gov|us-iso|eu-iso|eusc)")
 _GP3 = "gp3"
 _GP3_UNITS = {"GB-Mo": ("gib", 1), "IOPS-Mo": ("iops", 1), "GiBps-mo": ("mibps", 1024)}
 _GP3_TABLE = {"gib": 0.08, "iops": 0.005, "mibps": 0.04}
+# A few prices per type and zone.
+_MOST_SPOT_PRICES = 10_000
 
 
 @dataclass(frozen=True)
@@ -263,17 +265,19 @@ def with_spot(prices: Prices, ec2: EC2Client, now: datetime) -> Prices:
     try:
         # With a StartTime of now, EC2 returns the current price in each zone:
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
-        answer = ec2.describe_spot_price_history(
+        pages = ec2.get_paginator("describe_spot_price_history").paginate(
             InstanceTypes=list(prices.types),  # type: ignore[arg-type]
             ProductDescriptions=["Linux/UNIX"],
             StartTime=now,
+            PaginationConfig={"MaxItems": _MOST_SPOT_PRICES},
         )
+        history = [entry for page in pages for entry in page["SpotPriceHistory"]]
     except (ClientError, BotoCoreError) as error:
         return replace(prices, problem=prices.problem or _explain(error))
     # The newest comes first.
     spot = {
         (str(entry["InstanceType"]), entry["AvailabilityZone"]): float(entry["SpotPrice"])
-        for entry in reversed(answer["SpotPriceHistory"])
+        for entry in reversed(history)
     }
     return replace(prices, spot=spot)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError
 
-from infra.aws.clients import error_code, unless, when_visible
+from infra.aws.clients import DENIED, error_code, unless, when_visible
 from infra.ec2 import tags
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, WITH_AMX, InstanceType, nearest_type
@@ -184,7 +184,8 @@ def describe_networks(
 ) -> list[Network]:
     """Return the given subnets, else every zone's default subnet; with ``vpc_id``, only that VPC's.
 
-    Raises :class:`UsageError` if one does not exist, or if they are in several VPCs.
+    Raises :class:`UsageError` if one does not exist, if they are in several VPCs, or if their VPC has
+    dedicated tenancy.
     """
     selection: Any = (
         {"SubnetIds": list(subnet_ids)}
@@ -206,9 +207,29 @@ def describe_networks(
     if subnet_ids and len({n.vpc_id for n in found}) > 1:
         places = ", ".join(f"{n.subnet_id} in {n.vpc_id}" for n in found)
         raise UsageError(f"--subnet-id: a cluster is in one VPC; these are in several: {places}")
+    # A default VPC has the default tenancy.
+    if subnet_ids and found:
+        _require_shared_tenancy(ec2, found[0])
     order = {id_: place for place, id_ in enumerate(subnet_ids)}
     inside = (n for n in found if vpc_id in (None, n.vpc_id))
     return sorted(inside, key=lambda n: (order.get(n.subnet_id, 0), n.zone))
+
+
+def _require_shared_tenancy(ec2: EC2Client, network: Network) -> None:
+    """Raise :class:`UsageError` if a VPC's machines would have other prices and need other reservations.
+
+    Without permission to look, allow it. A filter raises no error for another account's VPC.
+    """
+    vpcs = unless(
+        DENIED,
+        lambda: ec2.describe_vpcs(Filters=[{"Name": "vpc-id", "Values": [network.vpc_id]}])["Vpcs"],
+    )
+    if vpcs and vpcs[0].get("InstanceTenancy") == "dedicated":
+        raise UsageError(
+            f"--subnet-id {network.subnet_id}: {network.vpc_id} has dedicated tenancy, whose prices and "
+            "reservations this tool does not support",
+            hint="choose a subnet of another VPC",
+        )
 
 
 def require_known(ec2: EC2Client, names: Sequence[str], support: Mapping[str, TypeSupport]) -> None:

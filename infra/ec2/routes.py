@@ -35,6 +35,9 @@ _TARGETS = (
     "CoreNetworkArn",
 )
 _UNKNOWN_CALL = {"InvalidAction", "UnsupportedOperation", "UnknownOperationException"}
+# Older agents than Ubuntu's also need ec2messages.
+_AGENT_SERVICES = {"ssm", "ssmmessages"}
+_AGENT_URL = "https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html"
 _BLOCK_URL = "https://docs.aws.amazon.com/vpc/latest/userguide/security-vpc-bpa.html"
 
 
@@ -152,21 +155,24 @@ def require_ways(
     ec2: EC2Client,
     networks: Sequence[Network],
     note: Callable[[str], None],
+    spec: ClusterSpec,
     *,
-    private: bool = False,
     installs: bool = True,
 ) -> list[Network]:
-    """Return the subnets whose machines are reachable and can install software.
+    """Return the subnets whose machines are reachable and, with ``installs``, can install software.
 
-    With ``private``, the machines have no public addresses. Notes and skips checks for which permission
-    is missing. Raises :class:`UsageError` if no subnet is left.
+    For ``--private --jump ssm``, the machines must be able to reach Session Manager in any case.
+    Notes and skips checks for which permission is missing.
+    Raises :class:`UsageError` if no subnet is left.
     """
     unknown: dict[str, Way] = {}
     ways = look_if_allowed(lambda: describe_ways(ec2, networks), unknown, note)
+    private = spec.private
     if private:
-        if not installs:
+        if not installs and (spec.jump != SSM or _has_agent_endpoints(ec2, networks, note)):
             return list(networks)
-        left = _without(networks, [way for way in ways.values() if not way.leads_out], _PRIVATE)
+        inward = [way for way in ways.values() if not way.leads_out]
+        left = _without(networks, inward, _PRIVATE if installs else _AGENT)
         # Another account, whose mode is unknown, may own the exit behind a transit gateway.
         over_nat = {way.subnet_id for way in ways.values() if way.target.startswith("nat-")}
         checked = [network for network in left if network.subnet_id in over_nat]
@@ -179,12 +185,34 @@ def require_ways(
     )
     if closed >= {network.subnet_id for network in left}:
         what, hint = _BLOCKED[private]
+        if private and not installs:
+            what = "reach Session Manager over a NAT gateway"
         raise UsageError(
             f"VPC Block Public Access is {mode} in {ec2.meta.region_name}: machines in "
             f"{', '.join(sorted(closed))} can't {what}",
             hint=f"an administrator can exclude the VPC or the subnet ({_BLOCK_URL}){hint}",
         )
     return [network for network in left if network.subnet_id not in closed]
+
+
+def _has_agent_endpoints(
+    ec2: EC2Client, networks: Sequence[Network], note: Callable[[str], None]
+) -> bool:
+    """Whether the SSM agent reaches its services inside the VPC; True without permission to look."""
+    vpcs = sorted({network.vpc_id for network in networks})
+
+    def look() -> set[str]:
+        pages = ec2.get_paginator("describe_vpc_endpoints").paginate(
+            Filters=[{"Name": "vpc-id", "Values": vpcs}]
+        )
+        return {
+            each["ServiceName"].rpartition(".")[2]
+            for page in pages
+            for each in page["VpcEndpoints"]
+            if each["State"].lower() == "available" and each.get("PrivateDnsEnabled")
+        }
+
+    return look_if_allowed(look, _AGENT_SERVICES, note) >= _AGENT_SERVICES
 
 
 def _unreachable(ways: Collection[Way], note: Callable[[str], None]) -> list[Way]:
@@ -209,6 +237,13 @@ _PRIVATE = (
     "choose a subnet with a route to a NAT or transit gateway (--subnet-id), or add the route: `aws "
     f"ec2 create-route --route-table-id {{table}} --destination-cidr-block {_ANYWHERE} "
     "--nat-gateway-id nat-…`",
+)
+_AGENT = (
+    "its machines can't reach Session Manager: they have no public addresses, and their agent does not use "
+    "--proxy",
+    "create interface endpoints for ssm and ssmmessages in the VPC "
+    f"({_AGENT_URL}), choose a subnet with a route to a NAT or transit gateway (--subnet-id), or choose "
+    "another --jump",
 )
 # What is blocked, and a hint, by ``private``.
 _BLOCKED = {

@@ -52,6 +52,8 @@ _LOOK = (
     "ec2:DescribeVolumes",
     "ec2:DescribeVpcBlockPublicAccessExclusions",
     "ec2:DescribeVpcBlockPublicAccessOptions",
+    "ec2:DescribeVpcEndpoints",
+    "ec2:DescribeVpcs",
     # For `doctor`, and to explain why the account does not see Ubuntu's image.
     "ec2:GetAllowedImagesSettings",
     "organizations:DescribeEffectivePolicy",
@@ -68,6 +70,8 @@ OPTIONAL = frozenset(
         "ec2:DescribeSpotPriceHistory",
         "ec2:DescribeVpcBlockPublicAccessExclusions",
         "ec2:DescribeVpcBlockPublicAccessOptions",
+        "ec2:DescribeVpcEndpoints",
+        "ec2:DescribeVpcs",
         "ec2:GetAllowedImagesSettings",
         "ec2:GetConsoleOutput",
         "organizations:DescribeEffectivePolicy",
@@ -130,7 +134,8 @@ _ENCRYPT = (
 _TUNNEL = ("ec2-instance-connect:OpenTunnel",)
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html
 _SESSION = ("ssm:StartSession",)
-_CHANNEL = ("ssmmessages:OpenDataChannel",)
+# The plugin resumes a session whose connection broke.
+_CHANNEL = ("ssm:ResumeSession", "ssmmessages:OpenDataChannel")
 CONNECTIONS = (*_TUNNEL, *_SESSION)
 # Only with --push-to. Multipart uploads also use PutObject.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
@@ -272,8 +277,8 @@ def _connect(jump: str | None) -> list[dict[str, Any]]:
         return [
             _allow("Session", _SESSION, _ec2("instance/*"), ours),
             _allow("Document", _SESSION, "arn:*:ssm:*:*:document/AWS-StartSSHSession"),
-            # Opening a channel also takes the token that only StartSession returns. The names of
-            # roles' sessions do not begin with ${aws:userid}.
+            # Opening a channel also takes a token that only StartSession and ResumeSession return. The
+            # names of roles' sessions do not begin with ${aws:userid}.
             _allow("Channel", _CHANNEL, "arn:*:ssm:*:*:session/*"),
         ]
     return []

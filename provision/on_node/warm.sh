@@ -2,7 +2,11 @@
 # https://docs.aws.amazon.com/ebs/latest/userguide/initalize-volume.html
 # This reads what the first job needs, in many pieces at a time. A container's disk is no such device.
 [ -b "$(findmnt -no SOURCE /)" ] && [ -d /opt/spr-cluster ] || exit 0
-found() { find /opt/spr-cluster /usr/lib/python3* /usr/bin/python3* -xdev -type f "$@"; }
+# Besides the stack: the packages of `bake --packages`, and the compiler that torch.compile runs.
+found() {
+    find /opt/spr-cluster /home/*/spr-packages /usr/lib/python3* /usr/bin/python3* /usr/lib/x86_64-linux-gnu \
+        /usr/lib/gcc /usr/libexec/gcc /usr/bin/x86_64-linux-gnu-* /usr/include -xdev -type f "$@" 2>/dev/null
+}
 found ! -size +16383k -print0 | xargs -0 -r -P 8 -n 64 cat >/dev/null &
 found -size +16383k -printf '%s %p\n' | while read -r size path; do
     for piece in $(seq 0 $((size / 16777216))); do printf '%s\0%s\0' "$piece" "$path"; done

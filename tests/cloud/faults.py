@@ -249,8 +249,8 @@ class NetworkFaults(_Section):
     """The network between the caller and the machines: routes, Block Public Access, ACLs, and port 22.
 
     ``excluded`` exempts the default VPC from Block Public Access. ``--jump eice`` needs
-    ``connect_endpoint``, and ``--jump ssm`` needs ``host_management``. ``caller`` is the caller's range
-    as EC2 sees it; by default, the real one.
+    ``connect_endpoint``, and ``--jump ssm`` needs ``host_management``. The VPC has interface endpoints for
+    ``endpoints``, such as ``ssm``. ``caller`` is the caller's range as EC2 sees it; by default, the real one.
     """
 
     internet_gateway: bool = True
@@ -260,6 +260,7 @@ class NetworkFaults(_Section):
     excluded: bool = False
     connect_endpoint: bool = True
     host_management: bool = True
+    endpoints: tuple[str, ...] = ()
     acl: Literal["open", "no-ssh", "no-answers", "no-downloads"] = "open"
     ssh: Literal["open", "blocked"] = "open"
     caller: str = ""

@@ -143,6 +143,20 @@ class FaultyEC2Response(LocalEC2Response):
             answer.result["InstanceConnectEndpoints"] = []
         return answer
 
+    def describe_vpc_endpoints(self) -> ActionResult:
+        """Return the default VPC's endpoints. Ignores filters."""
+        ec2 = self.ec2_backend
+        endpoints = [
+            {
+                "VpcId": ec2.default_vpc.id,
+                "ServiceName": f"com.amazonaws.{ec2.region_name}.{service}",
+                "State": "Available",
+                "PrivateDnsEnabled": True,
+            }
+            for service in self._faults.network.endpoints
+        ]
+        return ActionResult({"VpcEndpoints": endpoints})
+
     def describe_capacity_reservations(self) -> ActionResult:
         ec2, ids = self.ec2_backend, self._get_param("CapacityReservationIds", [])
         rules = self._faults.reservation

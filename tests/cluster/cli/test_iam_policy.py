@@ -42,6 +42,7 @@ _INFORMATIVE = {
             "DescribeRouteTables",
             "DescribeVpcBlockPublicAccessExclusions",
             "DescribeVpcBlockPublicAccessOptions",
+            "DescribeVpcEndpoints",
         )
     },
     "ssm:GetServiceSetting": "Can't check the route to the machines: no permission for GetServiceSetting.",
@@ -61,6 +62,7 @@ _LOOKS_FOR_ROLES = {"iam:ListInstanceProfiles", "iam:GetInstanceProfile"}
 # Disks are encrypted with the account's own key, and nobody has bought on spot before.
 _RESERVATION = "cr-0123456789abcdef0"
 _ACCOUNT = f"[ebs]\nkms_key = '{_KEY}'\n[spot]\nservice_linked_role = false\n"
+_PROXIED = ("--private", "--proxy", "http://10.0.0.9:3128")
 _RESERVED = (
     f"[[reservation]]\nid = '{_RESERVATION}'\nmatch = 'targeted'\nzone = 'us-east-1a'\n"
     f"instance_type = '{_TYPES[0]}'\ncount = 1\n"
@@ -83,6 +85,7 @@ def allow(
     file = folder / "policy.json"
     file.write_text(json.dumps(policy))
     blocked = '[network]\nblock_public_access = "block-ingress"\nexcluded = true\n'
+    blocked += "endpoints = ['ssm', 'ssmmessages']\n"
     iam = f'[iam]\npolicy = "{file}"\ntag_delay_s = {tag_delay_s}\n'
     line.cloud.faults(f"{more}\n{blocked}{iam}{_RESERVED}")
 
@@ -119,7 +122,7 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
         ("list", "--all-regions"),
         ("gc", "--yes"),
         ("up", "--dry-run", "--jump", "eice"),
-        ("up", "--dry-run", "--jump", "ssm"),
+        ("up", "--dry-run", "--jump", "ssm", *_PROXIED, "--subnet-id", subnet_of(line)),
         ("up", "--nodes", "2", "--market", "spot-or-on-demand", *types, "--yes"),
         ("status",),
         ("doctor",),
@@ -402,7 +405,7 @@ _ELSEWHERE = {
 }
 _NEVER = (
     "ec2:DeleteTags",
-    "ec2:DescribeVpcs",
+    "ec2:DescribeVpcAttribute",
     "ec2:ModifyInstanceAttribute",
     "ec2:StopInstances",
     "iam:AttachRolePolicy",
@@ -525,18 +528,24 @@ def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> No
     silent = {
         "ec2:DescribeCapacityReservations",
         "ec2:DescribeInstanceConnectEndpoints",
+        "ec2:DescribeVpcs",
         "ec2:GetAllowedImagesSettings",
         "organizations:DescribeEffectivePolicy",
     }
     assert {*_INFORMATIVE, *silent} == OPTIONAL
 
 
-def test_without_a_look_at_reservations_a_cluster_is_bought(
-    line: CommandLine, tmp_path: Path
+@pytest.mark.parametrize("action", ["ec2:DescribeCapacityReservations", "ec2:DescribeVpcs"])
+def test_without_a_look_at_reservations_or_tenancy_a_cluster_is_bought(
+    line: CommandLine, tmp_path: Path, action: str
 ) -> None:
-    allow(line, tmp_path, without("ec2:DescribeCapacityReservations"))
+    allow(line, tmp_path, without(action))
 
-    line.must("up", "--nodes", "2", "--yes")
+    line.must("up", "--nodes", "2", "--subnet-id", subnet_of(line), "--yes")
+
+
+def subnet_of(line: CommandLine) -> str:
+    return str(next(iter(line.cloud.fake.backend.subnets["us-east-1a"])))
 
 
 @pytest.mark.parametrize("action", _INFORMATIVE)
@@ -545,7 +554,8 @@ def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
 ) -> None:
     allow(line, tmp_path, without(action))
 
-    way = ("--jump", "ssm") if action == "ssm:GetServiceSetting" else ()
+    of_ssm = action in ("ssm:GetServiceSetting", "ec2:DescribeVpcEndpoints")
+    way = ("--jump", "ssm", *_PROXIED) if of_ssm else ()
     # A host key is read where a machine has been bought.
     last = "--yes" if action == "ec2:GetConsoleOutput" else "--dry-run"
     result = line.must("up", "--nodes", "1", "--market", "spot", last, *way)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -127,12 +127,27 @@ def test_without_the_program_of_the_jump_nothing_is_bought(
     assert nat.left() == []
 
 
-def test_with_an_image_no_way_out_is_needed(nat: SimulatedCloud) -> None:
-    nat.prepared(nodes=2, private=True)
-    nat.down(keep_image=True)
-    nat.faults("[network]\ninternet_gateway = false\n")
+@pytest.mark.parametrize("jump", [None, "eice", "ssm"])
+@pytest.mark.parametrize("proxy", [None, "http://10.0.0.9:3128"])
+def test_with_an_image_or_a_proxy_only_the_agent_of_ssm_needs_a_way_out(
+    nat: SimulatedCloud, jump: str | None, proxy: str | None
+) -> None:
+    if not proxy:
+        nat.prepared(nodes=2, private=True)
+        nat.down(keep_image=True)
+    closed = "[network]\ninternet_gateway = false\n"
+    nat.faults(closed)
+    options: Any = {"nodes": 2, "private": True, **({"proxy": proxy} if proxy else {})}
+    if jump == "ssm":
+        nat.faults(f"{closed}endpoints = ['ssm']\n")
+        left, bought = nat.left(), len(nat.purchases())
+        with pytest.raises(UsageError, match="its machines can't reach Session Manager") as caught:
+            nat.up(**options, jump=jump)
+        assert "create interface endpoints for ssm and ssmmessages" in str(caught.value.hint)
+        assert (nat.left(), len(nat.purchases())) == (left, bought)
+        nat.faults(f"{closed}endpoints = ['ssm', 'ssmmessages']\n")
 
-    nat.up(nodes=2, private=True)
+    nat.up(**options, **({"jump": jump} if jump else {}))
 
     assert nat.cluster().is_whole
 

@@ -169,6 +169,7 @@ def test_a_price_list_that_never_answers_costs_seconds(
 def test_spot_prices_are_those_of_each_zone(ec2_cloud: FakeCloud) -> None:
     now = datetime(2026, 11, 22, tzinfo=timezone.utc)
     table = table_prices("us-east-1", (METAL,))
+    ec2_cloud.faults("page_size = 1\n")
 
     prices = with_spot(table, ec2_cloud.ec2, now)
 

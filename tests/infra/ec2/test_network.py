@@ -204,6 +204,16 @@ def test_subnets_of_several_vpcs_are_refused(ec2_cloud: FakeCloud) -> None:
         describe_networks(ec2, ("subnet-1", "subnet-2"), None)
 
 
+def test_a_subnet_of_a_vpc_with_dedicated_tenancy_is_refused(ec2_cloud: FakeCloud) -> None:
+    ec2 = ec2_cloud.clients.ec2
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16", InstanceTenancy="dedicated")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/24")["Subnet"]["SubnetId"]
+
+    with pytest.raises(UsageError, match=f"{subnet}: {vpc} has dedicated tenancy") as caught:
+        describe_networks(ec2, (subnet,), None)
+    assert caught.value.hint == "choose a subnet of another VPC"
+
+
 def test_a_types_zones_are_asked_and_one_that_is_not_offered_is_left_out(
     ec2_cloud: FakeCloud,
 ) -> None:

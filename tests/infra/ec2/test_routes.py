@@ -11,6 +11,7 @@ from infra.aws.cloud import probe_ssh
 from infra.ec2.network import Network
 from infra.ec2.routes import describe_ways, require_ways
 from infra.errors import UsageError
+from tests.infra.plan_inputs import make_spec
 
 A, B = Network("vpc-1", "subnet-a", "us-east-1a"), Network("vpc-1", "subnet-b", "us-east-1b")
 INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
@@ -38,11 +39,11 @@ class Ec2:
         self._tables, self._mode, self._exclusions = tables, mode, exclusions
 
     def get_paginator(self, operation: str) -> Any:
-        assert operation == "describe_route_tables"
+        assert operation in ("describe_route_tables", "describe_vpc_endpoints")
         return self
 
     def paginate(self, **_: Any) -> Any:
-        return [{"RouteTables": [one]} for one in self._tables]
+        return [{"RouteTables": [one], "VpcEndpoints": []} for one in self._tables]
 
     def describe_vpc_block_public_access_options(self) -> Any:
         return {"VpcBlockPublicAccessOptions": {"InternetGatewayBlockMode": self._mode}}
@@ -51,8 +52,9 @@ class Ec2:
         return {"VpcBlockPublicAccessExclusions": list(self._exclusions)}
 
 
-def usable(ec2: Any, **options: bool) -> list[str]:
-    return [n.subnet_id for n in require_ways(ec2, [A, B], pytest.fail, **options)]
+def usable(ec2: Any, *, installs: bool = True, **options: Any) -> list[str]:
+    spec = make_spec(**options)
+    return [n.subnet_id for n in require_ways(ec2, [A, B], pytest.fail, spec, installs=installs)]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,10 @@ def test_block_public_access_closes_what_it_does_not_exclude(
     if left:
         assert usable(ec2) == left
         return
-    with pytest.raises(UsageError, match="VPC Block Public Access is block-ingress"):
-        usable(ec2)
+    with pytest.raises(
+        UsageError, match=r"is block-ingress .* can't be reached at a public address"
+    ):
+        usable(ec2, installs=False)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +150,8 @@ def test_private_machines_install_nothing_if_block_public_access_closes_the_nat_
     with pytest.raises(UsageError, match="can't install software over a NAT gateway") as caught:
         usable(ec2, private=True)
     assert "--private" not in str(caught.value.hint)
+    with pytest.raises(UsageError, match="can't reach Session Manager over a NAT gateway"):
+        usable(ec2, private=True, jump="ssm", installs=False)
 
 
 def test_a_transit_gateways_way_out_is_not_closed_by_block_public_access() -> None:
@@ -161,7 +167,7 @@ def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target
     notes: list[str] = []
     client: Any = Ec2(table("rtb-main", through), table("rtb-own", subnet="subnet-b"))
 
-    assert require_ways(client, [A, B], notes.append) == [A]
+    assert require_ways(client, [A, B], notes.append, make_spec()) == [A]
     (note,) = notes
     (name,) = target.values()
     assert f"subnet-a goes through a firewall endpoint, {name}; the firewall may block SSH" in note

@@ -82,6 +82,7 @@ def test_with_the_printed_policy_nothing_is_missing() -> None:
         ("ec2:DescribeImages", "on *"),
         ("ec2:ImportKeyPair", "on arn:aws:ec2:eu-west-1:123456789012:key-pair/spr-cluster-*"),
         ("kms:CreateGrant", f"on {KEY} with kms:ViaService=ec2.eu-west-1.amazonaws.com"),
+        ("ssm:ResumeSession", "on arn:aws:ssm:eu-west-1:123456789012:session/*"),
         ("ssmmessages:OpenDataChannel", "on arn:aws:ssm:eu-west-1:123456789012:session/*"),
         ("s3:PutObject", "on arn:aws:s3:::models/squad/*"),
     ],

@@ -354,7 +354,7 @@ class Rendered:
 
     def yaml_files(self) -> dict[str, str]:
         """Return the manifests as commented YAML, by file name."""
-        reference = self.plan.module == "worker.program"
+        reference = _is_reference(self.plan)
         comments = job_comments(self.pods, self.placement, self.size, reference=reference)
         claim = {"claim.yaml": render_yaml(self.claim, CLAIM_COMMENTS)} if self.claim else {}
         return {**claim, "job.yaml": render_yaml(self.job, comments)}
@@ -364,11 +364,17 @@ class Rendered:
         return render_yaml(render_copy_pod(self.pods), {})
 
 
+def _is_reference(plan: JobPlan) -> bool:
+    return plan.module == "worker.program"
+
+
 def render(plan: JobPlan, pods: PodOptions, stack: Stack) -> Rendered:
     """Return a plan's image, claim, and job. Raises :class:`UsageError` for nodes that don't fit it."""
     placement, size = place_pod(
         pods.shape, plan.spec.resources.placement, plan.backend, find_preloads(stack)
     )
+    # Only the published recipe runs transformers' example; GitHub may be out of reach.
+    in_image = stack if _is_reference(plan) else stack.model_copy(update={"examples": ""})
     return Rendered(
         plan=plan,
         pods=pods,
@@ -376,5 +382,5 @@ def render(plan: JobPlan, pods: PodOptions, stack: Stack) -> Rendered:
         size=size,
         claim=render_claim(pods),
         job=render_job(plan, placement, size, pods, stack),
-        build=build_files(stack, pods.image),
+        build=build_files(in_image, pods.image),
     )

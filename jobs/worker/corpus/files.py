@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -12,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..data.mapped import process_suffix
 from ..data.text_files import READERS
 from ..runtime.errors import DatasetError
-from ..runtime.output import replacing
+from ..runtime.output import hold_lock, replacing
 from ..training.options import is_url
 from .options import Source
 
@@ -92,7 +92,10 @@ def connected() -> Any:
 
 @contextmanager
 def present(source: Source, folder: Path) -> Iterator[Path]:
-    """Give a source as a local file: of one in S3, a copy in ``folder``, which this node's ranks share."""
+    """Give a source as a local file: of one in S3, a copy in ``folder``, which this node's ranks share.
+
+    On a file system without locks, each rank has its own copy.
+    """
     if not is_url(source.name):
         yield Path(source.name)
         return
@@ -100,10 +103,9 @@ def present(source: Source, folder: Path) -> Iterator[Path]:
     from ..storage.download import Download, S3Object, download_all
 
     found = S3Object(S3Url.parse(source.name), source.version, source.size)
-    target = folder / found.id
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{found.id}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        target = folder / (found.id if hold_lock(lock) else found.id + process_suffix())
         if not target.exists():
             download_all(connected(), [Download(found, target)])
     try:

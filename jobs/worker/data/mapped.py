@@ -8,7 +8,6 @@ It also silently drops a column that the first rows do not have.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from ..runtime.errors import LARGER_DISKS, DatasetError, first_line
-from ..runtime.output import new_file
+from ..runtime.output import hold_lock, new_file
 
 TOGETHER = 10_000
 """Rows of an Arrow batch."""
@@ -114,7 +113,7 @@ def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedR
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with target.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            hold_lock(lock)  # without locks, each process makes the file, and one remains
             if not target.exists():
                 remove_unused(folder)
                 with new_file(target, process_suffix()) as partial:

@@ -108,7 +108,7 @@ def _run(main: Main[Own], options: Own, settings: RunSettings, events: Events) -
     phases, output = Phases(), settings.output
     if output is not None:
         keep_log(output, events.rank, append=settings.resume)
-    planned, found = take_place(os.environ, torch.get_num_threads)
+    planned, found = take_place(os.environ, torch.get_num_threads, torch.set_num_threads)
     unpinned = planned is not None and planned.cpus is None
     if unpinned and (warning := explain_unpinned(os.environ, found.threads)):
         events.warn(warning)

@@ -13,6 +13,7 @@ logs/           rank-N.log, likewise: what the rank printed, in addition to the 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 from .checkpoint_names import CHECKPOINTS, newest
 from .errors import TrainingError
@@ -103,6 +104,20 @@ def new_file(path: Path, suffix: str = "") -> Iterator[Path]:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def hold_lock(file: IO[Any]) -> bool:
+    """Wait for the lock of an open file; return False on a file system without locks. Raises ``OSError``.
+
+    Lustre mounted with ``noflock`` has none, nor has NFS without lockd.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        return False
+    return True
 
 
 def _log_of(output: Path, rank: int) -> Path:

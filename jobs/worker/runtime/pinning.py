@@ -16,6 +16,7 @@ import ctypes
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 _NUMA_MAPS = Path("/proc/self/numa_maps")
 _MPOL_PREFERRED = 1  # <linux/mempolicy.h>
 _MAX_NODES = 1024
+LEAST_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,23 @@ def read_plan(environ: Mapping[str, str]) -> RankPlacement | None:
 
 
 def take_place(
-    environ: MutableMapping[str, str], count_threads: Callable[[], int]
+    environ: MutableMapping[str, str],
+    count_threads: Callable[[], int],
+    lower_threads: Callable[[int], None] | None = None,
 ) -> tuple[RankPlacement | None, RankPlacement]:
     """Set the network interface and the planned memory policy; return the plan and the actual placement.
 
-    mpirun has pinned this rank already; under torchrun, the rank pins itself.
+    mpirun has pinned this rank already; under torchrun, the rank pins itself. It may have to lower the number
+    of threads (:func:`share_out`): in ``environ``, and with ``lower_threads`` if OpenMP has already read it.
 
     The main thread must call it before starting others, which inherit its policy. Raises
     :class:`PlacementError` if they differ.
     """
     choose_interface(environ)
+    asked = environ.get("OMP_NUM_THREADS")
     plan = _take_own_cores(environ) if by_torchrun(environ) else read_plan(environ)
+    if lower_threads is not None and plan and environ.get("OMP_NUM_THREADS") != asked:
+        lower_threads(plan.threads)
     if plan is not None and plan.memory is not None:
         _prefer_memory(plan.memory)
     # First: OpenMP may bind the main thread when it starts, which must be detected.
@@ -146,6 +154,16 @@ def _take_own_cores(environ: MutableMapping[str, str]) -> RankPlacement | None:
         return RankPlacement(None, threads, None)
     own = shares[local.rank]
     os.sched_setaffinity(0, own.cpus)
+    if len(own.cpus) != threads:
+        if local.rank == 0:
+            print(
+                f"{socket.gethostname()}: {len(own.cpus)} threads per rank instead of {threads}: "
+                "each has cores of its own NUMA nodes, which differ in size",
+                file=sys.stderr,
+                flush=True,
+            )
+        threads = len(own.cpus)
+        environ["OMP_NUM_THREADS"] = str(threads)
     if pinned := [str(cpu) for share in shares for cpu in share.workers]:
         environ["CCL_WORKER_AFFINITY"] = ",".join(pinned)
     # Memory is allocated where it is first written: on the NUMA node of these CPUs.
@@ -223,7 +241,11 @@ def _find_cores() -> Sequence[LocalCore]:
 def share_out(
     cores: Sequence[LocalCore], ranks: int, threads: int, workers: int
 ) -> tuple[CoreShare, ...]:
-    """Return the ranks' cores; empty if there are too few, or if others may also use them. Pure."""
+    """Return the ranks' cores; empty if there are too few, or if others may also use them. Pure.
+
+    Where NUMA nodes have different sizes, ranks get fewer than ``threads``, down to :data:`LEAST_SHARE` of
+    them, if each then has cores of its own nodes alone: the other threads would wait for one on another node.
+    """
     each = threads + workers
     # Without the static CPU manager, a pod sees the whole node. If it uses less than half of it, another
     # pod like this one may be there, and would take the same cores.
@@ -231,6 +253,26 @@ def share_out(
         return ()
     groups = divide(cores, ranks)
     if not groups or len(groups[0]) < each:
-        in_order = [core for node in group_by_node(cores) for core in node]
-        groups = tuple(tuple(in_order[i * each : (i + 1) * each]) for i in range(ranks))
+        groups = _divide_unevenly(cores, ranks)
+        least = min(map(len, groups), default=0)
+        if workers + LEAST_SHARE * threads <= least:
+            each = min(each, least)
+        else:
+            in_order = [core for node in group_by_node(cores) for core in node]
+            groups = tuple(tuple(in_order[i * each : (i + 1) * each]) for i in range(ranks))
     return share_cores(groups, each, workers)
+
+
+def _divide_unevenly(cores: Sequence[LocalCore], ranks: int) -> tuple[tuple[LocalCore, ...], ...]:
+    """Like :func:`divide`, for NUMA nodes of different sizes: kubelet fills one before it uses the next."""
+    nodes = group_by_node(cores)
+    together, parts = max(1, len(nodes) // ranks), max(1, ranks // len(nodes))
+    if together * ranks != parts * len(nodes):
+        return ()
+    wholes = [sum(nodes[n : n + together], ()) for n in range(0, len(nodes), together)]
+    sizes = [len(whole) // parts for whole in wholes]
+    return tuple(
+        whole[n * size : (n + 1) * size]
+        for whole, size in zip(wholes, sizes)  # noqa: B905 - Python 3.8
+        for n in range(parts)
+    )

@@ -251,8 +251,14 @@ def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dic
 
     true_words, words = ([tag for row in rows for tag in row] for rows in (truth, found))
     scores = {"accuracy": round(100 * float(accuracy_score(true_words, words)), 3)}
+    # Keyphrases and segments have no types; among parts of speech, S is no mark.
+    bare = {*true_words, *words} <= {*_MARKS, OUTSIDE}
     wanted, marked = (
-        {(number, *span) for number, row in enumerate(rows) for span in find_entities(row)}
+        {
+            (number, *span)
+            for number, row in enumerate(rows)
+            for span in find_entities(row, bare=bare)
+        }
         for rows in (truth, found)
     )
     if wanted:
@@ -264,8 +270,10 @@ def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dic
     return scores
 
 
-def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+def find_entities(tags: Sequence[str], *, bare: bool = False) -> list[tuple[str, int, int]]:
     """Return the entities in tags such as B-PER and I-PER: type, first word, and the word after the last.
+
+    If marks may be ``bare``, one without a type, such as B, has the type "_".
 
     As in seqeval by default, which follows CoNLL's evaluation, for IOB, IOE, and IOBES, which is BILOU with
     other letters: an entity also begins at an I or E after another type, an end, or no entity.
@@ -273,8 +281,8 @@ def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     found, begin, kind, closed = list[tuple[str, int, int]](), 0, "", False
     for place, tag in enumerate([*tags, OUTSIDE]):
         name, dash, own = tag.partition("-")
-        mark = _MARKS.get(name, "") if dash else ""
-        inside = own if mark else ""
+        mark = _MARKS.get(name, "") if dash or bare else ""
+        inside = (own or "_") if mark else ""
         if kind and (closed or mark in ("B", "S") or inside != kind):
             found.append((kind, begin, place))
             kind = ""

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_model as save_weights
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
+from torch import Tensor, nn
 
 from ..runtime.errors import ModelError, TrainingError, first_line, hub_hint
 from ..runtime.ranks import Ranks
@@ -36,6 +38,22 @@ MOST_TOKENS = 8192
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob")
 """Configuration names of attention dropout: DistilBERT's, and that of BERT and others."""
+
+
+class ExactLinear(nn.Linear):
+    """Computes in fp32 whatever the precision: in bf16, all numbers near 2,000 are multiples of 8."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(values.float())
+
+
+def _keep_digits(model: Any) -> None:
+    """Compute the output of a model that has only one in fp32: scores differ by less than bf16 tells."""
+    if model.config.get_text_config().num_labels == 1:
+        for last in [each for each in model.modules() if type(each) is nn.Linear][-1:]:
+            if last.out_features == 1:
+                last.__class__ = ExactLinear
 
 
 def longest_input(loaded: Loaded) -> int | None:
@@ -157,6 +175,7 @@ def load_pretrained(
     if settings and not order and not is_number:
         replaced |= {*_renew_head(model, missing | replaced)}
     others = tuple(known.id2label.values()) if replaced else ()
+    _keep_digits(model)
     return Loaded(model, tokenizer, tuple(sorted(missing | replaced)), own, others)
 
 
@@ -262,7 +281,9 @@ def _new(head: str, texts: Iterable[str], ranks: Ranks, settings: Mapping[str, A
         **SCRATCH_DROPOUT,
         **settings,
     )
-    return Loaded(_auto_class(head).from_config(config), tokenizer)
+    model = _auto_class(head).from_config(config)
+    _keep_digits(model)
+    return Loaded(model, tokenizer)
 
 
 def save_model(folder: Path, loaded: Loaded) -> None:

@@ -20,15 +20,19 @@ from .options import TrainOptions
 TrainContext = RankContext[TrainOptions]
 SMOOTHING = 0.05
 """A step's weight in the running mean, which thus covers about the last 20 steps."""
-PATIENCE = 100
-"""Consecutive steps with too high a mean. Peaks of a few steps are normal."""
+PATIENCE, SUSPECT = 100, 3
+"""Steps with too high a loss, one after the other, until it counts as diverged, and as suspicious. Peaks of a
+few steps are normal."""
+RELIEF = 5
+"""How many of these steps one with a low enough loss makes up for. Squared errors of prices or counts are far
+above their best mean at most steps, but not at five of six."""
 MARGIN = 2.0
-"""The mean may rise above the best one by this much, or by the best one itself if that is more.
+"""The loss may be above the best mean by this much, or by the best one itself if that is more.
 
 A random model has a loss of about the logarithm of its number of tokens, 5.9 for 384, and a good model less
 than 1.5. They differ by more than this value, two good epochs by much less."""
-FIRST = 20
-"""Steps after which the running mean counts as the loss at the beginning."""
+FEWEST, FIRST = 5, 20
+"""Steps after which the running mean counts as one, and as the loss at the beginning."""
 STUCK_AFTER, STUCK_SHARE = 500, 0.95
 """A loss is stuck if it has not fallen to this share of its beginning after so many steps and a fifth of all
 steps: a run with wrong labels costs as much as a good one."""
@@ -41,9 +45,9 @@ class DivergenceDetector:
     level: float | None = None
     """The loss's running mean."""
     best: float = math.inf
-    """The lowest running mean so far."""
+    """The lowest running mean so far, of :data:`FEWEST` steps or more."""
     high: int = 0
-    """The number of steps in a row in which it was above :attr:`limit`."""
+    """The number of steps with a loss above :attr:`limit`; each other one takes :data:`RELIEF` away."""
     steps: int = 0
     first: float | None = None
     """The running mean after :data:`FIRST` steps."""
@@ -51,11 +55,13 @@ class DivergenceDetector:
     def see(self, loss: float) -> None:
         """Add the next step's loss."""
         self.steps += 1
-        self.level = loss if self.level is None else self.level + SMOOTHING * (loss - self.level)
-        self.best = min(self.best, self.level)
-        self.high = self.high + 1 if self.level > self.limit else 0
+        level = self.level or 0.0
+        self.level = level + max(SMOOTHING, 1 / self.steps) * (loss - level)
+        if self.steps >= FEWEST:
+            self.best = min(self.best, self.level)
         if self.steps == FIRST:
             self.first = self.level
+        self.high = max(0, self.high + (1 if loss > self.limit else -RELIEF))
 
     def is_stuck(self, total: int) -> bool:
         """Return whether a run of ``total`` steps has learned nothing, asked after each step."""
@@ -65,17 +71,17 @@ class DivergenceDetector:
 
     @property
     def limit(self) -> float:
-        """The running mean above which a loss is suspicious."""
+        """The value above which a loss is too high."""
         return self.best + max(MARGIN, self.best)
 
     @property
     def suspicious(self) -> bool:
-        """The running mean is too high now, so that no good checkpoint should be replaced."""
-        return self.high > 0
+        """The loss has just been too high, so that no good checkpoint should be replaced."""
+        return self.high >= SUSPECT
 
     @property
     def diverged(self) -> bool:
-        """The running mean has been too high for :data:`PATIENCE` steps."""
+        """The loss has been too high for :data:`PATIENCE` steps."""
         return self.high >= PATIENCE
 
 

@@ -16,8 +16,9 @@ from ...runtime.errors import ModelError
 if TYPE_CHECKING:
     from ...training.state import TrainContext
 
+_MODULES = "modules.json"
 _SENTENCE_TRANSFORMERS: dict[str, Any] = {
-    "modules.json": [
+    _MODULES: [
         {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for n, (path, kind) in enumerate(
             [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
@@ -28,13 +29,13 @@ _SENTENCE_TRANSFORMERS: dict[str, Any] = {
 """Files with which sentence-transformers computes the same vectors."""
 
 
-Declared = dict[str, dict[str, Any]]
+Declared = dict[str, Any]
 _POOLING, _SETTINGS = "1_Pooling/config.json", "config_sentence_transformers.json"
 _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 def read_declared(model: str, context: TrainContext | None = None) -> Declared:
-    """Return the pooling and prompts that a sentence-transformers model declares, by file.
+    """Return the modules, pooling, and prompts that a sentence-transformers model declares, by file.
 
     With a context, rank 0 reads and shares them. ``model`` is a folder, a name on the hub, or "" for a new
     one. Raises :class:`ModelError`.
@@ -43,7 +44,7 @@ def read_declared(model: str, context: TrainContext | None = None) -> Declared:
     from transformers.utils import cached_file
 
     found: Declared = {}
-    for name in (_POOLING, _SETTINGS) if context is None or context.ranks.first else ():
+    for name in (_MODULES, _POOLING, _SETTINGS) if context is None or context.ranks.first else ():
         path = model and cached_file(
             model,
             name,
@@ -65,7 +66,13 @@ def read_declared(model: str, context: TrainContext | None = None) -> Declared:
 
 
 def find_pooling(declared: Declared) -> str:
-    """Return "mean" or "cls". Raises :class:`ModelError` for another pooling."""
+    """Return "mean" or "cls". Raises :class:`ModelError` for another pooling, and for other modules."""
+    kinds = [str(each["type"]).rpartition(".")[2] for each in declared[_MODULES]]
+    if others := {*kinds} - {"Transformer", "Pooling", "Normalize"}:
+        raise ModelError(
+            f"the model also has {', '.join(sorted(others))} of sentence-transformers; "
+            "`embed` has only Transformer, Pooling, and Normalize"
+        )
     pooling = declared[_POOLING]
     old = [name for name, value in pooling.items() if name.startswith("pooling_mode_") and value]
     mode = pooling.get("pooling_mode", [_MODES.get(name, name) for name in old] or "mean")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from jobs.worker.corpus import shards
 from jobs.worker.corpus.coordinator import predict_corpus
-from jobs.worker.corpus.options import PredictOptions
+from jobs.worker.corpus.files import present
+from jobs.worker.corpus.options import PredictOptions, Source
 from jobs.worker.runtime.errors import DatasetError, TrainingError
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import predict
@@ -320,3 +324,17 @@ def test_values_that_parquet_lacks_leave_no_file(
     with pytest.raises(TrainingError, match=r"in\.jsonl: rows 1 to 2: not all values fit Parquet"):
         run(asked, tmp_path / "parts")
     assert not target.parent.exists()
+
+
+def test_on_a_file_system_without_locks_each_rank_has_its_own_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+    monkeypatch.setattr("jobs.worker.corpus.files.connected", Mock())
+    monkeypatch.setattr(
+        "jobs.worker.storage.download.download_all",
+        lambda _, each: each[0].target.write_text("rows", encoding="utf-8"),
+    )
+    with present(Source("s3://bucket/rows.csv", "version", 4, "digest"), tmp_path) as path:
+        assert path.read_text() == "rows"
+        assert str(os.getpid()) in path.name

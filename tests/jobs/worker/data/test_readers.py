@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -319,8 +321,21 @@ def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_all_are_large")
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.txt", "a.parquet"])
-def test_rows_of_large_files_are_mapped(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "no_locks"),
+    [
+        ("a.csv", 0),
+        ("a.csv.gz", errno.ENOSYS),
+        ("a.jsonl", errno.ENOLCK),
+        ("a.txt", errno.EOPNOTSUPP),
+        ("a.parquet", 0),
+    ],
+)
+def test_rows_of_large_files_are_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, no_locks: int
+) -> None:
+    if no_locks:
+        monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(no_locks, "no locks")))
     rows = [{"text": f"text {n}", "label": "xy"[n % 2]} for n in range(5)]
     contents = {
         "csv": "text,label\n\n" + "".join("{text},{label}\n".format(**row) for row in rows),

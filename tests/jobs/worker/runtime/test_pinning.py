@@ -21,6 +21,7 @@ from jobs.places.placement import NodeShape, Preload
 from jobs.worker.runtime.cores import LocalCore, read_cores
 from jobs.worker.runtime.errors import PlacementError
 from jobs.worker.runtime.pinning import (
+    LEAST_SHARE,
     VARIABLE,
     RankPlacement,
     format_cpus,
@@ -229,8 +230,57 @@ def test_no_two_ranks_share_a_core(
     needed = ranks * (threads + workers)
     assert bool(shares) == (len(cores) // 2 < needed <= len(cores))
     taken = [cpu for share in shares for cpu in (*share.cpus, *share.workers)]
-    assert len(taken) == len(set(taken)) == (needed if shares else 0)
-    assert all((len(s.cpus), len(s.workers)) == (threads, workers) for s in shares)
+    assert len(taken) == len(set(taken))
+    assert all(len(share.workers) == workers for share in shares)
+    widths = {len(share.cpus) for share in shares}
+    assert widths <= {threads} or len(widths) == 1
+    assert all(LEAST_SHARE * threads <= width <= threads for width in widths)
+    if not widths <= {threads}:
+        assert all(s.numa is not None for s in shares) or ranks < len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "threads", "width", "numa"),
+    [
+        # One core of each socket is reserved, and kubelet fills the first one.
+        ((30, 32), 2, 31, 30, [0, 1]),
+        ((32, 28), 4, 15, 14, [0, 0, 1, 1]),
+        ((40, 30), 2, 30, 30, [0, 1]),
+        ((15, 16, 16, 15), 2, 31, 31, [None, None]),
+        # Too few on one of them, and no way to divide.
+        ((32, 8), 2, 20, 20, [0, None]),
+        ((32, 30), 3, 20, 20, [0, None, 1]),
+    ],
+)
+def test_ranks_stay_on_their_numa_nodes_where_kubelet_gives_uneven_ones(
+    sizes: tuple[int, ...], ranks: int, threads: int, width: int, numa: list[int | None]
+) -> None:
+    nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
+    cores = [LocalCore(cpu, node, node) for cpu, node in enumerate(nodes)]
+    shares = share_out(cores, ranks, threads, 0)
+    assert [share.numa for share in shares] == numa
+    assert {len(share.cpus) for share in shares} == {width}
+
+
+_UNEVEN = """
+import os, sys
+import torch
+from worker.runtime import pinning
+from worker.runtime.cores import LocalCore
+pinning._find_cores = lambda: [LocalCore(cpu, cpu // 33, cpu // 33) for cpu in range(1, 63)]
+os.sched_setaffinity = lambda _, cpus: setattr(os, "sched_getaffinity", lambda _: set(cpus))
+plan, found = pinning.take_place(os.environ, torch.get_num_threads, torch.set_num_threads)
+print(plan.threads, found.threads, found.cpus, os.environ["OMP_NUM_THREADS"])
+"""
+
+
+def test_a_rank_on_a_smaller_numa_node_lowers_its_threads(nodes_folder: Path) -> None:
+    for rank, cpus in enumerate(("1-30", "33-62")):
+        given = {**os.environ, **torchrun(rank, 2, threads=31)}
+        code, said = Forked(["-c", _UNEVEN], nodes_folder, given).finish(120)
+        assert code == 0, said
+        assert f"30 30 {cpus} 30\n" in said
+        assert ("30 threads per rank instead of 31" in said) is (rank == 0)
 
 
 def test_cores_are_read_as_the_kernel_shows_them(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,13 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="the model's pooling is 'max'; `embed` has mean and cls"):
         save("other", str(base))
     pool(pooling_mode_cls_token=True)
+    whole = (base / "modules.json").read_text()
+    dense = {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    (base / "modules.json").write_text(json.dumps([*json.loads(whole), dense]))
+    for use in (partial(save, "other", str(base)), partial(predict, base, [{"text": "a"}])):
+        with pytest.raises(ModelError, match="the model also has Dense of sentence-transformers;"):
+            use()
+    (base / "modules.json").write_text(whole)
     tuned = save("tuned", str(base))
     theirs = SentenceTransformer(str(tuned), device="cpu")
     assert theirs.prompts["query"] == prompts["query"]

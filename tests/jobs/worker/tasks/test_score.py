@@ -18,9 +18,9 @@ from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import load_trained, predict
 from jobs.worker.tasks.score import Score, Scored, ScoreOptions
-from jobs.worker.training.model import load_pretrained
+from jobs.worker.training.model import load_pretrained, write_model
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
-from jobs.worker.training.options import NO_CACHE, SMALL
+from jobs.worker.training.options import NO_CACHE, SCRATCH, SMALL
 from jobs.worker.training.scores import score_numbers, score_rankings
 from jobs.worker.training.task import Task
 from tests.jobs.worker.forked_ranks import run_forked
@@ -174,6 +174,31 @@ def test_a_model_with_one_output_keeps_its_head_and_is_no_classifier(
     settings = {"num_labels": 1, "problem_type": "regression"}
     renewed = load_pretrained(str(tmp_path / "other"), Score.head, settings)
     assert renewed.new_weights == ("classifier.bias", "classifier.weight")
+
+
+def test_bf16_rounds_no_score(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tasks.predict", "training.evaluation"):
+        monkeypatch.setattr(f"jobs.worker.{name}.choose_here", lambda: "bf16")
+    save_classifier(tmp_path / "base", tokenizer, "classify", ["year"])
+    rows = [{"text": f"tile {n} " * (1 + n % 7), "score": 2000} for n in range(100)]
+    for model in (SCRATCH, str(tmp_path / "base")):
+        chosen = {**SMALL, "model": model, "max_length": 32, "token_cache": NO_CACHE}
+        task = Score(ScoreOptions(data=write(tmp_path, rows), **chosen))
+        loaded, samples = prepare(task)
+        loaded.model.classifier.bias.data.fill_(2000)
+        loaded.model.classifier.weight.data *= 300
+        write_model(tmp_path / "model", loaded)
+
+        def evaluate(ranks: Ranks, ask: Any = (task, loaded, samples)) -> Any:
+            task, loaded, samples = ask
+            return task.compute_outputs(session(task.options, ranks, dtype="bf16"), loaded, samples)
+
+        (outputs,) = run_threaded(1, evaluate)
+        found = [each["score"] for each in predict(tmp_path / "model", rows)]
+        assert len({*found}) > 30, "in bf16, numbers near 2,000 are multiples of 8"
+        assert outputs[:, 0] == pytest.approx(np.array(found), abs=1)
 
 
 RANKING = {"objective": "ranking"}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,6 +36,9 @@ from tests.jobs.worker.threaded_ranks import run_threaded
 
 PROGRESS = TrainingProgress(
     7, 70, 900, 1.25, [(1, 1 / 3)], [(3, 0.5)], [{"step": 2}], DivergenceDetector(0.2, math.inf, 4)
+)
+SKEWED = (
+    np.square(np.random.default_rng(0).lognormal(sigma=1.5, size=(3000, 16)) - 3).mean(1).tolist()
 )
 
 
@@ -202,8 +206,11 @@ def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_is_used(
         # Back at chance.
         ([1.2] * 200 + [5.9] * 160, True),
         ([5.9] * 20 + [40.0] * 110, True),
+        # Prices: the mean is far above most batches, and hardly any batch is near it.
+        (SKEWED, False),
+        ([*SKEWED[:200], *(50 * loss for loss in SKEWED[200:500])], True),
     ],
-    ids=["learns nothing", "learns", "by heart", "peak", "forgets all", "explodes"],
+    ids=["nothing", "learns", "by heart", "peak", "forgets all", "explodes", "skewed", "skewed up"],
 )
 def test_a_loss_that_is_far_too_high_for_long_is_divergence(
     losses: list[float], diverged: bool
@@ -222,6 +229,14 @@ def test_a_loss_is_suspicious_long_before_it_counts_as_diverged() -> None:
     assert watch.suspicious
     assert not watch.diverged
     assert watch.high < PATIENCE
+
+
+def test_a_noisy_loss_keeps_checkpoints_back_for_few_steps() -> None:
+    watch, held = DivergenceDetector(), 0
+    for loss in SKEWED:
+        watch.see(loss)
+        held += watch.suspicious
+    assert 0 < held < 0.05 * len(SKEWED)
 
 
 @pytest.mark.parametrize(

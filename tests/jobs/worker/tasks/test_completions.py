@@ -6,6 +6,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -183,6 +184,21 @@ def test_the_completion_of_a_chat_is_all_after_the_prompt(folder: Path) -> None:
     run.loaded.tokenizer.chat_template = thinking
     render_again = run.task.prepare(run.context, run.loaded, [*run.task.read(lambda _: None).train])
     assert learned(replace(run, samples=render_again), 0) == "Yes!<|im_end|>\n"
+
+
+def test_samples_are_the_same_on_another_day(folder: Path) -> None:
+    """Llama 3.2's template, for one, writes today's date: a resumed run would have other data."""
+    path = folder / "dated.jinja"
+    path.write_text("{{ strftime_now('%d %b %Y') }}\n" + CHATML)
+    options, found = options_for(folder, CHATS, chat_template=str(path)), []
+    for day in (1, 2):
+        with patch("transformers.utils.chat_template_utils.datetime") as clock:
+            clock.now.return_value = datetime(2026, 1, day)
+            found.append(load(options)[0])
+    one, other = (run.samples.digest() for run in found)
+    assert one == other
+    text = found[0].loaded.tokenizer.decode(found[0].samples[0].inputs["input_ids"])
+    assert text.startswith("26 Jul 2024<|im_start|>user")
 
 
 def test_the_end_is_found_though_samples_are_cut(folder: Path) -> None:

@@ -135,6 +135,7 @@ def load_pretrained(
             # A head for other classes is replaced by a new one.
             ignore_mismatched_sizes=bool(settings),
             **({} if dtype is None else {"dtype": dtype}),
+            **choose_attention(config),
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             source, use_fast=True, trust_remote_code=False
@@ -180,6 +181,15 @@ def _settle_generation(model: Any) -> None:
             each.validate(strict=True)
             model.generation_config = each
             return
+
+
+def choose_attention(config: Any) -> dict[str, str]:
+    """Return the arguments by which transformers 4 also limits the scores of attention, such as Gemma 2's.
+
+    Its fused attention, the default, has no limit.
+    """
+    is_limited = getattr(config, "attn_logit_softcapping", None) is not None
+    return {"attn_implementation": "eager"} if is_limited else {}
 
 
 def class_settings(names: Sequence[str]) -> dict[str, Any]:

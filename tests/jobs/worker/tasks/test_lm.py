@@ -44,9 +44,16 @@ from jobs.worker.tasks.lm.task import SHAPE, Lm, perplexity
 from jobs.worker.tasks.predict import load_trained, predict, predict_rows
 from jobs.worker.training.batches import Schedule, TrainingRun, batches
 from jobs.worker.training.checkpoints import list_checkpoints
-from jobs.worker.training.model import longest_input, new_tokenizer, save_model, train_tokenizer
+from jobs.worker.training.model import (
+    load_pretrained,
+    longest_input,
+    new_tokenizer,
+    save_model,
+    train_tokenizer,
+)
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
+from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.tasks.chat_models import END, new_chat_tokenizer, save_chat_model
@@ -147,6 +154,27 @@ def test_models_that_change_logits_keep_their_own_loss() -> None:
     biased.lm_head = nn.Linear(32, 99, bias=True)
     assert [use_chunks(each) for each in (capped, free, biased)] == [False, True, False]
     assert "forward" not in vars(capped.lm_head)
+
+
+def test_limited_scores_of_attention_are_limited(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused attention, the default of transformers 4 for Gemma 2, has no limit."""
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr("transformers.Gemma2PreTrainedModel._supports_sdpa", True)
+    config = Gemma2Config(**TINY, head_dim=8, attn_logit_softcapping=0.1, initializer_range=0.5)
+    config.vocab_size = len(tokenizer := AutoTokenizer.from_pretrained(folder))
+    save_model(tmp_path, Loaded(Gemma2ForCausalLM(config), tokenizer))
+    path, ids = str(tmp_path / "model"), torch.arange(20)[None]
+    found = load_pretrained(path, "CausalLM").model
+    eager = Gemma2ForCausalLM.from_pretrained(path, attn_implementation="eager").float()
+    assert torch.equal(found.eval()(ids).logits, eager.eval()(ids).logits)
+    plan = Plan(LmOptions(max_length=512, batch_size=2), "fp32", 1)
+    without = Gemma2Config(**TINY, head_dim=8, attn_logit_softcapping=None)
+    scores = 2 * 4 * 512 * 512 * 4  # bytes of one layer
+    limited = Gemma2Config(**TINY, head_dim=8)
+    assert simulate(plan, limited) > simulate(plan, without) + 2 * scores
 
 
 def test_texts_are_packed_without_a_gap(folder: Path) -> None:

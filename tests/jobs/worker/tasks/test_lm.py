@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import re
+import shutil
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +16,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -36,6 +38,7 @@ from jobs.worker.fast import int8
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.lm import head, memory
+from jobs.worker.tasks.lm.generate import encode_text
 from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
 from jobs.worker.tasks.lm.memory import ADAM_BYTES, LiveBytes, Plan, read_free_bytes, simulate
 from jobs.worker.tasks.lm.model import MAMBAS, LmOptions, add_adapters
@@ -177,17 +180,28 @@ def test_limited_scores_of_attention_are_limited(
     assert simulate(plan, limited) > simulate(plan, without) + 2 * scores
 
 
-def test_texts_are_packed_without_a_gap(folder: Path) -> None:
-    run = load(options_for(folder))
+@pytest.mark.parametrize("begin", [[], ["[CLS]"], ["[CLS]", "[MASK]"]])
+def test_texts_are_packed_without_a_gap(folder: Path, tmp_path: Path, begin: list[str]) -> None:
+    tokenizer = load_pretrained(str(folder), "CausalLM").tokenizer
+    if begin:  # as Llama's and Gemma's tokenizers write BOS
+        marks = [(each, tokenizer.convert_tokens_to_ids(each)) for each in begin]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=[*begin, "$A"], pair=[*begin, "$A", "$B"], special_tokens=marks
+        )
+        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+        tokenizer.save_pretrained(tmp_path)
+    run = load(options_for(tmp_path if begin else folder))
     samples, tokenizer = run.samples, run.loaded.tokenizer
     assert isinstance(samples, Packed)
     joined = [token for n in range(len(samples)) for token in samples[n].inputs["input_ids"]]
     texts = [row["text"] for row in read_table(SAMPLE).rows]
     expected: list[int] = []
     for text in texts:
-        expected += tokenizer(text, add_special_tokens=False)["input_ids"]
-        expected.append(tokenizer.eos_token_id)
+        own = tokenizer(text, add_special_tokens=bool(begin))["input_ids"]
+        assert encode_text(run.loaded, text) == own
+        expected += [*own, tokenizer.eos_token_id]
     assert joined == expected
+    assert {*samples.token_ids().tolist()} == {*expected}
     assert {*samples.lengths[:-1]} == {32}
     weights = run.task.weights(samples)
     assert weights is not None

@@ -17,6 +17,9 @@ from ...training.task import Loaded
 from .head import IGNORED
 from .templates import Rendered
 
+SAME = 0.1
+"""Weights that differ by at most this share are those of one token to the model."""
+
 
 def read_prefix(tokenizer: Any) -> Ints:
     """Return the tokens before a plain text: BOS, for Llama, Gemma, and others.
@@ -197,8 +200,28 @@ def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None]) -> N
             "the chat template ends the assistant's turns without a special token, so the model may not "
             "learn to stop"
         )
-    elif number != tokenizer.eos_token_id:
+        return
+    if not _can_learn(loaded, number):
+        note(
+            f"warning: the model may not learn to stop: its weights for {word!r} are those of an unused "
+            "token, and adapters don't change them; train a model that knows chats, or omit --lora"
+        )
+    if number != tokenizer.eos_token_id:
         note(f"answers end with {word!r}, as the chat template writes them")
         tokenizer.eos_token = word
         if settings := getattr(loaded.model, "generation_config", None):
             settings.eos_token_id = number
+
+
+def _can_learn(loaded: Loaded, token: int) -> bool:
+    """Return whether training can make a token likely whose weights may be those of unused tokens.
+
+    Models that were never trained on chats have such weights: https://github.com/QwenLM/Qwen3/issues/1064.
+    """
+    weight = loaded.model.get_output_embeddings().weight
+    if weight.requires_grad:
+        return True
+    added = (each for each in loaded.tokenizer.get_added_vocab().values() if each != token)
+    others = weight[[*added, *range(len(loaded.tokenizer), len(weight))]].float()
+    own = weight[token].float()
+    return not bool(((others - own).norm(dim=1) <= SAME * own.norm()).any())

@@ -33,6 +33,7 @@ from tests.jobs.worker.tasks.chat_models import (
     CHATML,
     END,
     MARKED,
+    TURN,
     TURN_END,
     make_chats,
     new_chat_tokenizer,
@@ -233,6 +234,24 @@ def test_tools_and_what_they_say_reach_the_template(folder: Path) -> None:
     assert "<|im_start|>tool\n2<|im_end|>" in whole
     called = json.dumps(calls) + "<|im_end|>\n"
     assert learned(run, 0) == f"{called}It is 2.<|im_end|>\n"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_end_that_adapters_can_not_learn_is_noted(
+    folder: Path, tmp_path: Path, tied: bool
+) -> None:
+    """Its weights are those of other unused tokens, as in a model that was never trained on chats."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    save_chat_model(tmp_path, tokenizer, vocab_size=len(tokenizer) + 8, tie_word_embeddings=tied)
+    why = "its weights for '<|im_end|>' are those of an unused token"
+    assert why not in load(options_for(tmp_path, CHATS, lora=True))[1]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    rows = model.get_output_embeddings().weight.data
+    unused = [*range(len(tokenizer), len(rows)), *tokenizer.convert_tokens_to_ids([TURN, TURN_END])]
+    rows[unused] = rows[-1] + 1e-5 * torch.randn(len(unused), rows.shape[1])
+    model.save_pretrained(tmp_path)
+    assert why in load(options_for(tmp_path, CHATS, lora=True))[1]
+    assert why not in load(options_for(tmp_path, CHATS))[1]
 
 
 def test_a_template_without_a_token_for_the_end_is_noted(folder: Path, tmp_path: Path) -> None:

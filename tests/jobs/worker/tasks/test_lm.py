@@ -390,7 +390,8 @@ def test_adapters_are_all_that_a_checkpoint_holds(folder: Path, nodes_folder: Pa
 
 def test_adapters_get_a_higher_default_rate_and_need_a_model() -> None:
     full, lora = LmOptions(), LmOptions(lora=True)
-    assert lora.highest_rate(2) == pytest.approx(10 * full.highest_rate(2))
+    assert lora.highest_rate(1) == pytest.approx(10 * full.highest_rate(1))
+    assert [each.highest_rate(32) for each in (full, lora)] == pytest.approx([2e-4, 5e-4])
     assert LmOptions(lora=True, learning_rate=1e-3).highest_rate(2) == 1e-3
     with pytest.raises(ValueError, match="--lora trains adapters of a model's weights"):
         LmOptions(model=SCRATCH, lora=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -151,6 +153,7 @@ def load_pretrained(
             # A head for other classes is replaced by a new one.
             ignore_mismatched_sizes=bool(settings),
             **({} if dtype is None else {"dtype": dtype}),
+            **choose_attention(config),
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             source, use_fast=True, trust_remote_code=False
@@ -166,6 +169,7 @@ def load_pretrained(
             ),
         ) from error
     _require_fitting(name, model, tokenizer)
+    _settle_generation(model)
     # Newer transformers keep the files' type: fp16 would be trained as fp16.
     missing = {*found["missing_keys"]}
     model = model if dtype else model.float()
@@ -177,6 +181,34 @@ def load_pretrained(
     others = tuple(known.id2label.values()) if replaced else ()
     _keep_digits(model)
     return Loaded(model, tokenizer, tuple(sorted(missing | replaced)), own, others)
+
+
+def _settle_generation(model: Any) -> None:
+    """Correct a generation config that transformers loads and would refuse to save after hours of training.
+
+    Vicuna's, for one, has a temperature and does not sample.
+    """
+    from transformers import GenerationConfig  # noqa: PLC0415 - reads variables when imported
+
+    if (settings := getattr(model, "generation_config", None)) is None:
+        return
+    ends = {"bos_token_id": settings.bos_token_id, "eos_token_id": settings.eos_token_id}
+    sampling = copy(settings)
+    sampling.do_sample = True
+    for each in (settings, sampling, GenerationConfig(**ends)):
+        with suppress(ValueError):  # which names what can't be saved
+            each.validate(strict=True)
+            model.generation_config = each
+            return
+
+
+def choose_attention(config: Any) -> dict[str, str]:
+    """Return the arguments by which transformers 4 also limits the scores of attention, such as Gemma 2's.
+
+    Its fused attention, the default, has no limit.
+    """
+    is_limited = getattr(config, "attn_logit_softcapping", None) is not None
+    return {"attn_implementation": "eager"} if is_limited else {}
 
 
 def class_settings(names: Sequence[str]) -> dict[str, Any]:

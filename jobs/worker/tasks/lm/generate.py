@@ -17,6 +17,7 @@ from ...training.task import Loaded
 from ...training.text_task import Row
 from .chats import Turn, read_turns
 from .head import parts
+from .samples import read_prefix
 
 NEW_TOKENS, SEED = 256, 42
 TOGETHER = 32
@@ -82,11 +83,10 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
 
 def encode_text(loaded: Loaded, text: str) -> list[int]:
     """Return the tokens of a text that is not a chat, without its end."""
-    template = read_template(loaded.tokenizer, pair=False)
-    ids = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
-    # A tokenizer that also ends texts is like BERT's: plain texts are learned without its marks.
+    tokenizer = loaded.tokenizer
     are_pairs = "prompt" in getattr(loaded.model.config, "data_columns", {})
-    return [*template.prefix.tolist(), *ids] if are_pairs or not len(template.suffix) else [*ids]
+    prefix = read_template(tokenizer, pair=False).prefix if are_pairs else read_prefix(tokenizer)
+    return [*prefix.tolist(), *tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 
 def _read_chat(what: str, value: Any) -> list[Turn]:

@@ -27,6 +27,7 @@ from ...fast.layers import freeze_layers
 from ...runtime.errors import ModelError, first_line
 from ...runtime.precision import autocast
 from ...training.batches import ALIGN
+from ...training.model import choose_attention
 from ...training.optimizer_step import count_parts
 from .head import use_chunks
 from .model import LmOptions, prepare_model
@@ -119,7 +120,9 @@ def simulate(plan: Plan, source: Any) -> int:
         config = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else source)
     rows = -(-options.batch_size // count_parts(options, options.batch_size))
     with FakeTensorMode(), torch.random.fork_rng(), _without_content():
-        model = AutoModelForCausalLM.from_config(config, dtype=plan.loaded_as)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=plan.loaded_as, **choose_attention(config)
+        )
         use_chunks(model)
         # peft moves its adapters to where they are already, which fails without content.
         with patch.object(torch.nn.Module, "to", lambda module, *_, **__: module):

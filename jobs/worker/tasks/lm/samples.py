@@ -6,38 +6,54 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.tokens import Ints, Longs, TextSample, Tokens, distinct
+from ...data.tokens import Ints, Longs, TextSample, Tokens, distinct, read_template
 from ...runtime.errors import DatasetError
 from ...training.task import Loaded
 from .head import IGNORED
 from .templates import Rendered
 
+SAME = 0.1
+"""Weights that differ by at most this share are those of one token to the model."""
+
+
+def read_prefix(tokenizer: Any) -> Ints:
+    """Return the tokens before a plain text: BOS, for Llama, Gemma, and others.
+
+    A tokenizer that also ends texts is like BERT's: plain texts are learned without its marks.
+    """
+    template = read_template(tokenizer, pair=False)
+    return template.suffix[:0] if len(template.suffix) else template.prefix
+
 
 @dataclass(frozen=True)
 class Packed:
-    """Texts one after the other, each with the token ``end``, cut into samples of ``length`` tokens.
+    """Texts one after the other, each between ``prefix`` and ``end``, cut into samples of ``length`` tokens.
 
-    The last sample may be shorter.
+    The last sample may be shorter. A sample that begins within a text has no prefix there.
     """
 
     tokens: Tokens
     end: int
     length: int
+    prefix: Ints
 
     @cached_property
-    def _ends(self) -> Longs:
-        """The place of each text's end."""
-        ends: Longs = self.tokens.bounds[1:] + np.arange(len(self.tokens.bounds) - 1)
-        return ends
+    def _places(self) -> Longs:
+        """The places of all texts' prefixes and ends, in order."""
+        bounds, before = self.tokens.bounds, len(self.prefix)
+        around = np.append(np.repeat(bounds[:-1, None], before, axis=1), bounds[1:, None], axis=1)
+        places: Longs = around.ravel() + np.arange(around.size)
+        return places
 
     @cached_property
     def size(self) -> int:
         """The number of tokens."""
-        size = len(self.tokens.ids) + len(self._ends)
+        size = len(self.tokens.ids) + len(self._places)
         # A last sample of one token predicts nothing.
         return size - (size > 1 and size % self.length == 1)
 
@@ -60,18 +76,21 @@ class Packed:
     def __getitem__(self, index: int) -> TextSample:
         begin = index * self.length
         stop = min(begin + self.length, self.size)
-        first, last = (int(each) for each in np.searchsorted(self._ends, (begin, stop)))
+        first, last = (int(each) for each in np.searchsorted(self._places, (begin, stop)))
         ids = self.tokens.ids[begin - first : stop - last]
-        places = self._ends[first:last] - begin - np.arange(last - first)
-        return TextSample({"input_ids": np.insert(ids, places, self.end)}, None, 0)
+        numbers = np.arange(last - first)
+        marks = np.append(self.prefix, self.end)[(first + numbers) % (len(self.prefix) + 1)]
+        places = self._places[first:last] - begin - numbers
+        return TextSample({"input_ids": np.insert(ids, places, marks)}, None, 0)
 
     def token_ids(self) -> Longs:
         """Return the IDs in all samples, ascending."""
-        return distinct([self.end], self.tokens.ids)
+        return distinct([*self.prefix, self.end], self.tokens.ids)
 
     def digest(self) -> str:
         """Return a digest of all samples."""
-        found = blake2b(f"{self.length} {self.end}".encode(), digest_size=16)
+        marks = (self.length, self.end, *self.prefix)
+        found = blake2b(" ".join(map(str, marks)).encode(), digest_size=16)
         found.update(self.tokens.bounds.data)
         found.update(self.tokens.ids.data)
         return found.hexdigest()
@@ -181,8 +200,28 @@ def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None]) -> N
             "the chat template ends the assistant's turns without a special token, so the model may not "
             "learn to stop"
         )
-    elif number != tokenizer.eos_token_id:
+        return
+    if not _can_learn(loaded, number):
+        note(
+            f"warning: the model may not learn to stop: its weights for {word!r} are those of an unused "
+            "token, and adapters don't change them; train a model that knows chats, or omit --lora"
+        )
+    if number != tokenizer.eos_token_id:
         note(f"answers end with {word!r}, as the chat template writes them")
         tokenizer.eos_token = word
         if settings := getattr(loaded.model, "generation_config", None):
             settings.eos_token_id = number
+
+
+def _can_learn(loaded: Loaded, token: int) -> bool:
+    """Return whether training can make a token likely whose weights may be those of unused tokens.
+
+    Models that were never trained on chats have such weights: https://github.com/QwenLM/Qwen3/issues/1064.
+    """
+    weight = loaded.model.get_output_embeddings().weight
+    if weight.requires_grad:
+        return True
+    added = (each for each in loaded.tokenizer.get_added_vocab().values() if each != token)
+    others = weight[[*added, *range(len(loaded.tokenizer), len(weight))]].float()
+    own = weight[token].float()
+    return not bool(((others - own).norm(dim=1) <= SAME * own.norm()).any())

@@ -176,15 +176,16 @@ class Lm(TableTask[LmOptions]):
         self, context: TrainContext, loaded: Loaded, records: Sequence[Any]
     ) -> Packed | Masked:
         from ...data.tokens import Column
-        from .samples import Packed
+        from .samples import Packed, read_prefix
 
         if isinstance(records[0], Exchange):
             return self._prepare_exchanges(context, loaded, records)
         (tokens,) = self.encode(context, loaded, [Column(records)])
-        packed = Packed(tokens, loaded.tokenizer.eos_token_id, self.options.max_length)
-        if packed.size < 2:
+        if not len(tokens.ids):
             raise DatasetError("the texts have no tokens")
-        return packed
+        tokenizer = loaded.tokenizer
+        prefix = read_prefix(tokenizer)
+        return Packed(tokens, tokenizer.eos_token_id, self.options.max_length, prefix)
 
     def _prepare_exchanges(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Exchange]

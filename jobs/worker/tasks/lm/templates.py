@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 _MARK_HINT = (
     "mark the assistant's words by {% generation %} in a template of your own (--chat-template)"
 )
+
+TODAY = datetime(2024, 7, 26)
+"""The day that a chat template writes as today's: a run that resumes on another day has the same samples.
+
+Llama's templates write this day themselves if they can't ask for today's.
+"""
 
 
 class Rendered(NamedTuple):
@@ -85,11 +92,16 @@ class Renderer:
         self, exchange: Exchange, turns: Sequence[Turn], *, cue: bool = False
     ) -> tuple[str, Sequence[tuple[int, int]] | None]:
         """Return a text and the ranges that its template marks; with ``cue``, an answer would be next."""
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils.chat_template_utils import (
+            _compile_jinja_template,
+            render_jinja_template,
+        )
 
         tokenizer = self.tokenizer
         try:
             template = tokenizer.get_chat_template(tools=exchange.tools)
+            # The compiled template is kept. As an argument, a function would become a text.
+            _compile_jinja_template(template).globals["strftime_now"] = TODAY.strftime
             marks = marks_answers(template)
             (text,), marked = render_jinja_template(
                 conversations=[[dict(turn) for turn in turns]],

@@ -6,6 +6,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,6 +33,7 @@ from tests.jobs.worker.tasks.chat_models import (
     CHATML,
     END,
     MARKED,
+    TURN,
     TURN_END,
     make_chats,
     new_chat_tokenizer,
@@ -185,6 +187,21 @@ def test_the_completion_of_a_chat_is_all_after_the_prompt(folder: Path) -> None:
     assert learned(replace(run, samples=render_again), 0) == "Yes!<|im_end|>\n"
 
 
+def test_samples_are_the_same_on_another_day(folder: Path) -> None:
+    """Llama 3.2's template, for one, writes today's date: a resumed run would have other data."""
+    path = folder / "dated.jinja"
+    path.write_text("{{ strftime_now('%d %b %Y') }}\n" + CHATML)
+    options, found = options_for(folder, CHATS, chat_template=str(path)), []
+    for day in (1, 2):
+        with patch("transformers.utils.chat_template_utils.datetime") as clock:
+            clock.now.return_value = datetime(2026, 1, day)
+            found.append(load(options)[0])
+    one, other = (run.samples.digest() for run in found)
+    assert one == other
+    text = found[0].loaded.tokenizer.decode(found[0].samples[0].inputs["input_ids"])
+    assert text.startswith("26 Jul 2024<|im_start|>user")
+
+
 def test_the_end_is_found_though_samples_are_cut(folder: Path) -> None:
     """In the first sample, the end is cut off."""
     rows = CHATS[:3]
@@ -217,6 +234,24 @@ def test_tools_and_what_they_say_reach_the_template(folder: Path) -> None:
     assert "<|im_start|>tool\n2<|im_end|>" in whole
     called = json.dumps(calls) + "<|im_end|>\n"
     assert learned(run, 0) == f"{called}It is 2.<|im_end|>\n"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_end_that_adapters_can_not_learn_is_noted(
+    folder: Path, tmp_path: Path, tied: bool
+) -> None:
+    """Its weights are those of other unused tokens, as in a model that was never trained on chats."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    save_chat_model(tmp_path, tokenizer, vocab_size=len(tokenizer) + 8, tie_word_embeddings=tied)
+    why = "its weights for '<|im_end|>' are those of an unused token"
+    assert why not in load(options_for(tmp_path, CHATS, lora=True))[1]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    rows = model.get_output_embeddings().weight.data
+    unused = [*range(len(tokenizer), len(rows)), *tokenizer.convert_tokens_to_ids([TURN, TURN_END])]
+    rows[unused] = rows[-1] + 1e-5 * torch.randn(len(unused), rows.shape[1])
+    model.save_pretrained(tmp_path)
+    assert why in load(options_for(tmp_path, CHATS, lora=True))[1]
+    assert why not in load(options_for(tmp_path, CHATS))[1]
 
 
 def test_a_template_without_a_token_for_the_end_is_noted(folder: Path, tmp_path: Path) -> None:

@@ -312,6 +312,26 @@ def test_adapters_are_applied_as_peft_does(
     assert "predict: error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [{}, {"length_penalty": 0.5}])
+def test_a_model_is_saved_whose_generation_config_transformers_refuses(
+    folder: Path, tmp_path: Path, more: Mapping[str, Any]
+) -> None:
+    """Vicuna's has a temperature without sampling."""
+    base = tmp_path / "base"
+    shutil.copytree(folder, base)
+    path = base / "generation_config.json"
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps({**known, "temperature": 0.9, "top_p": 0.6, **more}))
+    merge(str(write_adapters(base, tmp_path / "adapters")), tmp_path / "whole")
+    loaded = load_pretrained(str(base), "CausalLM")
+    loaded.model.generation_config.eos_token_id = [1, 2]  # as after chats
+    write_model(tmp_path / "model", loaded)
+    for name in ("model", "whole"):
+        saved = load_pretrained(str(tmp_path / name), "CausalLM").model.generation_config
+        assert len(saved.eos_token_id) == 2
+        assert bool(saved.do_sample) == (saved.temperature == 0.9) == (not more)
+
+
 def test_a_merged_model_has_the_type_of_its_base(
     adapters: Path, folder: Path, tmp_path: Path
 ) -> None:

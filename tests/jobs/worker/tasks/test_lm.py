@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import re
+import shutil
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +16,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -36,6 +38,7 @@ from jobs.worker.fast import int8
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.lm import head, memory
+from jobs.worker.tasks.lm.generate import encode_text
 from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
 from jobs.worker.tasks.lm.memory import ADAM_BYTES, LiveBytes, Plan, read_free_bytes, simulate
 from jobs.worker.tasks.lm.model import MAMBAS, LmOptions, add_adapters
@@ -44,9 +47,16 @@ from jobs.worker.tasks.lm.task import SHAPE, Lm, perplexity
 from jobs.worker.tasks.predict import load_trained, predict, predict_rows
 from jobs.worker.training.batches import Schedule, TrainingRun, batches
 from jobs.worker.training.checkpoints import list_checkpoints
-from jobs.worker.training.model import longest_input, new_tokenizer, save_model, train_tokenizer
+from jobs.worker.training.model import (
+    load_pretrained,
+    longest_input,
+    new_tokenizer,
+    save_model,
+    train_tokenizer,
+)
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
+from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.tasks.chat_models import END, new_chat_tokenizer, save_chat_model
@@ -149,17 +159,49 @@ def test_models_that_change_logits_keep_their_own_loss() -> None:
     assert "forward" not in vars(capped.lm_head)
 
 
-def test_texts_are_packed_without_a_gap(folder: Path) -> None:
-    run = load(options_for(folder))
+def test_limited_scores_of_attention_are_limited(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused attention, the default of transformers 4 for Gemma 2, has no limit."""
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr("transformers.Gemma2PreTrainedModel._supports_sdpa", True)
+    config = Gemma2Config(**TINY, head_dim=8, attn_logit_softcapping=0.1, initializer_range=0.5)
+    config.vocab_size = len(tokenizer := AutoTokenizer.from_pretrained(folder))
+    save_model(tmp_path, Loaded(Gemma2ForCausalLM(config), tokenizer))
+    path, ids = str(tmp_path / "model"), torch.arange(20)[None]
+    found = load_pretrained(path, "CausalLM").model
+    eager = Gemma2ForCausalLM.from_pretrained(path, attn_implementation="eager").float()
+    assert torch.equal(found.eval()(ids).logits, eager.eval()(ids).logits)
+    plan = Plan(LmOptions(max_length=512, batch_size=2), "fp32", 1)
+    without = Gemma2Config(**TINY, head_dim=8, attn_logit_softcapping=None)
+    scores = 2 * 4 * 512 * 512 * 4  # bytes of one layer
+    limited = Gemma2Config(**TINY, head_dim=8)
+    assert simulate(plan, limited) > simulate(plan, without) + 2 * scores
+
+
+@pytest.mark.parametrize("begin", [[], ["[CLS]"], ["[CLS]", "[MASK]"]])
+def test_texts_are_packed_without_a_gap(folder: Path, tmp_path: Path, begin: list[str]) -> None:
+    tokenizer = load_pretrained(str(folder), "CausalLM").tokenizer
+    if begin:  # as Llama's and Gemma's tokenizers write BOS
+        marks = [(each, tokenizer.convert_tokens_to_ids(each)) for each in begin]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=[*begin, "$A"], pair=[*begin, "$A", "$B"], special_tokens=marks
+        )
+        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+        tokenizer.save_pretrained(tmp_path)
+    run = load(options_for(tmp_path if begin else folder))
     samples, tokenizer = run.samples, run.loaded.tokenizer
     assert isinstance(samples, Packed)
     joined = [token for n in range(len(samples)) for token in samples[n].inputs["input_ids"]]
     texts = [row["text"] for row in read_table(SAMPLE).rows]
     expected: list[int] = []
     for text in texts:
-        expected += tokenizer(text, add_special_tokens=False)["input_ids"]
-        expected.append(tokenizer.eos_token_id)
+        own = tokenizer(text, add_special_tokens=bool(begin))["input_ids"]
+        assert encode_text(run.loaded, text) == own
+        expected += [*own, tokenizer.eos_token_id]
     assert joined == expected
+    assert {*samples.token_ids().tolist()} == {*expected}
     assert {*samples.lengths[:-1]} == {32}
     weights = run.task.weights(samples)
     assert weights is not None
@@ -348,7 +390,8 @@ def test_adapters_are_all_that_a_checkpoint_holds(folder: Path, nodes_folder: Pa
 
 def test_adapters_get_a_higher_default_rate_and_need_a_model() -> None:
     full, lora = LmOptions(), LmOptions(lora=True)
-    assert lora.highest_rate(2) == pytest.approx(10 * full.highest_rate(2))
+    assert lora.highest_rate(1) == pytest.approx(10 * full.highest_rate(1))
+    assert [each.highest_rate(32) for each in (full, lora)] == pytest.approx([2e-4, 5e-4])
     assert LmOptions(lora=True, learning_rate=1e-3).highest_rate(2) == 1e-3
     with pytest.raises(ValueError, match="--lora trains adapters of a model's weights"):
         LmOptions(model=SCRATCH, lora=True)

@@ -162,8 +162,8 @@ def test_a_bucket_that_keeps_replaced_checkpoints_without_end_is_mentioned(
 
     assert "each replaced checkpoint is still stored" in line.must("up", "--dry-run", *BUCKET).out
     assert examine(line, *READ)[1].get("bucket") is None
-    rule: Any = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}}
-    rules = [{**rule, "NoncurrentVersionExpiration": {"NoncurrentDays": 3}}]
+    rule = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}}
+    rules: Any = [{**rule, "NoncurrentVersionExpiration": {"NoncurrentDays": 3}}]
     s3.put_bucket_lifecycle_configuration(Bucket="team-b", LifecycleConfiguration={"Rules": rules})
     assert examine(line, *BUCKET)[1].get("bucket") is None
 

@@ -129,6 +129,7 @@ _REACH_AGAIN_S = 5 * 60
 _STATUS_EVERY_S = 60.0
 # Machines that are up according to EC2's status checks answer within this time, or not at all.
 _CUT_OFF_S = 3 * 60
+_BOOTING = {"?", "initializing", "insufficient-data"}
 # Status checks are requested for a few slow nodes, not for the whole cluster.
 _MOST_STATUSES = 10
 
@@ -235,23 +236,27 @@ class _Stragglers:
             return
         self.asked_at = now
         ec2 = self.ctx.clients.ec2
-        heard = {node.instance.id for node in self.heard}
-        ids = [id_ for id_ in self.silent if id_ not in heard]
+        waiting = [node.instance.id for node, _ in self.waiting.values()]
+        past = {*waiting, *(node.instance.id for node in self.heard)}
+        given_up = [id_ for id_ in self.silent if id_ not in past]
         try:
-            self.gone |= {i.id: i.why_gone for i in describe_by_id(ec2, ids) if i.why_gone}
-            some = [id_ for id_ in ids if id_ not in self.gone][:_MOST_STATUSES]
+            asked = describe_by_id(ec2, [*waiting, *given_up])
+            self.gone |= {i.id: i.why_gone for i in asked if i.why_gone}
+            some = [id_ for id_ in waiting if id_ not in self.gone][:_MOST_STATUSES]
             if not some:
                 self.ok_since = None
                 return
-            found = ec2.describe_instance_status(InstanceIds=some)
+            late = [id_ for id_ in given_up if id_ not in self.gone][:_MOST_STATUSES]
+            found = ec2.describe_instance_status(InstanceIds=[*some, *late])["InstanceStatuses"]
         except (ClientError, BotoCoreError):
             return
-        words = sorted(
-            {s.get("InstanceStatus", {}).get("Status", "?") for s in found["InstanceStatuses"]}
-        )
-        # Wait for machines that are still booting.
-        booting = {"?", "initializing", "insufficient-data"} & set(words)
-        if booting or "ok" not in words:
+        status = {s["InstanceId"]: s.get("InstanceStatus", {}).get("Status", "?") for s in found}
+        each = [status[id_] for id_ in some if id_ in status]
+        words = sorted(set(each))
+        # Wait for machines that are still booting. One that never has says that the others may be at fault
+        # themselves, unless most of them are up.
+        never = sum(status.get(id_) in _BOOTING for id_ in late)
+        if _BOOTING & set(words) or each.count("ok") <= never:
             self.ok_since = None
         elif self.ok_since is None:
             self.ok_since = now

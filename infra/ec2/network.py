@@ -207,8 +207,8 @@ def describe_networks(
     if subnet_ids and len({n.vpc_id for n in found}) > 1:
         places = ", ".join(f"{n.subnet_id} in {n.vpc_id}" for n in found)
         raise UsageError(f"--subnet-id: a cluster is in one VPC; these are in several: {places}")
-    # A default VPC has the default tenancy.
-    if subnet_ids and found:
+    # A default VPC has the default tenancy; a cluster that exists can't leave its VPC.
+    if subnet_ids and found and vpc_id is None:
         _require_shared_tenancy(ec2, found[0])
     order = {id_: place for place, id_ in enumerate(subnet_ids)}
     inside = (n for n in found if vpc_id in (None, n.vpc_id))

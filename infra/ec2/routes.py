@@ -53,6 +53,8 @@ class Way:
     table_id: str
     target: str
     is_public: bool
+    is_inner: bool
+    """Whether all routes end in the VPC: local ones, and those of endpoints."""
 
     @property
     def leads_out(self) -> bool:
@@ -119,6 +121,7 @@ def _way(subnet_id: str, table: RouteTableTypeDef) -> Way:
         table["RouteTableId"],
         next(map(_target_of, default), ""),
         any(target.startswith("igw-") for target in found),
+        all(target == "local" or target.startswith("vpce-") for target in found),
     )
 
 
@@ -171,7 +174,8 @@ def require_ways(
     if private:
         if not installs and (spec.jump != SSM or _has_agent_endpoints(ec2, networks, note)):
             return list(networks)
-        inward = [way for way in ways.values() if not way.leads_out]
+        # Endpoints may be in another VPC, behind a narrower route.
+        inward = [w for w in ways.values() if not w.leads_out and (installs or w.is_inner)]
         left = _without(networks, inward, _PRIVATE if installs else _AGENT)
         # Another account, whose mode is unknown, may own the exit behind a transit gateway.
         over_nat = {way.subnet_id for way in ways.values() if way.target.startswith("nat-")}
@@ -198,18 +202,24 @@ def require_ways(
 def _has_agent_endpoints(
     ec2: EC2Client, networks: Sequence[Network], note: Callable[[str], None]
 ) -> bool:
-    """Whether the SSM agent reaches its services inside the VPC; True without permission to look."""
+    """Whether the VPC has endpoints of the SSM agent's services; True without permission to look.
+
+    Endpoints without private DNS may have the user's own hosted zone.
+    """
     vpcs = sorted({network.vpc_id for network in networks})
 
     def look() -> set[str]:
         pages = ec2.get_paginator("describe_vpc_endpoints").paginate(
-            Filters=[{"Name": "vpc-id", "Values": vpcs}]
+            Filters=[
+                {"Name": "vpc-id", "Values": vpcs},
+                {"Name": "vpc-endpoint-type", "Values": ["Interface"]},
+            ]
         )
         return {
             each["ServiceName"].rpartition(".")[2]
             for page in pages
             for each in page["VpcEndpoints"]
-            if each["State"].lower() == "available" and each.get("PrivateDnsEnabled")
+            if each["State"].lower() in ("available", "partial")
         }
 
     return look_if_allowed(look, _AGENT_SERVICES, note) >= _AGENT_SERVICES

@@ -50,7 +50,7 @@ def _check(clients: Clients, spec: ClusterSpec, cloud: Cloud, flag: str, url: st
     if region != cloud.region:
         yield f"{what}: the bucket is in {region}, so traffic from {cloud.region} costs money"
     asked: Any = {"Bucket": bucket, "ExpectedBucketOwner": clients.caller.account}
-    if writes and _keeps_versions(clients, asked):
+    if writes and _keeps_versions(clients, asked, parse_s3_url(url).prefix):
         yield (
             f"{what}: the bucket has versioning, so each replaced checkpoint is still stored and billed; a "
             "lifecycle rule that expires noncurrent versions ends that"
@@ -84,8 +84,8 @@ def _check(clients: Clients, spec: ClusterSpec, cloud: Cloud, flag: str, url: st
         )
 
 
-def _keeps_versions(clients: Clients, asked: Any) -> bool:
-    """Return whether the bucket keeps what is overwritten or deleted, without end.
+def _keeps_versions(clients: Clients, asked: Any, prefix: str) -> bool:
+    """Return whether the bucket keeps what is overwritten or deleted below a prefix, without end.
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeletingObjectVersions.html
     """
@@ -98,4 +98,15 @@ def _keeps_versions(clients: Clients, asked: Any) -> bool:
         if error_code(error) not in DENIED | {"NoSuchLifecycleConfiguration"}:
             raise
         return error_code(error) not in DENIED
-    return not any(r["Status"] == "Enabled" and "NoncurrentVersionExpiration" in r for r in rules)
+    return not any(
+        rule["Status"] == "Enabled"
+        and "NoncurrentVersionExpiration" in rule
+        and _covers(rule, prefix)
+        for rule in rules
+    )
+
+
+def _covers(rule: Any, prefix: str) -> bool:
+    """Return whether a lifecycle rule holds for all objects below a prefix: not only by tag or size."""
+    chosen = rule.get("Filter", {"Prefix": rule.get("Prefix", "")})
+    return chosen.keys() <= {"Prefix"} and prefix.startswith(chosen.get("Prefix", ""))

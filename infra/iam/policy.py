@@ -76,8 +76,11 @@ OPTIONAL = frozenset(
         "ec2:GetConsoleOutput",
         "organizations:DescribeEffectivePolicy",
         "pricing:GetProducts",
+        "s3:GetBucketVersioning",
+        "s3:GetLifecycleConfiguration",
         "servicequotas:GetServiceQuota",
         "ssm:GetServiceSetting",
+        "ssm:ResumeSession",
     }
 )
 _RUN = ("ec2:RunInstances",)
@@ -135,7 +138,9 @@ _TUNNEL = ("ec2-instance-connect:OpenTunnel",)
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html
 _SESSION = ("ssm:StartSession",)
 # The plugin resumes a session whose connection broke.
-_CHANNEL = ("ssm:ResumeSession", "ssmmessages:OpenDataChannel")
+_RESUME = ("ssm:ResumeSession",)
+_CHANNEL = ("ssmmessages:OpenDataChannel",)
+_OWN_SESSION = {"ssm:resourceTag/aws:ssmmessages:session-id": "${aws:userid}"}
 CONNECTIONS = (*_TUNNEL, *_SESSION)
 # Only with --push-to. Multipart uploads also use PutObject.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
@@ -280,6 +285,8 @@ def _connect(jump: str | None) -> list[dict[str, Any]]:
             # Opening a channel also takes a token that only StartSession and ResumeSession return. The
             # names of roles' sessions do not begin with ${aws:userid}.
             _allow("Channel", _CHANNEL, "arn:*:ssm:*:*:session/*"),
+            # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-examples.html
+            _allow("Resume", _RESUME, "arn:*:ssm:*:*:session/*", {"StringLike": _OWN_SESSION}),
         ]
     return []
 

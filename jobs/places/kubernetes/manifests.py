@@ -49,7 +49,6 @@ CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
-_COPYING = {"cpu": "1", "memory": "1Gi"}
 _WORKSPACE_MOUNT = {"name": "workspace", "mountPath": CLAIM_PATH}
 
 
@@ -137,7 +136,7 @@ def _pytorch_job_spec(container: Manifest, nproc: int, size: PodSize, pods: PodO
     limit = RETRIES * pods.nodes + 1
     return {
         "nprocPerNode": str(nproc),
-        # A failed job's pods would otherwise go on restarting.
+        # From release 1.9.4 on, a failed job's pods would otherwise go on restarting.
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": limit},
         "pytorchReplicaSpecs": {
             role: {"replicas": count, **replica} for role, count in roles.items() if count
@@ -173,7 +172,10 @@ def render_copy_pod(pods: PodOptions) -> Manifest:
         "image": pods.image,
         "command": ["sleep", "86400"],
         # A namespace with a quota refuses pods without them.
-        "resources": {"requests": _COPYING, "limits": _COPYING},
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "64Mi"},
+            "limits": {"cpu": "1", "memory": "1Gi"},
+        },
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [_WORKSPACE_MOUNT],
     }
@@ -184,8 +186,8 @@ def render_copy_pod(pods: PodOptions) -> Manifest:
         "containers": [container],
         "volumes": [_workspace(pods)],
     }
-    if pods.node_labels:
-        # Storage of a single zone is created in the zone of its first pod.
+    if pods.node_labels and pods.nodes == 1 and pods.claim.size:
+        # A disk is created in the zone of its first pod.
         spec["nodeSelector"] = {**pods.node_labels}
     metadata = {**_metadata(pods), "name": "copy"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -136,6 +136,22 @@ def test_the_nodes_write_and_read_with_the_buckets_key(line: CommandLine, encryp
     assert line.cloud.left() == []
 
 
+@pytest.mark.parametrize("action", ["s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"])
+def test_without_a_look_at_versions_a_cluster_is_bought(
+    line: CommandLine, encrypt: Encrypt, tmp_path: Any, action: str
+) -> None:
+    encrypt(None)
+    s3 = line.cloud.fake.clients.s3
+    s3.put_bucket_versioning(Bucket="team-b", VersioningConfiguration={"Status": "Enabled"})
+    policy = tmp_path / "policy.json"
+    denial = {"Effect": "Deny", "Action": action, "Resource": "*"}
+    allowed = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    policy.write_text(json.dumps({"Version": "2012-10-17", "Statement": [allowed, denial]}))
+    line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+
+    line.must(*UP, *BUCKET)
+
+
 @pytest.mark.parametrize(
     ("given", "needed"), [(BUCKET, "--bucket-kms-key"), (READ, "--instance-profile")]
 )
@@ -162,10 +178,13 @@ def test_a_bucket_that_keeps_replaced_checkpoints_without_end_is_mentioned(
 
     assert "each replaced checkpoint is still stored" in line.must("up", "--dry-run", *BUCKET).out
     assert examine(line, *READ)[1].get("bucket") is None
-    rule = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}}
-    rules: Any = [{**rule, "NoncurrentVersionExpiration": {"NoncurrentDays": 3}}]
-    s3.put_bucket_lifecycle_configuration(Bucket="team-b", LifecycleConfiguration={"Rules": rules})
-    assert examine(line, *BUCKET)[1].get("bucket") is None
+    for prefix, verdict in (("logs/", "warn"), ("", None), ("results", None)):
+        rule = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": prefix}}
+        rules: Any = [{**rule, "NoncurrentVersionExpiration": {"NoncurrentDays": 3}}]
+        s3.put_bucket_lifecycle_configuration(
+            Bucket="team-b", LifecycleConfiguration={"Rules": rules}
+        )
+        assert examine(line, *BUCKET)[1].get("bucket", {}).get("verdict") == verdict
 
 
 def test_the_buckets_to_read_from_exist_and_one_elsewhere_is_mentioned(line: CommandLine) -> None:

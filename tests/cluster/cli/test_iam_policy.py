@@ -531,6 +531,10 @@ def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> No
         "ec2:DescribeVpcs",
         "ec2:GetAllowedImagesSettings",
         "organizations:DescribeEffectivePolicy",
+        "s3:GetBucketVersioning",
+        "s3:GetLifecycleConfiguration",
+        # A connection that breaks is opened anew.
+        "ssm:ResumeSession",
     }
     assert {*_INFORMATIVE, *silent} == OPTIONAL
 

@@ -68,7 +68,9 @@ def test_a_machine_that_never_boots_still_counts_when_it_is_given_up(
 ) -> None:
     nodes = cloud.prepared(nodes=2).nodes
     status = dict(zip((node.instance.id for node in nodes), ("ok", "initializing"), strict=True))
-    found = {id_: {"InstanceStatus": {"Status": word}} for id_, word in status.items()}
+    found = {
+        id_: {"InstanceId": id_, "InstanceStatus": {"Status": word}} for id_, word in status.items()
+    }
 
     def answer(**asked: list[str]) -> Any:
         return {"InstanceStatuses": [found[id_] for id_ in asked["InstanceIds"]]}

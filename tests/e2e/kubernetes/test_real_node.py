@@ -83,7 +83,7 @@ def test_from_yaml_to_a_trained_model(
 
     assert created.code == 0, created.err
     wait_for("the end of both pods", lambda: phases(space) == ["Succeeded"] * 2, TRAINED_S)
-    assert "2 ranks on bert-master-0, bert-worker-0" in space.kubectl("logs", "bert-master-0")
+    assert '"hosts": ["bert-master-0", "bert-worker-0"]' in space.kubectl("logs", "bert-master-0")
     space.kubectl("create", "-f", str(node / "copy.yaml"))
     space.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "pod/copy")
     folder = tmp_path / "fetched"
@@ -103,7 +103,8 @@ def test_from_yaml_to_a_trained_model(
 def test_killed_and_deleted_jobs_resume(space: Space, volume: Path, bare_metal: Train) -> None:
     output = volume / "jobs/bert/output"
     assert space.apply(*LONG).code == 0
-    wait_for("a checkpoint", lambda: bool(list(output.glob("checkpoints/*"))), TRAINED_S)
+    checkpoints = state_folder(output) / "checkpoints"
+    wait_for("a checkpoint", lambda: bool(list(checkpoints.glob("*"))), TRAINED_S)
     rank = "pgrep --newest --full '^/opt/.*-m worker.tasks squad '"
     space.kubectl("exec", "bert-worker-0", "--", "sh", "-c", f"kill -KILL $({rank})")
 

@@ -146,9 +146,12 @@ def test_the_copy_pod_mounts_the_claim_and_is_restricted() -> None:
     assert container["image"] == "me/spr:1"
     assert volume["persistentVolumeClaim"]["claimName"] == "data"
     assert container["volumeMounts"] == [{"name": "workspace", "mountPath": "/workspace"}]
-    # As a namespace with a quota and storage of one zone require.
-    assert container["resources"]["limits"] == container["resources"]["requests"]
-    assert pod["spec"]["nodeSelector"] == {AMX_LABEL: "true"}
+    # A namespace with a quota requires both.
+    assert container["resources"].keys() == {"limits", "requests"}
+    assert "nodeSelector" not in pod["spec"]
+    # A new disk must be where the job's node is.
+    disk = yaml.safe_load(rendered("--nodes", "1").copy_yaml())
+    assert disk["spec"]["nodeSelector"] == {AMX_LABEL: "true"}
 
 
 def test_all_pods_may_restart_three_times() -> None:

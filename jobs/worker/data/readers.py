@@ -10,7 +10,8 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -35,6 +36,9 @@ _BATCH = 1024
 TRAIN, EVAL = "train", "eval"
 _NAMES = {TRAIN: (TRAIN,), EVAL: ("validation", "valid", "val", "eval", "dev", "test")}
 """The names of files and splits, by their use."""
+_HIDDEN = "."
+_NUMBERED = re.compile(r"[-_.](\d|[0-9a-f]{8}).*$|\d+$")
+"""The end of a file's name that differs between the files of one split."""
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
 
 
@@ -254,17 +258,55 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
             )
         if found:
             return found
-    shards = sorted(each for each in path.rglob("*.parquet") if each.is_file())
-    uses = [re.split("[-_.]", each.name)[0] for each in shards]
-    if split == TRAIN and not {*uses} & {TRAIN, *_NAMES[EVAL]}:
-        uses = [TRAIN] * len(shards)
+    shards = {each: _use_of(each.relative_to(path)) for each in sorted(path.rglob("*.parquet"))}
+    shards = {each: use for each, use in shards.items() if each.is_file() and use[0] != _HIDDEN}
+    if split == TRAIN and not any(use for use, _ in shards.values()):
+        shards = dict.fromkeys(shards, (TRAIN, ""))
     for name in _NAMES[split]:
-        if named := [each for each, use in zip(shards, uses, strict=True) if use == name]:
-            return named
+        named = {each: group for each, (use, group) in shards.items() if use == name}
+        if len(groups := sorted({*named.values()})) > 1:
+            raise DatasetError(
+                f"{path}: has several data sets for {split}: {', '.join(groups)}",
+                hint="give a folder that has only one of them",
+            )
+        if named:
+            _require_all(path, named)
+            return [*named]
     raise NoSplitError(
         f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …",
         hint="give a file, or a folder that save_to_disk has written",
     )
+
+
+def _use_of(path: Path) -> tuple[str, str]:
+    """Return a Parquet file's use by its name or its folders', such as ``test``, and what is for that.
+
+    ``data/train_sft-00000-of-00003.parquet`` is one of ``data/train_sft``, and ``en/train/0.parquet`` of
+    ``en/train``.
+    """
+    *folders, name = path.parts
+    if any(each[0] in "._" for each in path.parts):
+        return _HIDDEN, ""
+    uses = {TRAIN, *_NAMES[EVAL]}
+    if (use := re.split("[-_.]", name)[0]) in uses:
+        return use, "/".join([*folders, _NUMBERED.sub("", path.stem)])
+    for count in range(len(folders), 0, -1):
+        # The hub's branch for Parquet calls a folder so that has only the first rows.
+        use = folders[count - 1].removeprefix("split=").removeprefix("partial-")
+        if use in uses:
+            return use, "/".join(folders[:count])
+    return "", ""
+
+
+def _require_all(path: Path, shards: Iterable[Path]) -> None:
+    """Raise :class:`DatasetError` if there are fewer than their names say, such as ``-of-00003``."""
+    totals = Counter(found[1] for each in shards if (found := re.search(r"-of-(\d+)", each.name)))
+    for total, count in totals.items():
+        if count < int(total):
+            raise DatasetError(
+                f"{path}: has {count} of {int(total)} files with names that contain -of-{total}",
+                hint="add the others, or rename these to train on them alone",
+            )
 
 
 def _data_files(path: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from infra.errors import UsageError
 from jobs.train.request import check_inputs
 from jobs.worker.data import readers, text_files
 from jobs.worker.data.groups import Group
-from jobs.worker.data.readers import EVAL, read_table, read_unseen
+from jobs.worker.data.readers import EVAL, NoSplitError, read_table, read_unseen
 from jobs.worker.data.records import require_text
 from jobs.worker.data.table import choose_column, read_records
 from jobs.worker.runtime.errors import DatasetError
@@ -293,6 +293,42 @@ def test_a_folder_of_parquet_shards(
     )
     with pytest.raises(DatasetError, match=r"part-9\.parquet: has other columns"):
         read_table(str(tmp_path / "spark"), mapped=tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("names", "train", "unseen"),
+    [
+        ("default/test/0000 default/partial-train/0000 default/partial-train/0001", "12", "0"),
+        ("test/part-0 train/part-0 train/_temporary/part-1 .cache/train-0", "1", "0"),
+        ("split=train/a=1/x split=train/a=2/x split=validation/a=1/x split=test/y", "01", "2"),
+        ("train-00000-of-00002-6ef3991c train-00001-of-00002-0ab42c9d", "01", "none"),
+        (
+            "d/train_sft-0 d/train_gen-0",
+            "several data sets for train: d/train_gen, d/train_sft",
+            "none",
+        ),
+        ("a/train-0 b/train-0 a/test-0", "several data sets for train: a/train, b/train", "2"),
+        ("train-00000-of-00003", "1 of 3 files with names that contain -of-00003", "none"),
+    ],
+)
+def test_folders_and_names_say_what_shards_are_for(
+    tmp_path: Path, names: str, train: str, unseen: str
+) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    for number, name in enumerate(names.split()):
+        path = tmp_path / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrow.parquet.write_table(arrow.table({"text": [str(number)]}), path)
+
+    def read(split: str) -> str:
+        try:
+            return "".join(row["text"] for row in read_table(str(tmp_path), split).rows)
+        except NoSplitError:
+            return "none"
+        except DatasetError as error:
+            return error.message.removeprefix(f"{tmp_path}: has ")
+
+    assert (read("train"), read(EVAL)) == (train, unseen)
 
 
 def test_data_is_required_and_missing_files_are_named(tmp_path: Path) -> None:

@@ -107,13 +107,15 @@ class MappedRows(Sequence[Any]):
         return map(_decode, rows)
 
 
-def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedRows:
-    """Return a file's rows from its Arrow file in a folder; ``write`` makes that if there is none.
+def map_rows(
+    path: Path, files: Sequence[Path], folder: Path, write: Callable[[Path], None]
+) -> MappedRows:
+    """Return the rows of a place's files from an Arrow file in a folder; ``write`` makes that if it lacks.
 
     Only one process of the node makes it, and the others wait. Raises :class:`DatasetError`.
     """
-    known = path.stat()
-    text = f"2 {path.resolve()} {known.st_size} {known.st_mtime_ns}"
+    found = [(str(each.resolve()), each.stat()) for each in files]
+    text = str([2, *((name, known.st_size, known.st_mtime_ns) for name, known in found)])
     target = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.arrow"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,11 @@ of large files stay on the disk.
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -98,7 +99,7 @@ def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None)
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             if mapped and is_large and kind in STREAMS:
                 rows = STREAMS[kind](str(path), file)
-                return _map(path, mapped, partial(write_rows, str(path), rows))
+                return _map(path, [path], mapped, partial(write_rows, str(path), rows))
             table = READERS[kind](str(path), file, limit)
     if not table.rows:
         empty = DatasetError(f"{path}: has no rows")
@@ -127,24 +128,20 @@ def stream_file(path: Path, first: int = 0) -> Iterator[tuple[str, Row | Dataset
 
 
 def _stream_parquet(path: Path, first: int) -> Iterator[tuple[str, Row]]:
-    from pyarrow import ArrowException  # noqa: PLC0415 - the laptop may have none
-    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - the laptop may have none
 
-    try:
-        with ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if len({*names}) < len(names):
-                raise DatasetError(f"{path}: has two columns of the same name")
-            counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
-            groups = [n for n, end in enumerate(accumulate(counts)) if end > first]
-            at = sum(counts[: groups[0]]) if groups else 0
-            for batch in file.iter_batches(_BATCH, groups) if groups else ():
-                start = min(max(at, first), at + len(batch))
-                for number, row in enumerate(batch.slice(start - at).to_pylist(), start + 1):
-                    yield f"{path}: row {number}", row
-                at += len(batch)
-    except ArrowException as error:
-        raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
+    with _explaining_parquet(path), ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if len({*names}) < len(names):
+            raise DatasetError(f"{path}: has two columns of the same name")
+        counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+        groups = [n for n, end in enumerate(accumulate(counts)) if end > first]
+        at = sum(counts[: groups[0]]) if groups else 0
+        for batch in file.iter_batches(_BATCH, groups) if groups else ():
+            start = min(max(at, first), at + len(batch))
+            for number, row in enumerate(batch.slice(start - at).to_pylist(), start + 1):
+                yield f"{path}: row {number}", row
+            at += len(batch)
 
 
 def _format_of(path: Path) -> tuple[str, Callable[..., Any]]:
@@ -184,44 +181,79 @@ def _read_shards(
     """Return the rows of Parquet files with the same columns; ``place`` is the file, or their folder."""
     if find_spec("pyarrow") is None:
         return _look_at_parquet(paths)
-    from pyarrow import ArrowException  # noqa: PLC0415 - the laptop may have none
-    from pyarrow.parquet import ParquetFile, read_schema  # noqa: PLC0415
+    from pyarrow.parquet import read_schema  # noqa: PLC0415 - the laptop may have none
 
-    path, rows = paths[0], list[Row]()
-    try:
-        names = read_schema(path).names
-        if len({*names}) < len(names):
-            raise DatasetError(f"{path}: has two columns of the same name")
-        for path in paths:
-            if read_schema(path).names != names:
+    schemas, rows, classes = list[Any](), list[Row](), dict[str, Sequence[str]]()
+    for path in paths:
+        with _explaining_parquet(path):
+            schemas.append(read_schema(path))
+            classes |= _classes_of(schemas[-1])
+            if {*schemas[-1].names} != {*schemas[0].names}:
                 raise DatasetError(f"{path}: has other columns than {paths[0].name}")
-        if mapped and sum(map(_size_as_text, paths)) > MOST_IN_MEMORY:
-            return _map(place, mapped, partial(_write_arrow, paths))
-        for path in paths:
-            with ParquetFile(path) as file:
-                rows += file.read().slice(0, limit).to_pylist()
-    except (ArrowException, OSError) as error:
-        raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
+    names = schemas[0].names
+    if len({*names}) < len(names):
+        raise DatasetError(f"{paths[0]}: has two columns of the same name")
+    if mapped and sum(map(_size_as_text, paths)) > MOST_IN_MEMORY:
+        found = _map(place, paths, mapped, partial(_write_arrow, place, paths, schemas))
+        return _with_class_names(found, classes)
+    for path, schema in zip(paths, schemas, strict=True):
+        for table in _tables(path, _plain(schema), _BATCH):
+            rows += table.to_pylist()
+            if limit is not None and len(rows) >= limit:
+                break
     if not rows:
         raise DatasetError(f"{place}: has no rows")
-    return Table(str(place), tuple(names), rows)
+    return _with_class_names(Table(str(place), tuple(names), rows[:limit]), classes)
 
 
-def _map(path: Path, folder: Path, write: Callable[[Path], None]) -> Table:
-    found = map_rows(path, folder, write)
+@contextmanager
+def _explaining_parquet(path: Path) -> Iterator[None]:
+    from pyarrow import ArrowException  # noqa: PLC0415 - the laptop may have none
+
+    try:
+        yield
+    # Times may be no times of Python.
+    except (ArrowException, OSError, OverflowError, ValueError) as error:
+        raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
+
+
+def _plain(schema: Any) -> Any:
+    """Return a schema without dictionaries, which differ between files, and with times as texts."""
+    from pyarrow import string, types  # noqa: PLC0415 - the laptop may have none
+
+    for number, each in enumerate(schema):
+        if types.is_dictionary(each.type):
+            schema = schema.set(number, each.with_type(each.type.value_type))
+        elif types.is_temporal(each.type):
+            schema = schema.set(number, each.with_type(string()))
+    return schema
+
+
+def _tables(path: Path, schema: Any, count: int) -> Iterator[Any]:
+    """Yield a Parquet file's rows as tables of this schema."""
+    from pyarrow import Table as ArrowTable  # noqa: PLC0415 - the laptop may have none
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
+
+    with _explaining_parquet(path), ParquetFile(path) as file:
+        for batch in file.iter_batches(count):
+            table = ArrowTable.from_batches([batch]).select(schema.names)
+            yield table if table.schema == schema else table.cast(schema)
+
+
+def _map(path: Path, files: Sequence[Path], folder: Path, write: Callable[[Path], None]) -> Table:
+    found = map_rows(path, files, folder, write)
     return Table(str(path), found.columns, found, found.lines)
 
 
-def _write_arrow(paths: Sequence[Path], target: Path) -> None:
-    from pyarrow import OSFile, ipc  # noqa: PLC0415 - the laptop may have none
-    from pyarrow.parquet import ParquetFile, read_schema  # noqa: PLC0415
+def _write_arrow(place: Path, paths: Sequence[Path], schemas: Sequence[Any], target: Path) -> None:
+    from pyarrow import OSFile, ipc, unify_schemas  # noqa: PLC0415 - the laptop may have none
 
-    schema = read_schema(paths[0])
+    with _explaining_parquet(place):
+        schema = unify_schemas([*map(_plain, schemas)], promote_options="permissive")
     with OSFile(str(target), "wb") as out, ipc.new_file(out, schema) as writer:
         for path in paths:
-            with ParquetFile(path) as file:
-                for batch in file.iter_batches(TOGETHER):
-                    writer.write_batch(batch)
+            for table in _tables(path, schema, TOGETHER):
+                writer.write_table(table)
 
 
 def _look_at_parquet(paths: Sequence[Path]) -> Table:
@@ -379,17 +411,34 @@ def _from_splits(name: str, found: Any, split: str) -> Table:
         found, name = found[chosen], f"{name} ({chosen})"
     elif split != TRAIN:
         raise NoSplitError(f"{name}: has one split, which is for training")
-    convert = {
-        column: inner.int2str
-        for column, feature in found.features.items()
-        if hasattr(inner := getattr(feature, "feature", feature), "int2str")
-    }
+    features = {name: getattr(each, "feature", each) for name, each in found.features.items()}
+    classes = {name: each.names for name, each in features.items() if hasattr(each, "int2str")}
+    rows = Lazy[Row](found, lambda _, row: dict(row))
+    return _with_class_names(Table(name, tuple(found.column_names), rows), classes)
 
-    def with_names(_: int, row: Row) -> Row:
-        named = dict(row)
-        for column, name in convert.items():
-            value = row[column]
-            named[column] = [*map(name, value)] if isinstance(value, list) else name(value)
-        return named
 
-    return Table(name, tuple(found.column_names), Lazy(found, with_names))
+def _classes_of(schema: Any) -> dict[str, Sequence[str]]:
+    """Return the class names that ``datasets`` has written into a Parquet file, by their columns."""
+    found = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
+    features = found.get("info", {}).get("features", {})
+    inner = {name: each.get("feature", each) for name, each in features.items() if "_type" in each}
+    return {name: each["names"] for name, each in inner.items() if "names" in each}
+
+
+def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
+    """Return a table with class numbers replaced by class names. -1 is no label."""
+
+    def name(value: Any, names: Sequence[str]) -> Any:
+        if isinstance(value, list):
+            return [name(each, names) for each in value]
+        is_class = isinstance(value, int) and 0 <= value < len(names)
+        return names[value] if is_class else None
+
+    def convert(_: int, row: Row) -> Row:
+        return {**row, **{column: name(row[column], names) for column, names in classes.items()}}
+
+    if not classes:
+        return table
+    if isinstance(table.rows, list):
+        return table._replace(rows=[convert(0, row) for row in table.rows])
+    return table._replace(rows=Lazy(table.rows, convert))

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import pyarrow
 import pytest
+from pyarrow.parquet import write_table
 
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
@@ -56,19 +58,29 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, name: str, content: st
     assert (list(table.rows), table.columns) == (ROWS, ("text", "label"))
 
 
-def test_parquet_and_saved_data_sets_give_the_same_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_parquet_and_saved_data_sets_give_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    monkeypatch.setattr(readers, "MOST_IN_MEMORY", 1 if large else 1 << 30)
     datasets = pytest.importorskip("datasets")
     names = datasets.ClassLabel(names=["x", "y"])
-    data = datasets.Dataset.from_list([{**row, "label": n} for n, row in enumerate(ROWS)])
-    data = data.cast_column("label", names)
-    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "a.parquet"))
+    rows: list[Any] = [{**row, "label": n, "tags": [n, -1]} for n, row in enumerate(ROWS)]
+    rows += [{"text": "c", "label": n, "tags": [0]} for n in (-1, None)]
+    data = datasets.Dataset.from_list(rows).cast_column("label", names)
+    data = data.cast_column("tags", datasets.Sequence(names))
+    data.to_parquet(str(tmp_path / "a.parquet"))
     datasets.DatasetDict({"train": data, "test": data}).save_to_disk(str(tmp_path / "both"))
     data.save_to_disk(str(tmp_path / "one"))
+    wanted: list[Any] = [{**row, "tags": [row["label"], None]} for row in ROWS]
+    wanted += [{"text": "c", "label": None, "tags": ["x"]}] * 2
     for name in ("a.parquet", "both", "one"):
-        assert list(read_table(str(tmp_path / name)).rows) == ROWS, name
+        found = read_table(str(tmp_path / name), mapped=tmp_path / "kept")
+        assert [*found.rows] == wanted, name
+        assert found.columns == ("text", "label", "tags")
     both = read_unseen(str(tmp_path / "both"), None)
     assert both
-    assert list(both.rows) == ROWS
+    assert [*both.rows] == wanted
     assert read_unseen(str(tmp_path / "one"), None) is None
 
 
@@ -273,24 +285,21 @@ def test_a_folder_of_parquet_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     monkeypatch.setattr(readers, "MOST_IN_MEMORY", 1 if large else 1 << 30)
-    arrow = pytest.importorskip("pyarrow")
-    names = ["data/train-00000-of-00002", "data/train-00001-of-00002", "data/test-00000-of-00001"]
+    names = [f"data/{use}-0000{n}-of-00002" for use in ("train", "test") for n in (0, 1)]
     (tmp_path / "hub/data").mkdir(parents=True)
     (tmp_path / "spark").mkdir()
     for number, name in enumerate(names):
-        table = arrow.Table.from_pylist([{**row, "n": number} for row in ROWS])
-        arrow.parquet.write_table(table, tmp_path / f"hub/{name}.parquet")
-        arrow.parquet.write_table(table, tmp_path / f"spark/part-{number}.parquet")
+        table = pyarrow.Table.from_pylist([{**row, "n": number} for row in ROWS])
+        write_table(table, tmp_path / f"hub/{name}.parquet")
+        write_table(table, tmp_path / f"spark/part-{number}.parquet")
     found = {}
     for folder, split in (("hub", "train"), ("hub", EVAL), ("spark", "train")):
-        read = read_table(str(tmp_path / folder), split, mapped=tmp_path / "kept" / split)
+        read = read_table(str(tmp_path / folder), split, mapped=tmp_path / "kept")
         assert isinstance(read.rows, list) is not large
         found[folder, split] = [row["n"] for row in read.rows]
-    assert [*found.values()] == [[0, 0, 1, 1], [2, 2], [0, 0, 1, 1, 2, 2]]
+    assert [*found.values()] == [[0, 0, 1, 1], [2, 2, 3, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     assert read_unseen(str(tmp_path / "spark"), None) is None
-    arrow.parquet.write_table(
-        table.rename_columns(["text", "label", "m"]), tmp_path / "spark/part-9.parquet"
-    )
+    write_table(table.rename_columns(["text", "label", "m"]), tmp_path / "spark/part-9.parquet")
     with pytest.raises(DatasetError, match=r"part-9\.parquet: has other columns"):
         read_table(str(tmp_path / "spark"), mapped=tmp_path / "new")
 
@@ -314,11 +323,10 @@ def test_a_folder_of_parquet_shards(
 def test_folders_and_names_say_what_shards_are_for(
     tmp_path: Path, names: str, train: str, unseen: str
 ) -> None:
-    arrow = pytest.importorskip("pyarrow")
     for number, name in enumerate(names.split()):
         path = tmp_path / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrow.parquet.write_table(arrow.table({"text": [str(number)]}), path)
+        write_table(pyarrow.table({"text": [str(number)]}), path)
 
     def read(split: str) -> str:
         try:
@@ -329,6 +337,41 @@ def test_folders_and_names_say_what_shards_are_for(
             return error.message.removeprefix(f"{tmp_path}: has ")
 
     assert (read("train"), read(EVAL)) == (train, unseen)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_shards_whose_columns_differ_in_type_or_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    monkeypatch.setattr(readers, "MOST_IN_MEMORY", 1 if large else 1 << 30)
+    columns: list[dict[str, Any]] = [
+        {"a": pyarrow.array(["x", "y"]).dictionary_encode(), "b": [1, 2], "c": [None, None]},
+        {"c": ["k", None], "b": [1.5, 2.0], "a": pyarrow.array(["z", "y"]).dictionary_encode()},
+    ]
+    never = pyarrow.array([10**13] * 2, pyarrow.timestamp("s"))
+    for number, each in enumerate(columns):
+        write_table(pyarrow.table({**each, "when": never}), tmp_path / f"{number}.parquet")
+    found = read_table(str(tmp_path), mapped=tmp_path / "kept")
+    rows = [{name: row[name] for name in "abc"} for row in found.rows]
+    assert [[*row.values()] for row in rows] == [
+        ["x", 1, None],
+        ["y", 2, None],
+        ["z", 1.5, "k"],
+        ["y", 2.0, None],
+    ]
+
+
+def test_the_rest_of_a_parquet_file_is_not_read_for_its_first_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_table(
+        pyarrow.table({"text": [f"text {n}" for n in range(9000)]}), path, row_group_size=3000
+    )
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) * 3 // 4] = bytes(len(content) // 4)
+    path.write_bytes(content)
+    assert len(read_table(str(path), limit=1000).rows) == 1000
+    with pytest.raises(DatasetError, match="can't be read as Parquet"):
+        read_table(str(path))
 
 
 def test_data_is_required_and_missing_files_are_named(tmp_path: Path) -> None:

@@ -64,8 +64,7 @@ def _write_parquet(
             return pa.array(values, known[name].type)
         if name == vector:
             return pa.array(values, pa.list_(pa.float32(), len(values[0])))
-        found = pa.array(values)
-        return found.cast(pa.string()) if pa.types.is_null(found.type) else found
+        return pa.array(values)  # of another shard, a column that is empty here may have a type
 
     arrays = {name: to_array(name) for name in dict.fromkeys(name for row in rows for name in row)}
     fields = [known.get(name) or pa.field(name, each.type) for name, each in arrays.items()]
@@ -110,13 +109,35 @@ def _merge_parquet(parts: Sequence[Path], target: Path) -> None:
     from pyarrow.parquet import ParquetWriter, read_schema, read_table
 
     with _as_parquet():
-        schema = pa.unify_schemas(map(read_schema, parts), promote_options="permissive")
+        schemas = [*map(read_schema, parts)]
+        names = dict.fromkeys(name for each in schemas for name in each.names)
+        schema = pa.schema([_widest([s.field(n) for s in schemas if n in s.names]) for n in names])
+        texts = {each.name for each in schema if pa.types.is_string(each.type)}
         with ParquetWriter(target, schema) as writer:
             for part in parts:
                 table = read_table(part)
                 if table.schema != schema:
-                    table = pa.Table.from_pylist(table.to_pylist(), schema=schema)
+                    rows = table.to_pylist()
+                    for row in rows:
+                        row |= {n: _as_text(row[n]) for n in texts & row.keys()}
+                    table = pa.Table.from_pylist(rows, schema=schema)
                 writer.write_table(table)
+
+
+def _widest(fields: Sequence[Any]) -> Any:
+    """Return a field that can hold the values of all: text if no other can."""
+    import pyarrow as pa
+
+    try:
+        schemas = [pa.schema([each]) for each in fields]
+        (found,) = pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        return pa.field(fields[0].name, pa.string())
+    return found.with_type(pa.string()) if pa.types.is_null(found.type) else found
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else _to_json(value)
 
 
 _MERGES = {".csv": _merge_csv, ".jsonl": _merge_lines, ".parquet": _merge_parquet}

@@ -110,7 +110,7 @@ class MappedRows(Sequence[Any]):
 def map_rows(
     path: Path, files: Sequence[Path], folder: Path, write: Callable[[Path], None]
 ) -> MappedRows:
-    """Return the rows of a place's files from an Arrow file in a folder; ``write`` makes that if it lacks.
+    """Return the rows of a place's files from an Arrow file in a folder; ``write`` makes a missing one.
 
     Only one process of the node makes it, and the others wait. Raises :class:`DatasetError`.
     """

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jobs.worker.corpus.files import Output
 from jobs.worker.corpus.options import PredictOptions, Shard, Source
 from jobs.worker.corpus.shards import Predictor, look_at
-from jobs.worker.corpus.writers import merge_parts
+from jobs.worker.corpus.writers import merge_parts, write_part
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.training.task import Loaded
@@ -129,3 +129,27 @@ def test_a_column_of_an_earlier_prediction_is_kept(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", given)
     (found,) = predict(tmp_path / "a.jsonl", "b.jsonl")
     assert found == {**given[0], "predicted_predicted_label": "x", "probability": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        (None, 5, [None, 5]),
+        (None, ["x"], [None, ["x"]]),
+        ([], ["x"], [[], ["x"]]),
+        (1, 1.5, [1.0, 1.5]),
+        (None, None, [None, None]),
+        (1, "b", ["1", "b"]),
+        ([1], {"n": "é"}, ["[1]", '{"n": "é"}']),
+    ],
+)
+def test_columns_of_different_types_become_one(
+    tmp_path: Path, one: Any, other: Any, wanted: list[Any]
+) -> None:
+    parts = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    for part, value in zip(parts, (one, other), strict=True):
+        write_part(part, ".parquet", [{"a": value, "n": 1}])
+    merge_parts(parts, tmp_path / "all.parquet")
+    found = pq.read_table(tmp_path / "all.parquet")
+    assert found.column("a").to_pylist() == wanted
+    assert not pa.types.is_null(found.schema.field("a").type)

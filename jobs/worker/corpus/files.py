@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ from .options import Source
 
 MANIFEST = "manifest.json"
 _BLOCK = 1 << 20
+_NOT_DATA = re.compile(
+    rf"{MANIFEST}|state\.json|dataset_(infos?|dict)\.json|(readme|license|notice|requirements)\..*",
+    re.I,
+)
+"""Names of files beside data: those of save_to_disk, and texts for readers."""
 
 
 def list_sources(data: str) -> tuple[Source, ...]:
@@ -60,7 +66,7 @@ def _is_data(name: str) -> bool:
     parts = name.split("/")
     is_hidden = any(each.startswith((".", "_")) for each in parts)
     suffixes = Path(parts[-1].lower().removesuffix(".gz")).suffix
-    return suffixes in READERS and not is_hidden and parts[-1] != MANIFEST
+    return suffixes in READERS and not is_hidden and not _NOT_DATA.fullmatch(parts[-1])
 
 
 def _source(name: str, place: str, version: str, size: int) -> Source:
@@ -105,7 +111,7 @@ def present(source: Source, folder: Path) -> Iterator[Path]:
     found = S3Object(S3Url.parse(source.name), source.version, source.size)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{found.id}.lock").open("w") as lock:
-        target = folder / (found.id if hold_lock(lock) else found.id + process_suffix())
+        target = folder / (found.id if hold_lock(lock) else process_suffix()[1:] + found.id)
         if not target.exists():
             download_all(connected(), [Download(found, target)])
     try:

@@ -20,6 +20,7 @@ from jobs.worker.corpus import shards
 from jobs.worker.corpus.coordinator import predict_corpus
 from jobs.worker.corpus.files import present
 from jobs.worker.corpus.options import PredictOptions, Source
+from jobs.worker.data.readers import stream_file
 from jobs.worker.runtime.errors import DatasetError, TrainingError
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import predict
@@ -105,7 +106,8 @@ def test_a_folder_gets_what_a_file_gets(
     lines = Path(one.output).read_text()
 
     write(tmp_path / "in/b.ndjson", ROWS[:16])  # exactly one shard
-    (tmp_path / "in/_SUCCESS").touch()
+    for name in ("_SUCCESS", "README.txt", "state.json", "dataset_info.json"):
+        (tmp_path / "in" / name).touch()
     folder = tmp_path / "out"
     run(replace(one, data=str(tmp_path / "in"), output=str(folder)), tmp_path / "parts")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -333,8 +335,8 @@ def test_on_a_file_system_without_locks_each_rank_has_its_own_copy(
     monkeypatch.setattr("jobs.worker.corpus.files.connected", Mock())
     monkeypatch.setattr(
         "jobs.worker.storage.download.download_all",
-        lambda _, each: each[0].target.write_text("rows", encoding="utf-8"),
+        lambda _, each: each[0].target.write_text("rows\n", encoding="utf-8"),
     )
     with present(Source("s3://bucket/rows.csv", "version", 4, "digest"), tmp_path) as path:
-        assert path.read_text() == "rows"
+        assert [*stream_file(path)] == []  # its name still says its format
         assert str(os.getpid()) in path.name

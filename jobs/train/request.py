@@ -31,7 +31,7 @@ MAX_DATA_BYTES = 2 << 30
 # Examples of hub names: "name", "org/name", and "org/name-v1.5".
 FILES = ("data", "eval", "teacher", "corpus")
 """Options that name a file or folder, a name on the hub, or a URL."""
-_SUFFIX = re.compile(r"(\.[A-Za-z]{2,7})(?:\.gz)?$")
+_SUFFIX = re.compile(r"(\.(?:[A-Za-z]{2,7}|bz2|lz4|7z))(?:\.gz)?$")
 _HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")
 
 OTHER_FILES = ("class_weights", "chat_template")

@@ -24,7 +24,7 @@ from ..runtime.errors import DatasetError, first_line, hub_hint
 from .mapped import TOGETHER, Lazy, map_rows, write_rows
 from .records import refusal, why_not_utf8
 from .table import Row, Table
-from .text_files import READERS, STREAMS
+from .text_files import READERS, find_stream
 
 MOST_IN_MEMORY = 256 << 20
 """Bytes, in text, of a file that is read into memory; :mod:`.mapped` has the rows of larger ones."""
@@ -97,8 +97,9 @@ def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None)
         if kind == ".parquet":
             return _read_shards(path, [path], limit, mapped)
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            if mapped and is_large and kind in STREAMS:
-                rows = STREAMS[kind](str(path), file)
+            stream = find_stream(kind, file) if is_large else None
+            if mapped and stream:
+                rows = stream(str(path), file)
                 return _map(path, [path], mapped, partial(write_rows, str(path), rows))
             table = READERS[kind](str(path), file, limit)
     if not table.rows:
@@ -110,7 +111,8 @@ def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None)
 def stream_file(path: Path, first: int = 0) -> Iterator[tuple[str, Row | DatasetError]]:
     """Yield a file's rows from the ``first`` on, counted from 0, with their places, in constant memory.
 
-    A row that can't be used is its error. JSON and CoNLL files are read whole. Raises :class:`DatasetError`.
+    A row that can't be used is its error. CoNLL files, and JSON that is one list, are read whole. Raises
+    :class:`DatasetError`.
     """
     with _explaining(path):
         kind, opener = _format_of(path)
@@ -118,8 +120,8 @@ def stream_file(path: Path, first: int = 0) -> Iterator[tuple[str, Row | Dataset
             yield from _stream_parquet(path, first)
             return
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            if kind in STREAMS:
-                for line, row in islice(STREAMS[kind](str(path), file), first, None):
+            if stream := find_stream(kind, file):
+                for line, row in islice(stream(str(path), file), first, None):
                     yield f"{path}: line {line}", row
                 return
             table = READERS[kind](str(path), file, None)

@@ -164,10 +164,8 @@ def _require_names(source: str, header: Sequence[str], mark: str) -> None:
 
 
 def _read_json(source: str, file: TextIO, limit: int | None) -> Table:
-    start = file.read(1 << 10).lstrip()
-    file.seek(0)
-    if start.startswith("{") and _is_json_lines(file):
-        return _collect(_jsonl_rows, source, file, limit)
+    if stream := find_stream(".json", file):
+        return _collect(stream, source, file, limit)
     try:
         document = json.loads(file.read(), object_pairs_hook=as_object)
     except RecursionError as error:
@@ -192,7 +190,7 @@ def _is_json_lines(file: TextIO) -> bool:
     line = file.readline(LONGEST_LINE)
     file.seek(0)
     try:
-        found = json.loads(line)
+        found = json.loads(line) if line.lstrip().startswith("{") else None
         return isinstance(found, dict) and "data" not in found
     except (ValueError, RecursionError):
         return False
@@ -264,6 +262,14 @@ STREAMS: dict[str, Stream] = {
     ".ndjson": _jsonl_rows,
     ".txt": _text_rows,
 }
+
+
+def find_stream(kind: str, file: TextIO) -> Stream | None:
+    """Return what reads a file row by row, if its format, such as ``.csv``, allows that."""
+    is_lines = kind == ".json" and _is_json_lines(file)
+    return STREAMS.get(".jsonl" if is_lines else kind)
+
+
 READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
     **{name: partial(_collect, stream) for name, stream in STREAMS.items()},
     ".json": _read_json,

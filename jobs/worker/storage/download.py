@@ -98,7 +98,7 @@ class S3Object:
     def id(self) -> str:
         """A file name for this version."""
         text = f"{self.url} {self.etag} {self.size}"
-        name = self.url.key.rpartition("/")[2][-100:]
+        name = self.url.key.rpartition("/")[2].encode()[-100:].decode(errors="ignore")
         return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}-{name}"
 
 

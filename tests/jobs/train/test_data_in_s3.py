@@ -71,6 +71,12 @@ def test_other_names_are_folders(url: str) -> None:
     check_inputs(ClassifyOptions(data=url, model="scratch"))
 
 
+@pytest.mark.parametrize("url", ["s3://my-data/train.jsonl.bz2", "s3://my-data/train.doc.gz"])
+def test_formats_that_are_not_read_are_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="its name does not say its format"):
+        check_inputs(ClassifyOptions(data=url, model="scratch"))
+
+
 def test_other_clusters_do_not_read_s3() -> None:
     options = ClassifyOptions(data=DATA, model="scratch", backend="gloo")
     with pytest.raises(UsageError, match="not on another Slurm cluster"):

@@ -406,6 +406,7 @@ def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.csv", 0),
         ("a.csv.gz", errno.ENOSYS),
         ("a.jsonl", errno.ENOLCK),
+        ("a.json.gz", 0),
         ("a.txt", errno.EOPNOTSUPP),
         ("a.parquet", 0),
     ],
@@ -418,6 +419,7 @@ def test_rows_of_large_files_are_mapped(
     rows = [{"text": f"text {n}", "label": "xy"[n % 2]} for n in range(5)]
     contents = {
         "csv": "text,label\n\n" + "".join("{text},{label}\n".format(**row) for row in rows),
+        "json": "".join(json.dumps(row) + "\n" for row in rows),
         "jsonl": "\n" + "".join(json.dumps(row) + "\n" for row in rows),
         "txt": "\n\n".join(row["text"] for row in rows),
     }

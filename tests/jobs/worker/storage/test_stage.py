@@ -209,6 +209,12 @@ TWO = (hashlib.md5(each).digest() for each in (b"0123", b"456789"))
 IN_TWO = hashlib.md5(b"".join(TWO)).hexdigest() + "-2"
 
 
+def test_names_of_downloads_fit_file_systems_and_end_as_the_objects() -> None:
+    source = download.S3Object(S3Url("data", f"{'訓練' * 90}.csv.gz"), '"tag"', 1)
+    assert len(f".{source.id}.partial".encode()) < 200
+    assert source.id.endswith("練.csv.gz")
+
+
 @pytest.mark.parametrize(
     ("etag", "parts", "head", "said"),
     [

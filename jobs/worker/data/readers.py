@@ -40,6 +40,7 @@ _NAMES = {TRAIN: (TRAIN,), EVAL: ("validation", "valid", "val", "eval", "dev", "
 _HIDDEN = "."
 _NUMBERED = re.compile(r"[-_.](\d|[0-9a-f]{8}).*$|\d+$")
 """The end of a file's name that differs between the files of one split."""
+_OTHER_PACKERS = (".zst", ".bz2", ".xz", ".lz4", ".zip", ".7z", ".br")
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
 
 
@@ -150,9 +151,10 @@ def _format_of(path: Path) -> tuple[str, Callable[..., Any]]:
     """Return a file's format, such as ``.csv``, and what opens it."""
     kind, is_zipped = _kind_of(path)
     if kind not in READERS:
+        how = "unpack it, or compress it with gzip" if kind in _OTHER_PACKERS else "rename it"
         raise DatasetError(
             f"{path}: its name does not say its format",
-            hint=f"rename it: {_FORMATS} ({', '.join(READERS)}, with .gz)",
+            hint=f"{how}: {_FORMATS} ({', '.join(READERS)}, with .gz)",
         )
     return kind, gzip.open if is_zipped else open
 
@@ -306,9 +308,12 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
         if named:
             _require_all(path, named)
             return [*named]
+    files = [each.relative_to(path) for each in sorted(path.rglob("*.*"))]
+    near = next((each for each in files if _use_of(each)[0] in _NAMES[split]), None)
+    one = f"put the rows of {near}, … into one such file" if near else "give a file"
     raise NoSplitError(
         f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …",
-        hint="give a file, or a folder that save_to_disk has written",
+        hint=f"{one}, or a folder that save_to_disk has written",
     )
 
 

@@ -36,6 +36,9 @@ def choose_column(table: Table, asked: str | None, known: Sequence[str], flag: s
     for name in known if asked is None else (asked, asked.strip()):
         if name in table.columns or name in stripped:
             return name if name in table.columns else stripped[name]
+    # Of a file with a word and its tag in each line, the first line became the names.
+    has_words = "words" in known or "tags" in known
+    conll = "; if its lines have a word and its tag, rename it to .conll" if has_words else ""
     there = ", ".join(name or "one without a name" for name in table.columns)
     if asked is not None:
         raise DatasetError(f"{table.source}: has no column {asked!r}; it has {there}")
@@ -44,7 +47,9 @@ def choose_column(table: Table, asked: str | None, known: Sequence[str], flag: s
             f"{table.source}: has one column, {there}, and two are needed",
             hint="give CSV, JSON lines, or Parquet with a column for each",
         )
-    raise DatasetError(f"{table.source}: which column? It has {there}", hint=f"name it with {flag}")
+    raise DatasetError(
+        f"{table.source}: which column? It has {there}", hint=f"name it with {flag}{conll}"
+    )
 
 
 def read_records(

@@ -43,6 +43,8 @@ def _csv_rows(source: str, file: TextIO, mark: str = ",") -> Iterator[Found]:
     """Yield the rows; the first one has the columns' names."""
     is_plain, header = mark == "\t" and _is_plain(source, file), list[str]()
     for at, cells, _ in _csv_records(source, file, mark, is_plain):
+        if not header and cells == ["sep=", ""]:
+            continue  # Excel's line, which names the separator
         if not header:
             header = cells
             _require_names(source, header, mark)
@@ -79,7 +81,14 @@ def _csv_records(
                 yield at, cells, lines
             lines.clear()
     except csv.Error as error:
+        if others := [each for each in ";\t|," if at == 1 and f'"{each}"' in lines[0]]:
+            raise _other_mark(source, others[0], mark) from error
         raise DatasetError(f"{source}: line {at}: is not CSV: {error}") from error
+
+
+def _other_mark(source: str, other: str, mark: str) -> DatasetError:
+    what = f"its columns are separated by {other!r}, not {mark!r}"
+    return DatasetError(f"{source}: line 1: {what}", hint="save it as CSV with commas, or as TSV")
 
 
 def _is_plain(source: str, file: TextIO) -> bool:
@@ -152,10 +161,7 @@ def _require_names(source: str, header: Sequence[str], mark: str) -> None:
         raise DatasetError(f"{source}: is empty")
     others = [each for each in ",;\t|" if each in header[0] and each != mark]
     if len(header) == 1 and others:
-        what = f"its columns are separated by {others[0]!r}, not {mark!r}"
-        raise DatasetError(
-            f"{source}: line 1: {what}", hint="save it as CSV with commas, or as TSV"
-        )
+        raise _other_mark(source, others[0], mark)
     names = {name.strip() for name in header}
     # pandas writes its index as the first column, without a name.
     if "" in {name.strip() for name in header[1:]} or len(names) < len(header):

@@ -45,6 +45,7 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("mixed_ends.csv", "text,label\na,x\r\nb,y\r", LABELED),
     ("bom.csv", '\ufeff"text","label"\n' + XY.format(","), LABELED),
     ("blank_first.csv", "\n\ntext,label\n" + XY.format(","), LABELED),
+    ("excel.csv", "sep=,\r\ntext,label\r\n" + XY.format(","), LABELED),
     ("pandas.csv", ",text,label\n0,a,x\n1,b,y\n", LABELED),
     ("quote_inside.csv", 'text,label\n5" disk,x\nb,y\n', [('5" disk', "x"), ("b", "y")]),
     ("huge.csv", f"text,label\n{'w' * 1_000_000},x\nb,y\n", [("w" * 1_000_000, "x"), ("b", "y")]),
@@ -80,6 +81,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("single_quotes.csv", "text,label\n'a, b',x\nc,y\n", "line 2: has 3 columns"),
     ("trailing.csv", "text,label,\na,x,\nb,y,\n", "line 1: needs a different name"),
     ("pipe.csv", "text|label\n" + XY.format("|"), "line 1: its columns are separated by '|'"),
+    ("quoted_pipe.csv", '"text";"label"\n"a";"x"\n', "line 1: its columns are separated by ';'"),
     ("open.csv", 'text,label\n"a,x\nb,y\n', "line 3: is not CSV: unexpected end"),
     ("no_header.csv", "I like it,pos\nnot at all,neg\n", "which column? It has I like it, pos"),
     ("utf16.tsv", ("text\tlabel\n" + XY.format("\t")).encode("utf-16"), "is UTF-16, not UTF-8"),
@@ -90,6 +92,9 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("plain.csv.gz", "text,label\n", "is not gzip"),
     ("cut.csv.gz", b"\x1f\x8b\x08 cut off", "is not gzip, or is cut off"),
     ("glue.tsv", GLUE, "line 3: a quotation mark begins a cell, and its end is in a later row"),
+    ("rows.jsonl.zst", b"\x28\xb5", "its name does not say its format; unpack it, or compress it with"),
+    ("tag_conll.tsv", "EU\tB-ORG\nruns\tO\n", "has EU, B-ORG; name it with --text-column; if its lines"),
+    ("tag_conll.txt", "EU B-ORG\nruns O\n", "has text; name it with --text-column; if its lines have a word"),
     ("some.doc", "some text", "its name does not say its format"),
     ("lfs.csv", "version https://git-lfs.github.com/spec/v1\noid sha256:a\n", "which column?"),
     ("marks.csv", "\ufeff", "is empty"),
@@ -141,7 +146,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
 def options_for(path: Path, content: str | bytes) -> Any:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     names = {".conll": "tag", ".txt": "lm"}
-    task = names.get(path.suffix) or ("tag" if path.name.startswith("tag") else "classify")
+    task = "tag" if path.name.startswith("tag") else names.get(path.suffix, "classify")
     task = "squad" if "paragraphs" in path.read_text(errors="ignore") else task
     return TASKS[task].Options(model="scratch", data=str(path))
 
@@ -168,5 +173,5 @@ def test_what_can_not_be_read_is_refused_in_a_line(
     with pytest.raises(UsageError) as refused:
         check_inputs(options)
     assert refused.value.message.startswith(f"{tmp_path / name}: ")
-    assert said in refused.value.message
+    assert said in f"{refused.value.message}; {refused.value.hint}"
     assert "\n" not in refused.value.message

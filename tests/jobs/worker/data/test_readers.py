@@ -247,6 +247,10 @@ def test_of_large_files_the_first_rows_are_checked(
         ("data/sub/train.csv", "data: has no file for train"),
         ("data/sub/test.parquet", "data: has no file for train"),
         ("data/train.doc", "data: has no file for train: train.csv, .jsonl"),
+        (
+            "data/a/train-00000-of-00002.jsonl",
+            "put the rows of a/train-00000-of-00002.jsonl, … into",
+        ),
         ("data/train.csv", ""),
         ("data/sub/part-0.parquet", ""),
         ("data/dataset_info.json", ""),
@@ -261,8 +265,9 @@ def test_a_folder_that_is_not_read_here_needs_a_file_to_train_on(
     if not name.endswith("/"):
         path.write_text("x")
     options = ClassifyOptions(model="scratch", data=str(tmp_path / "data"))
-    with pytest.raises(UsageError, match=why) if why else nullcontext():
+    with pytest.raises(UsageError) if why else nullcontext() as refused:
         check_inputs(options)
+    assert not refused or why in f"{refused.value.message}; {refused.value.hint}"
 
 
 @pytest.mark.parametrize("skip", [False, True])

@@ -201,10 +201,11 @@ def _read_shards(
         found = _map(place, paths, mapped, partial(_write_arrow, place, paths, schemas))
         return _with_class_names(found, classes)
     for path, schema in zip(paths, schemas, strict=True):
-        for table in _tables(path, _plain(schema), _BATCH):
-            rows += table.to_pylist()
-            if limit is not None and len(rows) >= limit:
-                break
+        with _explaining_parquet(path):
+            for table in _tables(path, _plain(schema), _BATCH):
+                rows += table.to_pylist()
+                if limit is not None and len(rows) >= limit:
+                    break
     if not rows:
         raise DatasetError(f"{place}: has no rows")
     return _with_class_names(Table(str(place), tuple(names), rows[:limit]), classes)
@@ -303,17 +304,19 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
         if len(groups := sorted({*named.values()})) > 1:
             raise DatasetError(
                 f"{path}: has several data sets for {split}: {', '.join(groups)}",
-                hint="give a folder that has only one of them",
+                hint="give a folder that has only one of them"
+                + ", or a file with --eval" * (split == EVAL),
             )
         if named:
             _require_all(path, named)
             return [*named]
     files = [each.relative_to(path) for each in sorted(path.rglob("*.*"))]
     near = next((each for each in files if _use_of(each)[0] in _NAMES[split]), None)
-    one = f"put the rows of {near}, … into one such file" if near else "give a file"
     raise NoSplitError(
         f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …",
-        hint=f"{one}, or a folder that save_to_disk has written",
+        hint=f"put the rows of {near}, … into one file with such a name"
+        if near
+        else "give a file, or a folder that save_to_disk has written",
     )
 
 
@@ -427,9 +430,14 @@ def _from_splits(name: str, found: Any, split: str) -> Table:
 def _classes_of(schema: Any) -> dict[str, Sequence[str]]:
     """Return the class names that ``datasets`` has written into a Parquet file, by their columns."""
     found = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
-    features = found.get("info", {}).get("features", {})
+    features = (found.get("info") or {}).get("features") or {}
     inner = {name: each.get("feature", each) for name, each in features.items() if "_type" in each}
-    return {name: each["names"] for name, each in inner.items() if "names" in each}
+    return {
+        name: each["names"]
+        for name, each in inner.items()
+        # Other tools keep the text when they remove the column.
+        if name in schema.names and each.get("_type") == "ClassLabel"
+    }
 
 
 def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
@@ -438,8 +446,9 @@ def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Tab
     def name(value: Any, names: Sequence[str]) -> Any:
         if isinstance(value, list):
             return [name(each, names) for each in value]
-        is_class = isinstance(value, int) and 0 <= value < len(names)
-        return names[value] if is_class else None
+        if not isinstance(value, int):
+            return value
+        return names[value] if 0 <= value < len(names) else None
 
     def convert(_: int, row: Row) -> Row:
         return {**row, **{column: name(row[column], names) for column, names in classes.items()}}

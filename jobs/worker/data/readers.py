@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ..runtime.errors import DatasetError, first_line, hub_hint
 from .mapped import TOGETHER, Lazy, map_rows, write_rows
@@ -190,7 +191,7 @@ def _read_shards(
     schemas, rows, classes = list[Any](), list[Row](), dict[str, Sequence[str]]()
     for path in paths:
         with _explaining_parquet(path):
-            schemas.append(read_schema(path))
+            schemas.append(_with_folders(path, read_schema(path).empty_table()).schema)
             classes |= _classes_of(schemas[-1])
             if {*schemas[-1].names} != {*schemas[0].names}:
                 raise DatasetError(f"{path}: has other columns than {paths[0].name}")
@@ -241,8 +242,19 @@ def _tables(path: Path, schema: Any, count: int) -> Iterator[Any]:
 
     with _explaining_parquet(path), ParquetFile(path) as file:
         for batch in file.iter_batches(count):
-            table = ArrowTable.from_batches([batch]).select(schema.names)
+            table = _with_folders(path, ArrowTable.from_batches([batch])).select(schema.names)
             yield table if table.schema == schema else table.cast(schema)
+
+
+def _with_folders(path: Path, table: Any) -> Any:
+    """Return a table with the columns that its folders name, such as ``label=good``, which Spark writes."""
+    from pyarrow import array, string  # noqa: PLC0415 - the laptop may have none
+
+    for name, is_column, value in (each.partition("=") for each in path.parts[:-1]):
+        if is_column and name not in table.column_names:
+            known = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+            table = table.append_column(name, array([known] * len(table), string()))
+    return table
 
 
 def _map(path: Path, files: Sequence[Path], folder: Path, write: Callable[[Path], None]) -> Table:

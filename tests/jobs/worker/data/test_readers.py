@@ -354,15 +354,15 @@ def test_shards_whose_columns_differ_in_type_or_order(
         {"c": ["k", None], "b": [1.5, 2.0], "a": pyarrow.array(["z", "y"]).dictionary_encode()},
     ]
     never = pyarrow.array([10**13] * 2, pyarrow.timestamp("s"))
-    for number, each in enumerate(columns):
-        write_table(pyarrow.table({**each, "when": never}), tmp_path / f"{number}.parquet")
+    for folder, each in zip(("d=__HIVE_DEFAULT_PARTITION__", "d=so%3Dso"), columns, strict=True):
+        (tmp_path / folder).mkdir()
+        write_table(pyarrow.table({**each, "when": never}), tmp_path / folder / "0.parquet")
     found = read_table(str(tmp_path), mapped=tmp_path / "kept")
-    rows = [{name: row[name] for name in "abc"} for row in found.rows]
-    assert [[*row.values()] for row in rows] == [
-        ["x", 1, None],
-        ["y", 2, None],
-        ["z", 1.5, "k"],
-        ["y", 2.0, None],
+    assert [[row[name] for name in "abcd"] for row in found.rows] == [
+        ["x", 1, None, None],
+        ["y", 2, None, None],
+        ["z", 1.5, "k", "so=so"],
+        ["y", 2.0, None, "so=so"],
     ]
 
 

@@ -8,7 +8,6 @@ of large files stay on the disk.
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import zlib
 from collections import Counter
@@ -16,13 +15,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from ..runtime.errors import DatasetError, first_line, hub_hint
-from .mapped import TOGETHER, Lazy, map_rows, write_rows
+from .mapped import Lazy, map_rows, write_rows
+from .parquet import (
+    class_names,
+    explaining_parquet,
+    look_at_parquet,
+    plain_schema,
+    read_schema,
+    read_tables,
+    stream_parquet,
+    write_arrow,
+)
 from .records import refusal, why_not_utf8
 from .table import Row, Table
 from .text_files import READERS, find_stream
@@ -33,8 +41,6 @@ _UNZIPPED = 4
 """How many times as large a gzipped text is assumed to be."""
 MOST_CHECKED, _LOOK_AT = 64 << 20, 1000
 """Bytes, in text, of data that the laptop checks completely, and the rows that it checks of larger ones."""
-_BATCH = 1024
-"""Rows of Parquet files that are read together."""
 TRAIN, EVAL = "train", "eval"
 _NAMES = {TRAIN: (TRAIN,), EVAL: ("validation", "valid", "val", "eval", "dev", "test")}
 """The names of files and splits, by their use."""
@@ -119,7 +125,7 @@ def stream_file(path: Path, first: int = 0) -> Iterator[tuple[str, Row | Dataset
     with _explaining(path):
         kind, opener = _format_of(path)
         if kind == ".parquet":
-            yield from _stream_parquet(path, first)
+            yield from stream_parquet(path, first)
             return
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             if stream := find_stream(kind, file):
@@ -129,23 +135,6 @@ def stream_file(path: Path, first: int = 0) -> Iterator[tuple[str, Row | Dataset
             table = READERS[kind](str(path), file, None)
     rows = ((table.place(number), row) for number, row in enumerate(table.rows))
     yield from islice(chain((("", each) for each in table.problems), rows), first, None)
-
-
-def _stream_parquet(path: Path, first: int) -> Iterator[tuple[str, Row]]:
-    from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - the laptop may have none
-
-    with _explaining_parquet(path), ParquetFile(path) as file:
-        names = file.schema_arrow.names
-        if len({*names}) < len(names):
-            raise DatasetError(f"{path}: has two columns of the same name")
-        counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
-        groups = [n for n, end in enumerate(accumulate(counts)) if end > first]
-        at = sum(counts[: groups[0]]) if groups else 0
-        for batch in file.iter_batches(_BATCH, groups) if groups else ():
-            start = min(max(at, first), at + len(batch))
-            for number, row in enumerate(batch.slice(start - at).to_pylist(), start + 1):
-                yield f"{path}: row {number}", row
-            at += len(batch)
 
 
 def _format_of(path: Path) -> tuple[str, Callable[..., Any]]:
@@ -185,25 +174,22 @@ def _read_shards(
 ) -> Table:
     """Return the rows of Parquet files with the same columns; ``place`` is the file, or their folder."""
     if find_spec("pyarrow") is None:
-        return _look_at_parquet(paths)
-    from pyarrow.parquet import read_schema  # noqa: PLC0415 - the laptop may have none
-
+        return look_at_parquet(paths)
     schemas, rows, classes = list[Any](), list[Row](), dict[str, Sequence[str]]()
     for path in paths:
-        with _explaining_parquet(path):
-            schemas.append(_with_folders(path, read_schema(path).empty_table()).schema)
-            classes |= _classes_of(schemas[-1])
-            if {*schemas[-1].names} != {*schemas[0].names}:
-                raise DatasetError(f"{path}: has other columns than {paths[0].name}")
+        schemas.append(read_schema(path))
+        classes |= class_names(schemas[-1])
+        if {*schemas[-1].names} != {*schemas[0].names}:
+            raise DatasetError(f"{path}: has other columns than {paths[0].name}")
     names = schemas[0].names
     if len({*names}) < len(names):
         raise DatasetError(f"{paths[0]}: has two columns of the same name")
     if mapped and sum(map(_size_as_text, paths)) > MOST_IN_MEMORY:
-        found = _map(place, paths, mapped, partial(_write_arrow, place, paths, schemas))
+        found = _map(place, paths, mapped, partial(write_arrow, place, paths, schemas))
         return _with_class_names(found, classes)
     for path, schema in zip(paths, schemas, strict=True):
-        with _explaining_parquet(path):
-            for table in _tables(path, _plain(schema), _BATCH):
+        with explaining_parquet(path):
+            for table in read_tables(path, plain_schema(schema)):
                 rows += table.to_pylist()
                 if limit is not None and len(rows) >= limit:
                     break
@@ -212,74 +198,9 @@ def _read_shards(
     return _with_class_names(Table(str(place), tuple(names), rows[:limit]), classes)
 
 
-@contextmanager
-def _explaining_parquet(path: Path) -> Iterator[None]:
-    from pyarrow import ArrowException  # noqa: PLC0415 - the laptop may have none
-
-    try:
-        yield
-    # Times may be no times of Python.
-    except (ArrowException, OSError, OverflowError, ValueError) as error:
-        raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
-
-
-def _plain(schema: Any) -> Any:
-    """Return a schema without dictionaries, which differ between files, and with times as texts."""
-    from pyarrow import string, types  # noqa: PLC0415 - the laptop may have none
-
-    for number, each in enumerate(schema):
-        if types.is_dictionary(each.type):
-            schema = schema.set(number, each.with_type(each.type.value_type))
-        elif types.is_temporal(each.type):
-            schema = schema.set(number, each.with_type(string()))
-    return schema
-
-
-def _tables(path: Path, schema: Any, count: int) -> Iterator[Any]:
-    """Yield a Parquet file's rows as tables of this schema."""
-    from pyarrow import Table as ArrowTable  # noqa: PLC0415 - the laptop may have none
-    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
-
-    with _explaining_parquet(path), ParquetFile(path) as file:
-        for batch in file.iter_batches(count):
-            table = _with_folders(path, ArrowTable.from_batches([batch])).select(schema.names)
-            yield table if table.schema == schema else table.cast(schema)
-
-
-def _with_folders(path: Path, table: Any) -> Any:
-    """Return a table with the columns that its folders name, such as ``label=good``, which Spark writes."""
-    from pyarrow import array, string  # noqa: PLC0415 - the laptop may have none
-
-    for name, is_column, value in (each.partition("=") for each in path.parts[:-1]):
-        if is_column and name not in table.column_names:
-            known = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-            table = table.append_column(name, array([known] * len(table), string()))
-    return table
-
-
 def _map(path: Path, files: Sequence[Path], folder: Path, write: Callable[[Path], None]) -> Table:
     found = map_rows(path, files, folder, write)
     return Table(str(path), found.columns, found, found.lines)
-
-
-def _write_arrow(place: Path, paths: Sequence[Path], schemas: Sequence[Any], target: Path) -> None:
-    from pyarrow import OSFile, ipc, unify_schemas  # noqa: PLC0415 - the laptop may have none
-
-    with _explaining_parquet(place):
-        schema = unify_schemas([*map(_plain, schemas)], promote_options="permissive")
-    with OSFile(str(target), "wb") as out, ipc.new_file(out, schema) as writer:
-        for path in paths:
-            for table in _tables(path, schema, TOGETHER):
-                writer.write_table(table)
-
-
-def _look_at_parquet(paths: Sequence[Path]) -> Table:
-    """Check the files' first and last bytes; the nodes check their columns."""
-    for path in paths:
-        content = path.read_bytes()
-        if len(content) < 12 or (content[:4], content[-4:]) != (b"PAR1", b"PAR1"):
-            raise DatasetError(f"{path}: is not Parquet, or is cut off")
-    return Table(str(paths[0]), (), [])
 
 
 def _read_folder(path: Path, split: str, mapped: Path | None) -> Table:
@@ -437,19 +358,6 @@ def _from_splits(name: str, found: Any, split: str) -> Table:
     classes = {name: each.names for name, each in features.items() if hasattr(each, "int2str")}
     rows = Lazy[Row](found, lambda _, row: dict(row))
     return _with_class_names(Table(name, tuple(found.column_names), rows), classes)
-
-
-def _classes_of(schema: Any) -> dict[str, Sequence[str]]:
-    """Return the class names that ``datasets`` has written into a Parquet file, by their columns."""
-    found = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
-    features = (found.get("info") or {}).get("features") or {}
-    inner = {name: each.get("feature", each) for name, each in features.items() if "_type" in each}
-    return {
-        name: each["names"]
-        for name, each in inner.items()
-        # Other tools keep the text when they remove the column.
-        if name in schema.names and each.get("_type") == "ClassLabel"
-    }
 
 
 def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:

@@ -1,0 +1,124 @@
+"""Parquet files: their rows, and the columns that folders' names and ``datasets`` add to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from ..runtime.errors import DatasetError, first_line
+from .mapped import TOGETHER
+from .table import Row, Table
+
+_BATCH = 1024
+"""Rows that are read together."""
+
+
+@contextmanager
+def explaining_parquet(path: Path) -> Iterator[None]:
+    """Raise :class:`DatasetError` for a file that can't be read."""
+    from pyarrow import ArrowException  # noqa: PLC0415 - the laptop may have none
+
+    try:
+        yield
+    # Times may be no times of Python.
+    except (ArrowException, OSError, OverflowError, ValueError) as error:
+        raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
+
+
+def look_at_parquet(paths: Sequence[Path]) -> Table:
+    """Check the files' first and last bytes; the nodes check their columns."""
+    for path in paths:
+        content = path.read_bytes()
+        if len(content) < 12 or (content[:4], content[-4:]) != (b"PAR1", b"PAR1"):
+            raise DatasetError(f"{path}: is not Parquet, or is cut off")
+    return Table(str(paths[0]), (), [])
+
+
+def stream_parquet(path: Path, first: int) -> Iterator[tuple[str, Row]]:
+    """Yield a file's rows from the ``first`` on with their places. Raises :class:`DatasetError`."""
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - the laptop may have none
+
+    with explaining_parquet(path), ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if len({*names}) < len(names):
+            raise DatasetError(f"{path}: has two columns of the same name")
+        counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+        groups = [n for n, end in enumerate(accumulate(counts)) if end > first]
+        at = sum(counts[: groups[0]]) if groups else 0
+        for batch in file.iter_batches(_BATCH, groups) if groups else ():
+            start = min(max(at, first), at + len(batch))
+            for number, row in enumerate(batch.slice(start - at).to_pylist(), start + 1):
+                yield f"{path}: row {number}", row
+            at += len(batch)
+
+
+def read_schema(path: Path) -> Any:
+    """Return a file's schema. Raises :class:`DatasetError`."""
+    from pyarrow.parquet import read_schema as read  # noqa: PLC0415 - the laptop may have none
+
+    with explaining_parquet(path):
+        return _with_folders(path, read(path).empty_table()).schema
+
+
+def read_tables(path: Path, schema: Any, count: int = _BATCH) -> Iterator[Any]:
+    """Yield a Parquet file's rows as tables of this schema."""
+    from pyarrow import Table as ArrowTable  # noqa: PLC0415 - the laptop may have none
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
+
+    with explaining_parquet(path), ParquetFile(path) as file:
+        for batch in file.iter_batches(count):
+            table = _with_folders(path, ArrowTable.from_batches([batch])).select(schema.names)
+            yield table if table.schema == schema else table.cast(schema)
+
+
+def plain_schema(schema: Any) -> Any:
+    """Return a schema without dictionaries, which differ between files, and with times as texts."""
+    from pyarrow import string, types  # noqa: PLC0415 - the laptop may have none
+
+    for number, each in enumerate(schema):
+        if types.is_dictionary(each.type):
+            schema = schema.set(number, each.with_type(each.type.value_type))
+        elif types.is_temporal(each.type):
+            schema = schema.set(number, each.with_type(string()))
+    return schema
+
+
+def _with_folders(path: Path, table: Any) -> Any:
+    """Return a table with the columns that its folders name, such as ``label=good``, which Spark writes."""
+    from pyarrow import array, string  # noqa: PLC0415 - the laptop may have none
+
+    for name, is_column, value in (each.partition("=") for each in path.parts[:-1]):
+        if is_column and name not in table.column_names:
+            known = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+            table = table.append_column(name, array([known] * len(table), string()))
+    return table
+
+
+def class_names(schema: Any) -> dict[str, Sequence[str]]:
+    """Return the class names that ``datasets`` has written into a Parquet file, by their columns."""
+    found = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
+    features = (found.get("info") or {}).get("features") or {}
+    inner = {name: each.get("feature", each) for name, each in features.items() if "_type" in each}
+    return {
+        name: each["names"]
+        for name, each in inner.items()
+        # Other tools keep the text when they remove the column.
+        if name in schema.names and isinstance(each, dict) and each.get("_type") == "ClassLabel"
+    }
+
+
+def write_arrow(place: Path, paths: Sequence[Path], schemas: Sequence[Any], target: Path) -> None:
+    """Write the rows of a place's files as one Arrow file. Raises :class:`DatasetError`."""
+    from pyarrow import OSFile, ipc, unify_schemas  # noqa: PLC0415 - the laptop may have none
+
+    with explaining_parquet(place):
+        schema = unify_schemas([*map(plain_schema, schemas)], promote_options="permissive")
+    with OSFile(str(target), "wb") as out, ipc.new_file(out, schema) as writer:
+        for path in paths:
+            for table in read_tables(path, schema, TOGETHER):
+                writer.write_table(table)

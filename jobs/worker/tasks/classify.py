@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ HEAD = "SequenceClassification"
 MOST_CLASSES_SHOWN = 100
 """With more classes, the results contain no confusion matrix."""
 MOST_COUNTS_SHOWN = 10
+_BITS = {"0", "1", "0.0", "1.0", "False", "True"}
+_WRITTEN_LIST = re.compile(r"\[\s*(['\"\d].*)?\]", re.DOTALL)
+"""A list as pandas writes it into a cell."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,20 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def _labels(self, what: str, value: Any) -> tuple[str, ...]:
         separator = self.options.label_separator
+        if isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip()):
+            raise DatasetError(
+                f"{what} is a list, written as a text: {show(value)}",
+                hint="write lists in JSON lines, or the names with --label-separator between them",
+            )
         if separator is not None and isinstance(value, str):
             value = [each.strip() for each in value.split(separator) if each.strip()]
         if isinstance(value, list):
             self._several = True
+            if {*map(str, value)} <= _BITS and len({*value}) < len(value):
+                raise DatasetError(
+                    f"{what} has a 0 or 1 for each class: {show(str(value))}",
+                    hint='list the names of the labels instead, such as ["sports", "news"]',
+                )
             return tuple(dict.fromkeys(self._label(what, each) for each in value))
         if self._several:
             raise DatasetError(f"{what} has one label, and other rows a list of them")

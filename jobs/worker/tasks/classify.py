@@ -32,6 +32,11 @@ HEAD = "SequenceClassification"
 MOST_CLASSES_SHOWN = 100
 """With more classes, the results contain no confusion matrix."""
 MOST_COUNTS_SHOWN = 10
+_PAIRS = (
+    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("text1", "text2")),
+    *(("question1", "question2"), ("question", "sentence"), ("question", "passage")),
+)
+"""Columns with the two texts of pairs."""
 _BITS = {"0", "1", "0.0", "1.0", "False", "True"}
 _WRITTEN_LIST = re.compile(r"\[\s*(['\"\d].*)?\]", re.DOTALL)
 """A list as pandas writes it into a cell."""
@@ -87,8 +92,8 @@ class Classify(TaughtTask[ClassifyOptions]):
     pipeline_tag = "text-classification"
     head = HEAD
     text_columns = (
-        *("text", "sentence", "sentence1", "premise"),
-        *("question", "content", "description"),
+        *("text", "sentence", "sentence1", "premise", "text1"),
+        *("question", "question1", "content", "description"),
     )
     label_columns = ("label", "labels", "class", "category", "target", "section")
 
@@ -104,7 +109,16 @@ class Classify(TaughtTask[ClassifyOptions]):
     def choose_columns(self, table: Table) -> list[str]:
         asked = self.options.pair_column
         pair = [choose_column(table, asked, (), "--pair-column")] if asked else []
-        return [*super().choose_columns(table), *pair]
+        text, label = super().choose_columns(table)
+        names = {each.strip() for each in table.columns} - {label.strip()}
+        for first, second in () if asked or self.options.text_column else _PAIRS:
+            if text.strip() in (first, second) and names >= {first, second}:
+                raise DatasetError(
+                    f"{table.source}: has pairs of texts, in {first!r} and {second!r}",
+                    hint=f"use --text-column {first} --pair-column {second}, or --text-column {text.strip()} "
+                    "to learn from it alone",
+                )
+        return [text, label, *pair]
 
     def input_columns(self, table: Table) -> dict[str, str]:
         text, _, *pair = self.choose_columns(table)

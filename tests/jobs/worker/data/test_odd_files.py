@@ -74,6 +74,8 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("twice.csv", "text,text\na,b\n", "line 1: needs a different name for each column: 'text', 'text'"),
     ("commas.tsv", "text,label\na,x\n", "line 1: its columns are separated by ',', not '\\t'"),
     ("no_label.csv", "text,kind\na,b\n", "which column? It has text, kind"),
+    ("pair.csv", "premise,hypothesis,label\na,b,x\n", "has pairs of texts, in 'premise' and 'hypo"),
+    ("qnli.csv", "question,sentence,label\na,b,x\n", "has pairs of texts, in 'question' and 'sent"),
     ("no_text.csv", "text,label\n ,x\n", "line 2: column 'text' is empty"),
     ("empty_label.csv", "text,label\na,\n", "line 2: column 'label' is empty"),
     ("control.csv", b"text,label\na\x81,x\n", "is not UTF-8 (a byte 0x81)"),

@@ -73,9 +73,10 @@ class Embed(TaughtTask[EmbedOptions]):
         pair = choose_column(table, options.pair_column, POSITIVE_COLUMNS, "--pair-column")
         rated = sorted(_SIMILARITIES & {each.strip() for each in table.columns})
         if rated and options.pair_column is None and not pair.strip().startswith("pos"):
+            name = pair.strip()
             raise DatasetError(
                 f"{table.source}: has a column {rated[0]!r}, and every row would be learned as similar",
-                hint=f"remove the other rows and name {pair.strip()!r} with --pair-column, or use `train score`",
+                hint=f"remove rows that are not and add --pair-column {name}, or use `train score`",
             )
         return [text, pair, *choose_negatives(table, options.negative_column)]
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...data.records import require_text, show
 from ...data.table import Table
@@ -33,6 +34,17 @@ _MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """What encloses the assistant's words in a template, for transformers."""
 
 Turn = Mapping[str, Any]
+
+
+Found = TypeVar("Found", str, tuple[str, Any])
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a tool's call, also as JSON: as the data have it, or made of an object."""
+
+    def __init__(self, found: Mapping[str, Any], text: str | None = None) -> None:
+        super().__init__(found)
+        self.text = text or json.dumps(found, ensure_ascii=False)
 
 
 class Exchange(NamedTuple):
@@ -134,8 +146,8 @@ def read_turns(what: str, value: Any) -> list[Turn]:
 def _read_turn(what: str, value: Any) -> Turn:
     if not isinstance(value, dict) or "role" not in value:
         raise DatasetError(f"{what} has no role and content", hint=f"write it as {_SHAPE}")
-    # Mapped rows have all keys.
-    turn = {name: each for name, each in value.items() if each is not None}
+    turn: dict[str, Any] = _without_nulls(value)
+    _read_arguments(turn.get("tool_calls"))
     role, content = turn.get("role"), turn.setdefault("content", "")
     if role not in _ROLES:
         raise DatasetError(
@@ -151,6 +163,56 @@ def _read_turn(what: str, value: Any) -> Turn:
         )
     require_text(content, f"{what}: the content")
     return turn
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the names that other rows have: Arrow's rows have all."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+
+
+def _read_arguments(calls: Any) -> None:
+    """Replace the arguments of calls, which are objects or, as in OpenAI's chats, JSON."""
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            continue
+        given = function.get("arguments")
+        text = given if isinstance(given, str) else None
+        with suppress(TypeError, ValueError, RecursionError):
+            found = given if text is None else json.loads(text)
+            if isinstance(found, dict):
+                function["arguments"] = Arguments(found, text)
+
+
+def render_calls(turns: Sequence[Turn], render: Callable[[list[Turn]], Found]) -> Found:
+    """Return what a template makes of turns, with the arguments of calls as objects.
+
+    For templates that append or print them as texts, they are JSON.
+    """
+    calls = list[Arguments]()
+    texts: list[Turn] = _with_texts([*turns], calls)
+    if not calls:
+        return render([*turns])
+    try:
+        found = render([*turns])
+    except Exception:
+        with suppress(Exception):
+            return render(texts)
+        raise
+    text = found if isinstance(found, str) else found[0]
+    return render(texts) if any(each and repr(each) in text for each in calls) else found
+
+
+def _with_texts(value: Any, calls: list[Arguments]) -> Any:
+    """Return turns with the texts of all arguments, which are added to ``calls``."""
+    if isinstance(value, Arguments):
+        calls.append(value)
+        return value.text
+    if isinstance(value, Mapping):
+        return {name: _with_texts(each, calls) for name, each in value.items()}
+    return [_with_texts(x, calls) for x in value] if isinstance(value, (list, tuple)) else value
 
 
 def _require_order(what: str, turns: Sequence[Turn]) -> None:
@@ -170,7 +232,8 @@ def _require_order(what: str, turns: Sequence[Turn]) -> None:
 def _read_tools(what: str, value: Any) -> Any:
     """Return the tools that a chat's template gets, which may be JSON, as in TRL."""
     try:
-        found = json.loads(value) if isinstance(value, str) and value else value
+        is_json = isinstance(value, str) and value
+        found = json.loads(value) if is_json else _without_nulls(value)
     except ValueError:
         found = value
     if found and not (isinstance(found, list) and all(isinstance(each, dict) for each in found)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...data.records import noting, show
 from ...runtime.errors import DatasetError, first_line
-from .chats import Exchange, Turn, marks_answers
+from .chats import Exchange, Turn, marks_answers, render_calls
 
 if TYPE_CHECKING:
     from ...runtime.ranks import Ranks
@@ -103,21 +103,25 @@ class Renderer:
             # The compiled template is kept. As an argument, a function would become a text.
             _compile_jinja_template(template).globals["strftime_now"] = TODAY.strftime
             marks = marks_answers(template)
-            (text,), marked = render_jinja_template(
-                conversations=[[dict(turn) for turn in turns]],
-                tools=exchange.tools,
-                chat_template=template,
-                return_assistant_tokens_mask=marks,
-                add_generation_prompt=cue,
-                **tokenizer.special_tokens_map,
-            )
+
+            def render(chat: list[Turn]) -> tuple[str, Any]:
+                (text,), marked = render_jinja_template(
+                    conversations=[chat],
+                    tools=exchange.tools,
+                    chat_template=template,
+                    return_assistant_tokens_mask=marks,
+                    add_generation_prompt=cue,
+                    **tokenizer.special_tokens_map,
+                )
+                return text, marked[0] if marks else None
+
+            return render_calls(turns, render)
         # Templates raise TemplateError and, for what they miss in a turn, many other types.
         except Exception as error:
             raise DatasetError(
                 f"{exchange.place}: the chat template fails: {first_line(error)}",
                 hint="correct the row, or give another template with --chat-template",
             ) from error
-        return text, marked[0] if marks else None
 
 
 def _require_turns(exchange: Exchange, text: str) -> None:

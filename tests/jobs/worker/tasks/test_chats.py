@@ -14,7 +14,7 @@ from jobs.train.request import check_inputs
 from jobs.worker.data.readers import read_table
 from jobs.worker.data.records import SKIP_HINT
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.tasks.lm.chats import Exchange, find_columns
+from jobs.worker.tasks.lm.chats import Exchange, find_columns, read_exchange
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.task import Lm
 from jobs.worker.tasks.lm.templates import Renderer
@@ -247,3 +247,32 @@ def test_a_template_that_does_not_fit_a_row(template: str, turns: Any, text: str
     assert text in refused.value.message
     assert fix in str(refused.value.hint)
     assert "\n" not in f"{refused.value.message} {refused.value.hint}"
+
+
+FROM_ARROW = {"x": 1, "y": None, "z": [{"a": "é", "b": None}]}
+
+
+@pytest.mark.parametrize("given", [FROM_ARROW, '{"x": 1, "z": [{"a": "é"}]}'])
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "{{ c.arguments | tojson }}",
+        "{{ c.arguments }}",
+        "{{ '' + c.arguments + '' }}",
+        '{"x": {{ c.arguments["x"] }}, "z": {{ c.arguments.items() | list | last | last | tojson }}}',
+    ],
+)
+def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool, use: str) -> None:
+    """Without the names that Arrow's rows get from others."""
+    call = {"name": "f", "arguments": given}
+    called = {**CALL, "tool_calls": [call if flat else {"function": call, "id": None}]}
+    row = chat(USER, called, TOOL, ANSWER, tools=[{"properties": FROM_ARROW}])
+    exchange = read_exchange("row 1", row, ["messages"])
+    assert exchange.tools == [{"properties": {"x": 1, "z": [{"a": "é"}]}}]
+    path = "m.tool_calls[0]" if flat else "m.tool_calls[0].function"
+    said = f"{{% if m.tool_calls %}}{{% set c = {path} %}}{use}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+    tokenizer = new_chat_tokenizer(["Why? So."], SAYS.replace("%s", said))
+    text = Renderer(tokenizer, learn_all=False)(exchange).text
+    assert text == 'Why?{"x": 1, "z": [{"a": "é"}]}5So.'
+    assert "id" not in exchange.turns[1]["tool_calls"][0]

@@ -103,13 +103,18 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
         if value is None:
             raise DatasetError(f"{place}: has no {name!r}", hint="add it, or leave out the row")
     whats = [f"{place}: column {name!r}" for name in columns]
+    if row.get("system"):
+        raise DatasetError(
+            f"{place}: column 'system' would not be learned",
+            hint="make it the first turn of a chat, with the role 'system', or remove it",
+        )
     tools = _read_tools(f"{place}: column 'tools'", row.get("tools"))
     if len(columns) == 1:
         turns = read_turns(whats[0], values[0])
         _require_order(whats[0], turns)
-        if all(each["role"] != "assistant" for each in turns):
+        if not any(each["role"] == "assistant" and is_learned(each) for each in turns):
             raise DatasetError(
-                f"{whats[0]} has no turn of the assistant, so nothing can be learned from it",
+                f"{whats[0]} has no turn of the assistant that can be learned",
                 hint="add the answer, or leave out the row",
             )
         return Exchange(place, (), turns, tools)
@@ -128,6 +133,11 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
             hint="begin it with a turn of the assistant, and end the prompt with one of the user",
         )
     _require_order(f"{place}: prompt and completion", [*prompt, *answer])
+    if not all(map(is_learned, answer)):
+        raise DatasetError(
+            f"{whats[1]} has a turn with the weight 0, and completions are learned as a whole",
+            hint=f"write prompt and completion as one chat in {CHATS[0]!r}",
+        )
     return Exchange(place, prompt, answer, tools)
 
 
@@ -153,6 +163,11 @@ def _read_turn(what: str, value: Any) -> Turn:
         raise DatasetError(
             f"{what} has the role {show(str(role))}", hint=f"roles are {', '.join(_ROLES)}"
         )
+    if turn.get("weight", 1) not in (0, 1):
+        raise DatasetError(
+            f"{what} has the weight {show(str(turn['weight']))}",
+            hint="give 0 to answers that are not learned, and 1 to others",
+        )
     # A call of a tool may have no words, and a tool may return none.
     if content == "" and (role == "tool" or (role == "assistant" and turn.get("tool_calls"))):
         return turn
@@ -163,6 +178,11 @@ def _read_turn(what: str, value: Any) -> Turn:
         )
     require_text(content, f"{what}: the content")
     return turn
+
+
+def is_learned(turn: Turn) -> bool:
+    """Return whether a turn may be learned: in OpenAI's chats, one with the weight 0 is not."""
+    return bool(turn.get("weight", 1))
 
 
 def _without_nulls(value: Any) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import compress
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...data.records import noting, show
 from ...runtime.errors import DatasetError, first_line
-from .chats import Exchange, Turn, marks_answers, render_calls
+from .chats import Exchange, Turn, is_learned, marks_answers, render_calls
 
 if TYPE_CHECKING:
     from ...runtime.ranks import Ranks
@@ -62,14 +63,28 @@ class Renderer:
                     f"{exchange.place}: the chat template marks no words of the assistant",
                     hint="enclose them and the turn's end by {% generation %} and {% endgeneration %}",
                 )
-            return text, marked
+            return text, self._choose(exchange, marked, [is_learned(turns[n]) for n in places])
         return text, [
             (
                 self._begin(exchange, text, turns[:place]),
                 self._end(exchange, text, turns[: place + 1]),
             )
             for place in places
+            if is_learned(turns[place])
         ]
+
+    @staticmethod
+    def _choose(
+        exchange: Exchange, marked: Sequence[tuple[int, int]], learned: Sequence[bool]
+    ) -> Sequence[tuple[int, int]]:
+        """Return the ranges of the answers that are learned."""
+        if not all(learned) and len(marked) != len(learned):
+            raise DatasetError(
+                f"{exchange.place}: the chat template marks {len(marked)} parts of {len(learned)} answers, "
+                "so those with the weight 0 can't be found",
+                hint="mark each answer as one part (--chat-template), or remove the weights",
+            )
+        return marked if all(learned) else [*compress(marked, learned)]
 
     def _begin(self, exchange: Exchange, text: str, turns: Sequence[Turn]) -> int:
         """Return where the answer to these turns begins in the text of all: what the model will be given."""

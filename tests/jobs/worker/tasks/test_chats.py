@@ -73,6 +73,21 @@ ROWS = (
     Bad(CHAT, {"messages": "Why?"}, "column 'messages' is not a list of turns", '"role": "user"'),
     Bad(CHAT, chat(), "column 'messages' has no turns", "leave out the row"),
     Bad(CHAT, chat(USER), "has no turn of the assistant", "add the answer"),
+    Bad(
+        CHAT, chat(USER, {**ANSWER, "weight": 0}), "has no turn of the assistant that", "leave out"
+    ),
+    Bad(
+        CHAT, chat(USER, {**ANSWER, "weight": 0.5}), "turn 2 has the weight '0.5'", "give 0 to answ"
+    ),
+    Bad(
+        TURNS, {**TURNS, "completion": [{**ANSWER, "weight": 0}]}, "learned as a whole", "messages"
+    ),
+    Bad(
+        PAIR, {**PAIR, "system": "Be brief."}, "column 'system' would not be learned", "first turn"
+    ),
+    Bad(
+        CHAT, {**CHAT, "system": "Be brief."}, "column 'system' would not be learned", "first turn"
+    ),
     Bad(CHAT, chat(USER, said("bot", "So.")), "turn 2 has the role 'bot'", "roles are system, us"),
     Bad(CHAT, chat(USER, {"content": "a"}), "turn 2 has no role and content", '"role": "user"'),
     Bad(CHAT, chat({"from": "human", "value": "a"}), "turn 1 has no role and content", '"content"'),
@@ -221,6 +236,8 @@ UNSAID = SAYS.replace("%s", "{{ m.content }}{% generation %}{% endgeneration %}"
 NO_SYSTEM = SAYS.replace("%s", "{% if m.role != 'system' %}{{ m.content }}{% endif %}")
 NO_ANSWER = SAYS.replace("%s", "{% if m.role == 'user' %}{{ m.content }}{% endif %}")
 NO_MORE = "{{ messages[0].content + messages[1].content + messages[2].content }}"
+HALVES = SAYS.replace("%s", "{% generation %}{{ m.content }}{% endgeneration %}")
+UNWEIGHTED = {**ANSWER, "weight": 0}
 TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
 
 
@@ -235,6 +252,12 @@ TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
         ("{{ messages[-1].content }}", TWO, "drops turn 1 (user): 'Why?'", "remove"),
         (NO_MORE, SAME, "drops turn 4 (assistant): 'So.'", "remove the turn"),
         (UNSTABLE, TWO * 2, "writes turn 1 differently if others follow", "{% generation %}"),
+        (
+            HALVES,
+            (USER, UNWEIGHTED, *TWO),
+            "marks 4 parts of 2 answers, so those with",
+            "each answer as",
+        ),
         (UNSAID, TWO, "marks no words of the assistant", "{% generation %}"),
     ],
 )

@@ -154,6 +154,10 @@ def test_the_end_is_learned_though_it_pads(folder: Path, tmp_path: Path, pad: st
 def test_a_chat_teaches_the_turns_of_the_assistant(folder: Path, template: str) -> None:
     path = folder / "own.jinja"
     path.write_text(template)
+    question, answer, *others = CHATS[0]["messages"]
+    rows = [{"messages": [question, {**answer, "weight": 0}, *others]}]
+    run, _ = load(options_for(folder, rows, chat_template=str(path)))
+    assert learned(run, 0).strip() == "Yes!<|im_end|>"
     run, notes = load(options_for(folder, CHATS, chat_template=str(path)))
     line = "\n" if template == CHATML else ""
     tokenizer = run.loaded.tokenizer

@@ -66,6 +66,7 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("controls.txt", f"{CONTROLS}\r\n more\r\n\r\nb\r\n more", [f"{CONTROLS}\n more", "b\n more"]),
     ("quote.conll", '"\tO\na\u00a0b\tB-X\n#\tO\n', [['"', "a\u00a0b", "#"]]),
     ("docstart.conll", "-DOCSTART- -X- O\n\na N O \n1 N B-X \n", [["a", "1"]]),
+    ("long.txt", "a\n" * 1000, ["\n".join("a" * 1000)]),
     ("form_feed.txt", "one\x0ctwo\r\rthree\r", ["one\x0ctwo", "three"]),
     ("plausible.json", squad(answers=[], is_impossible=True, plausible_answers=[{"text": "Ada"}]), 1),
 ]  # fmt: skip
@@ -140,6 +141,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("tag_null.jsonl", '{"words": ["a"], "tags": [null]}', "column 'tags', word 1 is not a text"),
     ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),
     ("nul.conll", "a\tO\nb\0\tB-X\n", "line 2: contains NUL bytes"),
+    ("lines.txt", "a\n\n" + "b\n" * 1001, "line 3: has a text of more than 1000 lines"),
     ("blank.txt", "\n \n\t\n", "has no rows"),
     ("twice_squad.json", squad().replace('"id"', '"id": "2", "id"'), "an object has a name twice"),
 ]  # fmt: skip

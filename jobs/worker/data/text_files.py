@@ -214,12 +214,14 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
     """
     rows, places = list[Row](), list[int]()
     words, tags = list[str](), list[str]()
-    problems = list[DatasetError]()
+    problems, known = list[DatasetError](), 0
 
     def end(number: int) -> None:
-        if words:
+        nonlocal known
+        if words and len(problems) == known:  # otherwise, words are missing
             rows.append({"words": list(words), "tags": list(tags)})
             places.append(number - len(words))
+        known = len(problems)
         words.clear()
         tags.clear()
 

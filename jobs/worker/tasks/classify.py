@@ -8,11 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..data.records import require_text, show
+from ..data.records import SKIP_HINT, require_text, show
 from ..data.table import Table, choose_column
 from ..runtime.errors import DatasetError, ModelError
 from ..runtime.output import save_json
@@ -155,13 +156,19 @@ class Classify(TaughtTask[ClassifyOptions]):
         return (self._label(what, value),)
 
     def _label(self, what: str, value: Any) -> str:
+        if isinstance(value, Decimal):  # of Parquet
+            value = float(value)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             raise DatasetError(f"{what} has no label")
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # of a column where another label is missing
         if not isinstance(value, str | int):
             shown = show(str(value))
-            raise DatasetError(f"{what} is no label, which is a text or a whole number: {shown}")
+            other = f"`train score` learns other numbers; {SKIP_HINT}"
+            raise DatasetError(
+                f"{what} is no label, which is a text or a whole number: {shown}",
+                hint=other if isinstance(value, float) else None,
+            )
         self._kind = self._kind or type(value)
         if type(value) is not self._kind and not self._is_number(value):
             names = {str: "a text", int: "a number", bool: "true or false"}

@@ -86,8 +86,15 @@ def find_columns(table: Table, asked: str | None) -> list[str]:
 
 
 def require_whole(table: Table) -> None:
-    """Raise :class:`DatasetError` for a table without texts that has only prompts, or only completions."""
-    names = [name.strip() for name in table.columns]
+    """Raise :class:`DatasetError` for a table without texts that has no prompts with completions."""
+    names = [name for name in map(str.strip, table.columns) if name]
+    if "chosen" in names or (len(names) > 1 and not {*PAIR} & {*names}):
+        chosen = "; of preferences, only the chosen answers" * ("chosen" in names)
+        raise DatasetError(
+            f"{table.source}: which columns? It has {', '.join(names)}",
+            hint=f"rename them to {PAIR[0]!r} and {PAIR[1]!r}, or {CHATS[0]!r} with lists of turns{chosen}; "
+            "or name the only one to learn with --text-column",
+        )
     for one, other in (PAIR, PAIR[::-1]):
         if one in names:
             raise DatasetError(

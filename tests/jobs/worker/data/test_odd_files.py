@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("na_are_labels.csv", "text,label\na,nan\nb,NA\n", [("a", "nan"), ("b", "NA")]),
     ("brackets.csv", "text,label\na,[NAME]\nb,y\n", [("a", "[NAME]"), ("b", "y")]),
     ("few_bits.jsonl", '{"text":"a","label":[0,1]}\n{"text":"b","label":[]}\n', [("a", "0", "1"), ("b",)]),
+    ("decimals.parquet", parquet(text=["a", "b"], label=[Decimal(0), Decimal(1)]), [("a", "0"), ("b", "1")]),
     ("zeros.csv", "text,label\na,01\nb,1.0\n", [("a", "01"), ("b", "1.0")]),
     ("backslash.tsv", "text\tlabel\na\\tb\tx\nc\ty\n", [("a\\tb", "x"), ("c", "y")]),
     ("quoted_tab.tsv", 'text\tlabel\n"a\tb"\tx\nc\ty\n', [("a\tb", "x"), ("c", "y")]),
@@ -68,6 +70,7 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("docstart.conll", "-DOCSTART- -X- O\n\na N O \n1 N B-X \n", [["a", "1"]]),
     ("long.txt", "a\n" * 1000, ["\n".join("a" * 1000)]),
     ("form_feed.txt", "one\x0ctwo\r\rthree\r", ["one\x0ctwo", "three"]),
+    ("number_squad.json", squad(id=1), 1),
     ("plausible.json", squad(answers=[], is_impossible=True, plausible_answers=[{"text": "Ada"}]), 1),
 ]  # fmt: skip
 REFUSED: list[tuple[str, str | bytes, str]] = [

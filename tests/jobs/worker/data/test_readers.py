@@ -135,6 +135,12 @@ def test_conll(tmp_path: Path) -> None:
         {"words": ["Peter"], "tags": ["B-PER"]},
     ]
     assert [table.place(n).rpartition(": ")[2] for n in (0, 1)] == ["line 3", "line 7"]
+    problems = list[DatasetError]()
+    table = read_table(str(write(tmp_path, "b.conll", "a O\nb\nc O\n\nd B\n\ne\n")))
+    assert read_records(table, lambda place, row: (place[-6:], row["words"]), problems) == [
+        ("line 5", ["d"])
+    ]
+    assert len(problems) == 2
 
 
 def test_comments_of_conll_are_no_words(tmp_path: Path) -> None:

@@ -154,6 +154,20 @@ def test_a_bad_row_is_named_with_its_fix(row: Bad) -> None:
     ("name", "content", "options", "text", "fix"),
     [
         ("a.csv", "prompt\na\n", "", "a column 'prompt' and no 'completion'", "--text-column"),
+        (
+            "a.csv",
+            "instruction,output\na,b\n",
+            "",
+            "It has instruction, output",
+            "'prompt' and 'compl",
+        ),
+        (
+            "a.csv",
+            "prompt,chosen\na,b\n",
+            "",
+            "It has prompt, chosen",
+            "only the chosen answers; or name",
+        ),
         ("a.csv", "completion\na\n", "", "a column 'completion' and no 'prompt'", "add the column"),
         ("a.csv", "prompt,completion\na,\n", "", "line 2: column 'completion' is empty", ""),
         ("a.csv", 'messages\n"[]"\n', "", "line 2: column 'messages' is not a list", "JSON lines"),

@@ -97,6 +97,12 @@ class Tag(TableTask[TagOptions]):
         if len(self.tags) < 2:
             raise DatasetError(f"{data.train_source}: has only the tag {show(self.tags[0])}")
         require_known(data, "tag", self.tags)
+        rows = (record.tags for record in data.eval)
+        if self.options.metric == "f1" and not any(find_entities(row, bare=True) for row in rows):
+            raise DatasetError(
+                f"--metric f1: {data.eval_source} has no tags of entities, such as B-PER",
+                hint="use --metric accuracy",
+            )
         self._weigh(data)
         return data
 

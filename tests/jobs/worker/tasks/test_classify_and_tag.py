@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -226,8 +227,16 @@ def test_entities_and_scores_are_those_of_seqeval(marks: str, kinds: tuple[str, 
     assert scores["accuracy"] == pytest.approx(100 * seqeval.accuracy_score(truth, found), abs=1e-3)
 
 
-def test_tags_without_entities_have_only_an_accuracy() -> None:
+def test_tags_without_entities_have_only_an_accuracy(tmp_path: Path) -> None:
     assert set(score([["NN", "S"]], [["NN", "NN"]])) == {"accuracy"}
+    for tags in (["NN", "VB"], ["O", "B"]):
+        data = write(tmp_path, [{"words": ["a", "b"], "tags": tags}])
+        with (
+            pytest.raises(DatasetError, match="no tags of entities")
+            if "NN" in tags
+            else nullcontext()
+        ):
+            tag(data=data, metric="f1").check()
 
 
 @pytest.mark.parametrize("letters", ["BILU", "BMES", "BMEW"])

@@ -15,9 +15,12 @@ from jobs.worker.data.readers import read_table
 from jobs.worker.data.records import SKIP_HINT
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.lm.chats import Exchange, find_columns, read_exchange
+from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.task import Lm
 from jobs.worker.tasks.lm.templates import Renderer
+from jobs.worker.training.task import Loaded
+from jobs.worker.training.text_task import Row
 from tests.jobs.context import parse_request
 from tests.jobs.worker.tasks.chat_models import CHATML, new_chat_tokenizer
 
@@ -313,3 +316,5 @@ def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool
     text = Renderer(tokenizer, learn_all=False)(exchange).text
     assert text == 'Why?{"x": 1, "z": [{"a": "é"}]}5So.'
     assert "id" not in exchange.turns[1]["tool_calls"][0]
+    prompt = encode_prompt(Loaded(None, tokenizer), Row("row 1", row))
+    assert tokenizer.decode(prompt) == text.removesuffix("So.")

@@ -188,7 +188,7 @@ def mask_texts(
     return replace(every, rows=kept)
 
 
-def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None]) -> None:
+def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None], *, lora: bool) -> None:
     """Let the saved model end an answer as the chat template does, if that has a token for it."""
     tokenizer = loaded.tokenizer
     # The shortest sample is not cut.
@@ -202,9 +202,12 @@ def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None]) -> N
         )
         return
     if not _can_learn(loaded, number):
+        # Frozen embeddings are the head's weights in many models.
+        cause = "adapters don't change" if lora else "frozen embeddings keep"
         note(
             f"warning: the model may not learn to stop: its weights for {word!r} are those of an unused "
-            "token, and adapters don't change them; train a model that knows chats, or omit --lora"
+            f"token, and {cause} them; train a model that knows chats, or omit "
+            + ("--lora" if lora else "--freeze-layers")
         )
     if number != tokenizer.eos_token_id:
         note(f"answers end with {word!r}, as the chat template writes them")

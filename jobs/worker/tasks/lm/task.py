@@ -210,7 +210,7 @@ class Lm(TableTask[LmOptions]):
         prefix: Any = () if chats else read_template(tokenizer, pair=False).prefix
         samples = mask_texts(tokens, rendered, prefix, options.max_length, note)
         if chats:
-            learn_end(samples, loaded, note)
+            learn_end(samples, loaded, note, lora=options.lora)
         return samples
 
     def weights(self, samples: Any) -> np.ndarray[Any, Any]:

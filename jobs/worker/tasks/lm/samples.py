@@ -224,7 +224,9 @@ def _can_learn(loaded: Loaded, token: int) -> bool:
     weight = loaded.model.get_output_embeddings().weight
     if weight.requires_grad:
         return True
-    added = (each for each in loaded.tokenizer.get_added_vocab().values() if each != token)
-    others = weight[[*added, *range(len(loaded.tokenizer), len(weight))]].float()
+    unused = {*loaded.tokenizer.get_added_vocab().values()} - {token}
+    unused |= {*range(len(loaded.tokenizer), len(weight))}
+    # Llama 3.2 Vision reads tokens that it can't write.
+    others = weight[[each for each in unused if each < len(weight)]].float()
     own = weight[token].float()
     return not bool(((others - own).norm(dim=1) <= SAME * own.norm()).any())

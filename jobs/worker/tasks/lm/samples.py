@@ -34,7 +34,8 @@ def read_prefix(tokenizer: Any) -> Ints:
 class Packed:
     """Texts one after the other, each between ``prefix`` and ``end``, cut into samples of ``length`` tokens.
 
-    The last sample may be shorter. A sample that begins within a text has no prefix there.
+    The last sample may be shorter. A sample that begins within a text has no prefix there. Prefixes are not
+    learned: no text teaches where the next one begins.
     """
 
     tokens: Tokens
@@ -67,10 +68,12 @@ class Packed:
         lengths[-1] = self.size - self.length * (len(self) - 1)
         return lengths
 
-    @property
+    @cached_property
     def predicted(self) -> Longs:
-        """Every sample's number of learned tokens: all but its first one."""
-        predicted: Longs = self.lengths.astype(np.int64) - 1
+        """Every sample's number of learned tokens: all but its first one and prefixes."""
+        prefixes = self._places.reshape(-1, len(self.prefix) + 1)[:, :-1].ravel()
+        others = prefixes[prefixes % self.length > 0] // self.length
+        predicted: Longs = self.lengths - 1 - np.bincount(others, minlength=len(self))
         return predicted
 
     def __getitem__(self, index: int) -> TextSample:
@@ -79,9 +82,13 @@ class Packed:
         first, last = (int(each) for each in np.searchsorted(self._places, (begin, stop)))
         ids = self.tokens.ids[begin - first : stop - last]
         numbers = np.arange(last - first)
-        marks = np.append(self.prefix, self.end)[(first + numbers) % (len(self.prefix) + 1)]
+        mark = (first + numbers) % (len(self.prefix) + 1)
         places = self._places[first:last] - begin - numbers
-        return TextSample({"input_ids": np.insert(ids, places, marks)}, None, 0)
+        ids, labels = (
+            np.insert(ids, places, np.append(each, self.end)[mark])
+            for each in (self.prefix, np.full_like(self.prefix, IGNORED))
+        )
+        return TextSample({"input_ids": ids, "labels": labels}, None, 0)
 
     def token_ids(self) -> Longs:
         """Return the IDs in all samples, ascending."""

@@ -347,8 +347,8 @@ def test_perplexity_is_that_of_the_learned_tokens(
     assert found == other
     model, losses = AutoModelForCausalLM.from_pretrained(folder).eval(), []
     for number in range(len(run.samples)):
-        inputs = {"labels": run.samples[number].inputs["input_ids"], **run.samples[number].inputs}
-        tensors = {name: torch.tensor(each)[None].long() for name, each in inputs.items()}
+        inputs = run.samples[number].inputs.items()
+        tensors = {name: torch.tensor(each)[None].long() for name, each in inputs}
         count = int((tensors["labels"][:, 1:] != IGNORED).sum())
         with torch.no_grad():
             losses.append({"loss": float(model(**tensors).loss), "tokens": count})

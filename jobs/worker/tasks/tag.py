@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -188,7 +188,7 @@ class Tag(TableTask[TagOptions]):
             for number, row in zip(chosen, predicted, strict=True):
                 found[number] = self._words(records[number], samples, int(number), row)
         save_json(context.output / "predictions.json", found)
-        return score([record.tags for record in records], found)
+        return score([record.tags for record in records], found, self.tags)
 
     def _words(self, record: Sentence, samples: TextSamples, number: int, row: Any) -> list[str]:
         """Return a tag for each word; words without a token or beyond the model's input get "outside"."""
@@ -245,14 +245,19 @@ def _words_of(row: Row) -> list[str]:
     return require_text(values.get("text"), f"{row.place}: 'text'").split()
 
 
-def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return the accuracy of words and, for tags of entities, precision, recall, and F1, in percent."""
+def score(
+    truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]], tags: Collection[str]
+) -> dict[str, Any]:
+    """Return the accuracy of words and, for tags of entities, precision, recall, and F1, in percent.
+
+    ``tags`` are all that the model has: whether these are entities' does not depend on what it finds.
+    """
     from sklearn.metrics import accuracy_score
 
     true_words, words = ([tag for row in rows for tag in row] for rows in (truth, found))
     scores = {"accuracy": round(100 * float(accuracy_score(true_words, words)), 3)}
-    # Keyphrases and segments have no types; among parts of speech, S is no mark.
-    bare = {*true_words, *words} <= {*_MARKS, OUTSIDE}
+    # Keyphrases and segments have no types; S is no mark among parts of speech, nor among S, M, and L.
+    bare = {*tags} <= {*_MARKS, OUTSIDE} and bool({*tags} & {OUTSIDE, "B", "I"})
     wanted, marked = (
         {
             (number, *span)

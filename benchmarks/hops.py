@@ -1,8 +1,15 @@
-"""One-way delays on the critical path of a training step, by collective, for 2 to 16 nodes.
+"""What a network between nodes adds to training steps: its delays, or its speed.
 
-Each rank has its own network namespace. A process carries the packets between them, and from some step
-on it holds back each for a fixed time. It needs root and /dev/net/tun. The model is tiny, so that a step is
+python -m benchmarks.hops [--efficiency]
+
+Each rank has its own network namespace. A process carries the packets between them. It needs root and
+/dev/net/tun. Without ``--efficiency``: one-way delays on the critical path of a step, by collective, for 2 to
+16 nodes. From some step on, each packet is held back for a fixed time. The model is tiny, so that a step is
 little else than its messages.
+
+With it: how fast nodes train relative to one node, as measured and by a model, where each sends and receives
+at most 25 Gbit/s. Computing is replaced by sleeping, all gradients are 20 times smaller than DistilBERT's,
+and all is slowed down alike, so that few CPUs carry 16 ranks' messages.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ import ctypes
 import fcntl
 import heapq
 import json
+import math
 import mmap
 import os
 import select
@@ -23,14 +31,18 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from jobs.worker.fast import communication
 from jobs.worker.tasks.squad.task import DEMO, Squad
 from jobs.worker.training import model
 from jobs.worker.training import run as job
@@ -43,6 +55,13 @@ STEPS = WARM_UPS + 2 * EACH + 1
 NAMES = {"gather_later": "reports", "_find_rows": "rows seen", "_agree_on_layers": "layers"}
 TUN_SET, TUN, NO_HEADER, MTU = 0x400454CA, 1, 0x1000, "60000"
 SHAPE = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
+LAYERS, SCALE, SLOWER, STEP, GBIT = 6, 20, 64, 0.25, 25
+"""DistilBERT's layers, its parameters relative to those of ``SMALL``, the time here relative to that of
+nodes, and their seconds of computing per step and Gbit/s."""
+SMALL = {"dim": 168, "n_layers": LAYERS, "n_heads": 4, "hidden_dim": 672}
+RATE = GBIT * 1e9 / 8 / SCALE / SLOWER
+MEASURED = 4
+"""Steps, of six."""
 
 
 def make_node(number: int) -> int:
@@ -55,32 +74,77 @@ def make_node(number: int) -> int:
         f"-n {name} addr add 10.77.0.{number}/24 dev {name}",
         f"-n {name} link set {name} mtu {MTU} up",
         f"-n {name} link set lo up",
+        # What waits for its turn is not lost.
+        f"-n {name} route change 10.77.0.0/24 dev {name} rto_min 60s",
     ):
         subprocess.run(["ip", *command.split()], check=True)
     return tun
 
 
-def carry(tuns: list[int], delays: mmap.mmap) -> None:
-    """Pass on each packet to the node of its address, forever; after the delay if ``delays`` say so."""
+def carry(tuns: list[int], delays: mmap.mmap, rate: float = math.inf) -> None:
+    """Pass on each packet to the node of its address, forever; after the delay if ``delays`` say so.
+
+    Each node sends and receives ``rate`` bytes per second.
+    """
     waiting: list[tuple[float, int, bytes]] = []
+    sent, received = [0.0] * len(tuns), [0.0] * len(tuns)
     for count in iter(lambda: len(waiting), None):
         until = max(0.0, waiting[0][0] - time.monotonic()) if count else None
         for tun in select.select(tuns, [], [], until)[0]:
             packet = os.read(tun, 65536)
             if packet[0] >> 4 == 4 and 0 < packet[19] <= len(tuns):
-                due = time.monotonic() + DELAY * delays[0]
-                heapq.heappush(waiting, (due, packet[19] - 1, packet))
+                source, to, took = packet[15] - 1, packet[19] - 1, len(packet) / rate
+                sent[source] = max(time.monotonic(), sent[source]) + took
+                received[to] = max(sent[source], received[to] + took)
+                heapq.heappush(waiting, (received[to] + DELAY * delays[0], to, packet))
         while waiting and waiting[0][0] <= time.monotonic():
             os.write(tuns[waiting[0][1]], heapq.heappop(waiting)[2])
 
 
+def enter(node: int, rank: int, size: int) -> None:
+    """Become a rank in the namespace of a node."""
+    with Path(f"/run/netns/spr-hops{node + 1}").open() as namespace:
+        assert not ctypes.CDLL(None).setns(namespace.fileno(), 0)
+    first = f"10.77.0.{node + 1 if size == 1 else 1}"
+    os.environ |= {"MASTER_ADDR": first, "MASTER_PORT": "29600", "PMI_SIZE": str(size)}
+    os.environ |= {"PMI_RANK": str(rank), "GLOO_SOCKET_IFNAME": f"spr-hops{node + 1}"}
+    torch.set_num_threads(1)
+
+
+def run_steps(folder: str, steps: int) -> None:
+    options = replace(DEMO, output=folder, backend="gloo", max_steps=steps, epochs=steps)
+    options = replace(options, batch_size=1, compile="off", eval_every="never")
+    assert not job.run_task(Squad, replace(options, checkpoint_every=steps))
+
+
+def train_slowly(node: int, size: int, folder: str, _: mmap.mmap) -> None:
+    """Train as one of ``size`` ranks, with layers as slow as a node's; rank 0 writes each step's begin."""
+    enter(node, node if size > 1 else 0, size)
+    model.SCRATCH_SHAPE, begins, plain = SMALL, list[float](), vars(job)["take_step"]
+    vars(communication)["BUCKET_MB"] /= SCALE
+    vars(dist)["_DEFAULT_FIRST_BUCKET_BYTES"] //= SCALE
+    layer = STEP * SLOWER / LAYERS / 3
+
+    def compute(module: Any, _: Any, output: Any) -> None:
+        if type(module).__name__ == "TransformerBlock" and torch.is_grad_enabled():
+            time.sleep(layer)
+            first = output[0] if isinstance(output, tuple) else output
+            first.register_hook(lambda _: time.sleep(2 * layer))
+
+    def take(*arguments: Any) -> Any:
+        begins.append(time.perf_counter())
+        return plain(*arguments)
+
+    register_module_forward_hook(compute)
+    vars(job)["take_step"] = take
+    run_steps(f"{folder}/{node}" if size == 1 else folder, MEASURED + 3)
+    if node == 0:
+        Path(folder, "hops.json").write_text(json.dumps(begins))
+
+
 def train(rank: int, size: int, folder: str, delays: mmap.mmap) -> None:
     """Train as one rank; rank 0 writes each step's seconds, and those that it waited for each collective."""
-    with Path(f"/run/netns/spr-hops{rank + 1}").open() as namespace:
-        assert not ctypes.CDLL(None).setns(namespace.fileno(), 0)
-    os.environ |= {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29600", "PMI_SIZE": str(size)}
-    os.environ |= {"PMI_RANK": str(rank), "GLOO_SOCKET_IFNAME": f"spr-hops{rank + 1}"}
-    torch.set_num_threads(1)
+    enter(rank, rank, size)
     model.SCRATCH_SHAPE = SHAPE
     begins = [0.0]
     waits: list[dict[str, float]] = [defaultdict(float)]
@@ -113,9 +177,7 @@ def train(rank: int, size: int, folder: str, delays: mmap.mmap) -> None:
         return plain(*arguments)
 
     vars(job)["take_step"] = take
-    options = replace(DEMO, output=folder, backend="gloo", max_steps=STEPS, epochs=STEPS)
-    options = replace(options, batch_size=1, compile="off", eval_every="never")
-    assert not job.run_task(Squad, replace(options, checkpoint_every=STEPS))
+    run_steps(folder, STEPS)
     if rank == 0:
         Path(folder, "hops.json").write_text(json.dumps(waits))
 
@@ -132,20 +194,30 @@ def fork(work: Any, *arguments: Any) -> int:
         os._exit(1)
 
 
-def measure(size: int) -> dict[str, float]:
-    """Return what delays add to a step and to its waits, in delays."""
-    delays = mmap.mmap(-1, 1)
+def run(size: int, work: Any, *arguments: Any, **relay: Any) -> tuple[Any, float]:
+    """Run a function on each node; return what rank 0 has written, and the mean of the bytes sent."""
+    delays, names = mmap.mmap(-1, 1), [f"spr-hops{number + 1}" for number in range(size)]
     with tempfile.TemporaryDirectory() as folder:
-        relay = fork(carry, [make_node(number + 1) for number in range(size)], delays)
+        tuns = [make_node(number + 1) for number in range(size)]
+        carrier = fork(partial(carry, **relay), tuns, delays)
         try:
-            ranks = [fork(train, rank, size, folder, delays) for rank in range(size)]
+            ranks = [fork(work, rank, *arguments, folder, delays) for rank in range(size)]
             assert sum(os.waitpid(each, 0)[1] for each in ranks) == 0
+            words = [["ip", "-s", "-j", "-n", name, "link", "show", name] for name in names]
+            shown = [json.loads(subprocess.check_output(each)) for each in words]
         finally:
-            os.kill(relay, 9)
-            os.waitpid(relay, 0)
-            for number in range(size):
-                subprocess.run(["ip", "netns", "del", f"spr-hops{number + 1}"], check=True)
-        waits = json.loads(Path(folder, "hops.json").read_text())[WARM_UPS + 1 :]
+            os.kill(carrier, 9)
+            os.waitpid(carrier, 0)
+            for tun, name in zip(tuns, names, strict=True):
+                os.close(tun)
+                subprocess.run(["ip", "netns", "del", name], check=True)
+        written = json.loads(Path(folder, "hops.json").read_text())
+    return written, sum(each[0]["stats64"]["tx"]["bytes"] for each in shown) / size
+
+
+def measure_delays(size: int) -> dict[str, float]:
+    """Return what delays add to a step and to its waits, in delays."""
+    waits = run(size, train, size)[0][WARM_UPS + 1 :]
     found = {}
     for name in sorted({name for one in waits for name in one}):
         seconds = [one.get(name, 0.0) for one in waits]
@@ -155,8 +227,44 @@ def measure(size: int) -> dict[str, float]:
     return {name: round(value, 1) for name, value in found.items()}
 
 
+def measure_efficiency(size: int) -> dict[str, float]:
+    """Return the speed of each of ``size`` nodes relative to one that trains alone: measured, and modeled.
+
+    The model: a layer's gradients are sent once they are known, one layer after the other, and the rest, the
+    rows of the words, after the backward pass.
+    """
+
+    def seconds(begins: list[float]) -> float:
+        return median(end - begin for begin, end in pairwise(begins[-MEASURED - 1 :]))
+
+    alone = seconds(run(size, train_slowly, 1)[0])
+    begins, sent = run(size, train_slowly, size, rate=RATE)
+    weights = 4 * SMALL["dim"] ** 2 + 2 * SMALL["dim"] * SMALL["hidden_dim"]
+    share = 2 * (size - 1) / size * 2  # of two bytes, there and back
+    layer, free, ready = share * weights / RATE, 0.0, STEP * SLOWER / 3
+    for _ in range(LAYERS):
+        ready += STEP * SLOWER * 2 / 3 / LAYERS
+        free = max(free, ready) + layer
+    free += sent / len(begins) / RATE - LAYERS * layer
+    return {
+        "measured": round(alone / seconds(begins), 3),
+        "modeled": round(STEP * SLOWER / free, 3),
+    }
+
+
 def main() -> None:
-    finish([], one_way_delays={str(size): measure(size) for size in (2, 4, 8, 16)})
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--efficiency", action="store_true")
+    if not parser.parse_args().efficiency:
+        finish([], one_way_delays={str(size): measure_delays(size) for size in (2, 4, 8, 16)})
+    found = {str(size): measure_efficiency(size) for size in (4, 16)}
+    apart = max(abs(each["measured"] / each["modeled"] - 1) for each in found.values())
+    finish(
+        ["within 5 % of the model"] if apart > 0.05 else [],
+        efficiency=found,
+        step_s=STEP,
+        gbit=GBIT,
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def choose_negatives(table: Table, asked: str | None) -> list[str]:
 def read_groups(place: str, row: Mapping[str, Any], *columns: str) -> tuple[Group, ...]:
     """Return a group for each positive of a row. Raises :class:`DatasetError`."""
     query = require_text(row.get(columns[0]), f"{place}: column {columns[0]!r}").strip()
-    positives, *negatives = (_texts(place, row, column) for column in columns[1:])
+    positives = _texts(place, row, columns[1])
+    present = (column for column in columns[2:] if row.get(column) is not None)
+    negatives = [_texts(place, row, column) for column in present]
     if not positives:
         raise DatasetError(f"{place}: column {columns[1]!r} has no text")
     return tuple(Group((query, each, *chain.from_iterable(negatives))) for each in positives)

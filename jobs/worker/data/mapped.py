@@ -120,10 +120,11 @@ def map_rows(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with target.with_suffix(".lock").open("w") as lock:
-            hold_lock(lock)  # without locks, each process makes the file, and one remains
+            # Without locks, each process makes the file. The first one stays: others may have mapped it.
+            hold_lock(lock)
             if not target.exists():
                 remove_unused(folder)
-                with new_file(target, process_suffix()) as partial:
+                with new_file(target, process_suffix(), replace=False) as partial:
                     write(partial)
             os.utime(target)
             return MappedRows(target)

@@ -16,6 +16,8 @@ from .table import Row, Table
 
 LONGEST_LINE = 1 << 24
 """Characters: a longer line is no record, but a file with other contents."""
+MOST_LINES = 1000
+"""A text of more lines may be many texts of a line each."""
 _BLANKS = " \t\r\n"
 _NO_OBJECT = "is not an object with a value for each column"
 
@@ -139,9 +141,12 @@ def _text_rows(source: str, file: TextIO) -> Iterator[Found]:
     for number, line in chain(_lines(source, file), [(0, "")]):
         if line.strip():
             first = first if lines else number
-            lines.append(line.rstrip("\r\n"))
+            if len(lines) <= MOST_LINES:
+                lines.append(line.rstrip("\r\n"))
         elif lines:
-            yield first, {"text": "\n".join(lines)}
+            what = f"{source}: line {first}: has a text of more than {MOST_LINES} lines"
+            long = DatasetError(what, hint="separate texts by empty lines, or use JSON lines")
+            yield first, long if len(lines) > MOST_LINES else {"text": "\n".join(lines)}
             lines = []
 
 
@@ -213,12 +218,14 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
     """
     rows, places = list[Row](), list[int]()
     words, tags = list[str](), list[str]()
-    problems = list[DatasetError]()
+    problems, known = list[DatasetError](), 0
 
     def end(number: int) -> None:
-        if words:
+        nonlocal known
+        if words and len(problems) == known:  # otherwise, words are missing
             rows.append({"words": list(words), "tags": list(tags)})
             places.append(number - len(words))
+        known = len(problems)
         words.clear()
         tags.clear()
 

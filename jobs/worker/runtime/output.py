@@ -87,11 +87,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_file(path: Path, suffix: str = "") -> Iterator[Path]:
+def new_file(path: Path, suffix: str = "", *, replace: bool = True) -> Iterator[Path]:
     """Yield the file to write, which becomes ``path`` when it is complete: a context manager.
 
     ``suffix``, such as ``.node1-4242``, tells this process from others that may write the same file now.
-    Raises ``OSError``.
+    Without ``replace``, the first one's file stays. Raises ``OSError``.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         yield path  # a device, such as /dev/stdout, which root would replace by a file
@@ -100,7 +100,11 @@ def new_file(path: Path, suffix: str = "") -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
-        partial.replace(path)
+        if not replace:
+            with suppress(OSError):  # there is one, or the file system has no hard links
+                os.link(partial, path)
+        if replace or not path.exists():
+            partial.replace(path)
     finally:
         with suppress(OSError):
             partial.unlink()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..data.records import require_text, show
+from ..data.records import SKIP_HINT, require_text, show
 from ..data.table import Table, choose_column
 from ..runtime.errors import DatasetError, ModelError
 from ..runtime.output import save_json
@@ -31,6 +33,14 @@ HEAD = "SequenceClassification"
 MOST_CLASSES_SHOWN = 100
 """With more classes, the results contain no confusion matrix."""
 MOST_COUNTS_SHOWN = 10
+_PAIRS = (
+    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("text1", "text2")),
+    *(("question1", "question2"), ("question", "sentence"), ("question", "passage")),
+)
+"""Columns with the two texts of pairs."""
+_BITS = {"0", "1", "0.0", "1.0", "False", "True"}
+_WRITTEN_LIST = re.compile(r"\[\s*(['\"\d].*)?\]", re.DOTALL)
+"""A list as pandas writes it into a cell."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,8 @@ class Classify(TaughtTask[ClassifyOptions]):
     pipeline_tag = "text-classification"
     head = HEAD
     text_columns = (
-        *("text", "sentence", "sentence1", "premise"),
-        *("question", "content", "description"),
+        *("text", "sentence", "sentence1", "premise", "text1"),
+        *("question", "question1", "content", "description"),
     )
     label_columns = ("label", "labels", "class", "category", "target", "section")
 
@@ -100,7 +110,16 @@ class Classify(TaughtTask[ClassifyOptions]):
     def choose_columns(self, table: Table) -> list[str]:
         asked = self.options.pair_column
         pair = [choose_column(table, asked, (), "--pair-column")] if asked else []
-        return [*super().choose_columns(table), *pair]
+        text, label = super().choose_columns(table)
+        names = {each.strip() for each in table.columns} - {label.strip()}
+        for first, second in () if asked or self.options.text_column else _PAIRS:
+            if text.strip() in (first, second) and names >= {first, second}:
+                raise DatasetError(
+                    f"{table.source}: has pairs of texts, in {first!r} and {second!r}",
+                    hint=f"use --text-column {first} --pair-column {second}, or --text-column {text.strip()} "
+                    "to learn from it alone",
+                )
+        return [text, label, *pair]
 
     def input_columns(self, table: Table) -> dict[str, str]:
         text, _, *pair = self.choose_columns(table)
@@ -117,23 +136,39 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def _labels(self, what: str, value: Any) -> tuple[str, ...]:
         separator = self.options.label_separator
+        if isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip()):
+            raise DatasetError(
+                f"{what} is a list, written as a text: {show(value)}",
+                hint="write lists in JSON lines, or the names with --label-separator between them",
+            )
         if separator is not None and isinstance(value, str):
             value = [each.strip() for each in value.split(separator) if each.strip()]
         if isinstance(value, list):
             self._several = True
+            if {*map(str, value)} <= _BITS and len({*value}) < len(value):
+                raise DatasetError(
+                    f"{what} has a 0 or 1 for each class: {show(str(value))}",
+                    hint='list the names of the labels instead, such as ["sports", "news"]',
+                )
             return tuple(dict.fromkeys(self._label(what, each) for each in value))
         if self._several:
             raise DatasetError(f"{what} has one label, and other rows a list of them")
         return (self._label(what, value),)
 
     def _label(self, what: str, value: Any) -> str:
+        if isinstance(value, Decimal):  # of Parquet
+            value = float(value)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             raise DatasetError(f"{what} has no label")
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # of a column where another label is missing
         if not isinstance(value, str | int):
             shown = show(str(value))
-            raise DatasetError(f"{what} is no label, which is a text or a whole number: {shown}")
+            other = f"`train score` learns other numbers; {SKIP_HINT}"
+            raise DatasetError(
+                f"{what} is no label, which is a text or a whole number: {shown}",
+                hint=other if isinstance(value, float) else None,
+            )
         self._kind = self._kind or type(value)
         if type(value) is not self._kind and not self._is_number(value):
             names = {str: "a text", int: "a number", bool: "true or false"}

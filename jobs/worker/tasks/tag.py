@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -97,6 +97,12 @@ class Tag(TableTask[TagOptions]):
         if len(self.tags) < 2:
             raise DatasetError(f"{data.train_source}: has only the tag {show(self.tags[0])}")
         require_known(data, "tag", self.tags)
+        rows, bare = (record.tags for record in data.eval), are_bare(self.tags)
+        if self.options.metric == "f1" and not any(find_entities(row, bare=bare) for row in rows):
+            raise DatasetError(
+                f"--metric f1: {data.eval_source} has no tags of entities, such as B-PER",
+                hint="use --metric accuracy",
+            )
         self._weigh(data)
         return data
 
@@ -188,7 +194,7 @@ class Tag(TableTask[TagOptions]):
             for number, row in zip(chosen, predicted, strict=True):
                 found[number] = self._words(records[number], samples, int(number), row)
         save_json(context.output / "predictions.json", found)
-        return score([record.tags for record in records], found)
+        return score([record.tags for record in records], found, self.tags)
 
     def _words(self, record: Sentence, samples: TextSamples, number: int, row: Any) -> list[str]:
         """Return a tag for each word; words without a token or beyond the model's input get "outside"."""
@@ -245,14 +251,18 @@ def _words_of(row: Row) -> list[str]:
     return require_text(values.get("text"), f"{row.place}: 'text'").split()
 
 
-def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return the accuracy of words and, for tags of entities, precision, recall, and F1, in percent."""
+def score(
+    truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]], tags: Collection[str]
+) -> dict[str, Any]:
+    """Return the accuracy of words and, for tags of entities, precision, recall, and F1, in percent.
+
+    ``tags`` are all that the model has: whether these are entities' does not depend on what it finds.
+    """
     from sklearn.metrics import accuracy_score
 
     true_words, words = ([tag for row in rows for tag in row] for rows in (truth, found))
     scores = {"accuracy": round(100 * float(accuracy_score(true_words, words)), 3)}
-    # Keyphrases and segments have no types; among parts of speech, S is no mark.
-    bare = {*true_words, *words} <= {*_MARKS, OUTSIDE}
+    bare = are_bare(tags)
     wanted, marked = (
         {
             (number, *span)
@@ -268,6 +278,12 @@ def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dic
         figures = {"f1": f1, "precision": precision, "recall": recall}
         scores |= {name: round(100 * value, 3) for name, value in figures.items()}
     return scores
+
+
+def are_bare(tags: Collection[str]) -> bool:
+    """Return whether tags such as B are those of entities without types, such as keyphrases and segments."""
+    # S is no mark among parts of speech, nor among S, M, and L.
+    return {*tags} <= {*_MARKS, OUTSIDE} and bool({*tags} & {OUTSIDE, "B", "I"})
 
 
 def find_entities(tags: Sequence[str], *, bare: bool = False) -> list[tuple[str, int, int]]:

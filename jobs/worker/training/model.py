@@ -37,6 +37,11 @@ SCRATCH_DROPOUT = dict.fromkeys(
 )
 MOST_TOKENS = 8192
 """The longest input of models that have no limit."""
+SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff"),
+)
+"""What only models that sample read of a generation config."""
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob")
 """Configuration names of attention dropout: DistilBERT's, and that of BERT and others."""
@@ -186,16 +191,17 @@ def load_pretrained(
 def _settle_generation(model: Any) -> None:
     """Correct a generation config that transformers loads and would refuse to save after hours of training.
 
-    Vicuna's, for one, has a temperature and does not sample.
+    Vicuna's, for one, has a temperature and does not sample; the saved one has no temperature.
     """
     from transformers import GenerationConfig  # noqa: PLC0415 - reads variables when imported
 
     if (settings := getattr(model, "generation_config", None)) is None:
         return
     ends = {"bos_token_id": settings.bos_token_id, "eos_token_id": settings.eos_token_id}
-    sampling = copy(settings)
-    sampling.do_sample = True
-    for each in (settings, sampling, GenerationConfig(**ends)):
+    bare, greedy = GenerationConfig(**ends), copy(settings)
+    for name in () if settings.do_sample else SAMPLING:
+        setattr(greedy, name, getattr(bare, name, None))
+    for each in (settings, greedy, bare):
         with suppress(ValueError):  # which names what can't be saved
             each.validate(strict=True)
             model.generation_config = each

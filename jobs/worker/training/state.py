@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +19,14 @@ from ..runtime.ranks import Ranks
 from .options import TrainOptions
 
 TrainContext = RankContext[TrainOptions]
-SMOOTHING = 0.05
-"""A step's weight in the running mean, which thus covers about the last 20 steps."""
+SMOOTHING, RECENT = 0.05, 20
+"""A step's weight in the running mean, which thus covers about 20 steps, and the median's number of steps.
+
+A peak among squared errors of prices or counts raises the mean and not the median, and a few low losses of a
+diverged run, which may be noisy, don't lower it."""
 PATIENCE, SUSPECT = 100, 3
-"""Steps with too high a loss, one after the other, until it counts as diverged, and as suspicious. Peaks of a
-few steps are normal."""
-RELIEF = 5
-"""How many of these steps one with a low enough loss makes up for. Squared errors of prices or counts are far
-above their best mean at most steps, but not at five of six."""
+"""Steps with too high a median until the loss counts as diverged, and with too high a loss until it is
+suspicious, one after the other. Peaks of a few steps are normal."""
 MARGIN = 2.0
 """The loss may be above the best mean by this much, or by the best one itself if that is more.
 
@@ -47,10 +48,12 @@ class DivergenceDetector:
     best: float = math.inf
     """The lowest running mean so far, of :data:`FEWEST` steps or more."""
     high: int = 0
-    """The number of steps with a loss above :attr:`limit`; each other one takes :data:`RELIEF` away."""
+    """The number of steps since the median of :attr:`recent` was last within :attr:`limit`."""
     steps: int = 0
     first: float | None = None
     """The running mean after :data:`FIRST` steps."""
+    recent: list[float] = field(default_factory=list)
+    """The last losses, :data:`RECENT` at most."""
 
     def see(self, loss: float) -> None:
         """Add the next step's loss."""
@@ -61,7 +64,8 @@ class DivergenceDetector:
             self.best = min(self.best, self.level)
         if self.steps == FIRST:
             self.first = self.level
-        self.high = max(0, self.high + (1 if loss > self.limit else -RELIEF))
+        self.recent = [*self.recent, loss][-RECENT:]
+        self.high = self.high + 1 if median(self.recent) > self.limit else 0
 
     def is_stuck(self, total: int) -> bool:
         """Return whether a run of ``total`` steps has learned nothing, asked after each step."""
@@ -76,12 +80,12 @@ class DivergenceDetector:
 
     @property
     def suspicious(self) -> bool:
-        """The loss has just been too high, so that no good checkpoint should be replaced."""
-        return self.high >= SUSPECT
+        """The loss is too high now, so that no good checkpoint should be replaced."""
+        return self.high > 0 or min(self.recent[-SUSPECT:], default=0.0) > self.limit
 
     @property
     def diverged(self) -> bool:
-        """The loss has been too high for :data:`PATIENCE` steps."""
+        """The loss's median has been too high for :data:`PATIENCE` steps."""
         return self.high >= PATIENCE
 
 

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from .evaluation import Corpus
 
 
+_SIMILARITIES = {"score", "label", "similarity", "is_duplicate"}
+"""Columns which tell whether a row's texts belong together."""
+
+
 class Embed(TaughtTask[EmbedOptions]):
     """``recall_at_1``, ``recall_at_10``, and ``mrr`` in the results are percentages.
 
@@ -65,11 +69,16 @@ class Embed(TaughtTask[EmbedOptions]):
 
     def choose_columns(self, table: Table) -> list[str]:
         options = self.options
-        return [
-            choose_column(table, options.text_column, self.text_columns, "--text-column"),
-            choose_column(table, options.pair_column, POSITIVE_COLUMNS, "--pair-column"),
-            *choose_negatives(table, options.negative_column),
-        ]
+        text = choose_column(table, options.text_column, self.text_columns, "--text-column")
+        pair = choose_column(table, options.pair_column, POSITIVE_COLUMNS, "--pair-column")
+        rated = sorted(_SIMILARITIES & {each.strip() for each in table.columns})
+        if rated and options.pair_column is None and not pair.strip().startswith("pos"):
+            name = pair.strip()
+            raise DatasetError(
+                f"{table.source}: has a column {rated[0]!r}, and every row would be learned as similar",
+                hint=f"remove rows that are not and add --pair-column {name}, or use `train score`",
+            )
+        return [text, pair, *choose_negatives(table, options.negative_column)]
 
     def convert(self, place: str, row: Any, *columns: str) -> tuple[Group, ...]:
         return read_groups(place, row, *columns)
@@ -97,7 +106,8 @@ class Embed(TaughtTask[EmbedOptions]):
         table, options = read_table(place, mapped=mapped), self.options
         known = (options.pair_column or "", *POSITIVE_COLUMNS, "text", "content")
         column = choose_column(table, None, known, "--pair-column")
-        note(f"{table.source}: passages from column {column!r}")
+        more = ", without their titles" if "title" in table.columns else ""
+        note(f"{table.source}: passages from column {column!r}{more}")
 
         def convert(where: str, row: Any) -> str:
             return require_text(row.get(column), f"{where}: column {column!r}").strip()

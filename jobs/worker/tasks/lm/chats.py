@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...data.records import require_text, show
 from ...data.table import Table
@@ -33,6 +34,17 @@ _MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """What encloses the assistant's words in a template, for transformers."""
 
 Turn = Mapping[str, Any]
+
+
+Found = TypeVar("Found", str, tuple[str, Any])
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a tool's call, also as JSON: as the data have it, or made of an object."""
+
+    def __init__(self, found: Mapping[str, Any], text: str | None = None) -> None:
+        super().__init__(found)
+        self.text = text or json.dumps(found, ensure_ascii=False)
 
 
 class Exchange(NamedTuple):
@@ -74,8 +86,15 @@ def find_columns(table: Table, asked: str | None) -> list[str]:
 
 
 def require_whole(table: Table) -> None:
-    """Raise :class:`DatasetError` for a table without texts that has only prompts, or only completions."""
-    names = [name.strip() for name in table.columns]
+    """Raise :class:`DatasetError` for a table without texts that has no prompts with completions."""
+    names = [name for name in map(str.strip, table.columns) if name]
+    if "chosen" in names or (len(names) > 1 and not {*PAIR} & {*names}):
+        chosen = "; of preferences, only the chosen answers" * ("chosen" in names)
+        raise DatasetError(
+            f"{table.source}: which columns? It has {', '.join(names)}",
+            hint=f"rename them to {PAIR[0]!r} and {PAIR[1]!r}, or {CHATS[0]!r} with lists of turns{chosen}; "
+            "or name the only one to learn with --text-column",
+        )
     for one, other in (PAIR, PAIR[::-1]):
         if one in names:
             raise DatasetError(
@@ -91,13 +110,18 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
         if value is None:
             raise DatasetError(f"{place}: has no {name!r}", hint="add it, or leave out the row")
     whats = [f"{place}: column {name!r}" for name in columns]
+    if row.get("system"):
+        raise DatasetError(
+            f"{place}: column 'system' would not be learned",
+            hint="make it the first turn of a chat, with the role 'system', or remove it",
+        )
     tools = _read_tools(f"{place}: column 'tools'", row.get("tools"))
     if len(columns) == 1:
         turns = read_turns(whats[0], values[0])
         _require_order(whats[0], turns)
-        if all(each["role"] != "assistant" for each in turns):
+        if not any(each["role"] == "assistant" and is_learned(each) for each in turns):
             raise DatasetError(
-                f"{whats[0]} has no turn of the assistant, so nothing can be learned from it",
+                f"{whats[0]} has no turn of the assistant that can be learned",
                 hint="add the answer, or leave out the row",
             )
         return Exchange(place, (), turns, tools)
@@ -116,6 +140,11 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
             hint="begin it with a turn of the assistant, and end the prompt with one of the user",
         )
     _require_order(f"{place}: prompt and completion", [*prompt, *answer])
+    if not all(map(is_learned, answer)):
+        raise DatasetError(
+            f"{whats[1]} has a turn with the weight 0, and completions are learned as a whole",
+            hint=f"write prompt and completion as one chat in {CHATS[0]!r}",
+        )
     return Exchange(place, prompt, answer, tools)
 
 
@@ -134,12 +163,17 @@ def read_turns(what: str, value: Any) -> list[Turn]:
 def _read_turn(what: str, value: Any) -> Turn:
     if not isinstance(value, dict) or "role" not in value:
         raise DatasetError(f"{what} has no role and content", hint=f"write it as {_SHAPE}")
-    # Mapped rows have all keys.
-    turn = {name: each for name, each in value.items() if each is not None}
+    turn: dict[str, Any] = _without_nulls(value)
+    _read_arguments(turn.get("tool_calls"))
     role, content = turn.get("role"), turn.setdefault("content", "")
     if role not in _ROLES:
         raise DatasetError(
             f"{what} has the role {show(str(role))}", hint=f"roles are {', '.join(_ROLES)}"
+        )
+    if turn.get("weight", 1) not in (0, 1):
+        raise DatasetError(
+            f"{what} has the weight {show(str(turn['weight']))}",
+            hint="give 0 to answers that are not learned, and 1 to others",
         )
     # A call of a tool may have no words, and a tool may return none.
     if content == "" and (role == "tool" or (role == "assistant" and turn.get("tool_calls"))):
@@ -151,6 +185,61 @@ def _read_turn(what: str, value: Any) -> Turn:
         )
     require_text(content, f"{what}: the content")
     return turn
+
+
+def is_learned(turn: Turn) -> bool:
+    """Return whether a turn may be learned: in OpenAI's chats, one with the weight 0 is not."""
+    return bool(turn.get("weight", 1))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the names that other rows have: Arrow's rows have all."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+
+
+def _read_arguments(calls: Any) -> None:
+    """Replace the arguments of calls, which are objects or, as in OpenAI's chats, JSON."""
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            continue
+        given = function.get("arguments")
+        text = given if isinstance(given, str) else None
+        with suppress(TypeError, ValueError, RecursionError):
+            found = given if text is None else json.loads(text)
+            if isinstance(found, dict):
+                function["arguments"] = Arguments(found, text)
+
+
+def render_calls(turns: Sequence[Turn], render: Callable[[list[Turn]], Found]) -> Found:
+    """Return what a template makes of turns, with the arguments of calls as objects.
+
+    For templates that append or print them as texts, they are JSON.
+    """
+    calls = list[Arguments]()
+    texts: list[Turn] = _with_texts([*turns], calls)
+    if not calls:
+        return render([*turns])
+    try:
+        found = render([*turns])
+    except Exception:
+        with suppress(Exception):
+            return render(texts)
+        raise
+    text = found if isinstance(found, str) else found[0]
+    return render(texts) if any(each and repr(each) in text for each in calls) else found
+
+
+def _with_texts(value: Any, calls: list[Arguments]) -> Any:
+    """Return turns with the texts of all arguments, which are added to ``calls``."""
+    if isinstance(value, Arguments):
+        calls.append(value)
+        return value.text
+    if isinstance(value, Mapping):
+        return {name: _with_texts(each, calls) for name, each in value.items()}
+    return [_with_texts(x, calls) for x in value] if isinstance(value, (list, tuple)) else value
 
 
 def _require_order(what: str, turns: Sequence[Turn]) -> None:
@@ -170,7 +259,8 @@ def _require_order(what: str, turns: Sequence[Turn]) -> None:
 def _read_tools(what: str, value: Any) -> Any:
     """Return the tools that a chat's template gets, which may be JSON, as in TRL."""
     try:
-        found = json.loads(value) if isinstance(value, str) and value else value
+        is_json = isinstance(value, str) and value
+        found = json.loads(value) if is_json else _without_nulls(value)
     except ValueError:
         found = value
     if found and not (isinstance(found, list) and all(isinstance(each, dict) for each in found)):

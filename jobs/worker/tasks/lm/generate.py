@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 from zlib import crc32
@@ -15,13 +16,15 @@ from ...runtime.errors import DatasetError, first_line
 from ...training.model import longest_input
 from ...training.task import Loaded
 from ...training.text_task import Row
-from .chats import Turn, read_turns
+from .chats import Turn, read_turns, render_calls
 from .head import parts
 from .samples import read_prefix
 
 NEW_TOKENS, SEED = 256, 42
 TOGETHER = 32
 """Rows that are generated together."""
+
+_AS_PROMPT = {"tokenize": False, "add_generation_prompt": True}
 
 Ids = Sequence[int]
 
@@ -73,7 +76,7 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
     else:
         chat = [{"role": "user", "content": row.text("text")}]
     try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        text = render_calls(chat, partial(tokenizer.apply_chat_template, **_AS_PROMPT))
     except Exception as error:  # of jinja: templates refuse roles that they don't know
         raise DatasetError(f"{row.place}: the chat template: {first_line(error)}") from error
     text = require_text(text, f"{row.place}: the chat")

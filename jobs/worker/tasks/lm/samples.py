@@ -34,7 +34,8 @@ def read_prefix(tokenizer: Any) -> Ints:
 class Packed:
     """Texts one after the other, each between ``prefix`` and ``end``, cut into samples of ``length`` tokens.
 
-    The last sample may be shorter. A sample that begins within a text has no prefix there.
+    The last sample may be shorter. A sample that begins within a text has no prefix there. Prefixes are not
+    learned: no text teaches where the next one begins.
     """
 
     tokens: Tokens
@@ -67,10 +68,12 @@ class Packed:
         lengths[-1] = self.size - self.length * (len(self) - 1)
         return lengths
 
-    @property
+    @cached_property
     def predicted(self) -> Longs:
-        """Every sample's number of learned tokens: all but its first one."""
-        predicted: Longs = self.lengths.astype(np.int64) - 1
+        """Every sample's number of learned tokens: all but its first one and prefixes."""
+        prefixes = self._places.reshape(-1, len(self.prefix) + 1)[:, :-1].ravel()
+        others = prefixes[prefixes % self.length > 0] // self.length
+        predicted: Longs = self.lengths - 1 - np.bincount(others, minlength=len(self))
         return predicted
 
     def __getitem__(self, index: int) -> TextSample:
@@ -79,9 +82,13 @@ class Packed:
         first, last = (int(each) for each in np.searchsorted(self._places, (begin, stop)))
         ids = self.tokens.ids[begin - first : stop - last]
         numbers = np.arange(last - first)
-        marks = np.append(self.prefix, self.end)[(first + numbers) % (len(self.prefix) + 1)]
+        mark = (first + numbers) % (len(self.prefix) + 1)
         places = self._places[first:last] - begin - numbers
-        return TextSample({"input_ids": np.insert(ids, places, marks)}, None, 0)
+        ids, labels = (
+            np.insert(ids, places, np.append(each, self.end)[mark])
+            for each in (self.prefix, np.full_like(self.prefix, IGNORED))
+        )
+        return TextSample({"input_ids": ids, "labels": labels}, None, 0)
 
     def token_ids(self) -> Longs:
         """Return the IDs in all samples, ascending."""
@@ -188,7 +195,7 @@ def mask_texts(
     return replace(every, rows=kept)
 
 
-def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None]) -> None:
+def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None], *, lora: bool) -> None:
     """Let the saved model end an answer as the chat template does, if that has a token for it."""
     tokenizer = loaded.tokenizer
     # The shortest sample is not cut.
@@ -202,9 +209,12 @@ def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None]) -> N
         )
         return
     if not _can_learn(loaded, number):
+        # Frozen embeddings are the head's weights in many models.
+        cause = "adapters don't change" if lora else "frozen embeddings keep"
         note(
             f"warning: the model may not learn to stop: its weights for {word!r} are those of an unused "
-            "token, and adapters don't change them; train a model that knows chats, or omit --lora"
+            f"token, and {cause} them; train a model that knows chats, or omit "
+            + ("--lora" if lora else "--freeze-layers")
         )
     if number != tokenizer.eos_token_id:
         note(f"answers end with {word!r}, as the chat template writes them")
@@ -221,7 +231,9 @@ def _can_learn(loaded: Loaded, token: int) -> bool:
     weight = loaded.model.get_output_embeddings().weight
     if weight.requires_grad:
         return True
-    added = (each for each in loaded.tokenizer.get_added_vocab().values() if each != token)
-    others = weight[[*added, *range(len(loaded.tokenizer), len(weight))]].float()
+    unused = {*loaded.tokenizer.get_added_vocab().values()} - {token}
+    unused |= {*range(len(loaded.tokenizer), len(weight))}
+    # Llama 3.2 Vision reads tokens that it can't write.
+    others = weight[[each for each in unused if each < len(weight)]].float()
     own = weight[token].float()
     return not bool(((others - own).norm(dim=1) <= SAME * own.norm()).any())

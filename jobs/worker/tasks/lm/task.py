@@ -210,7 +210,7 @@ class Lm(TableTask[LmOptions]):
         prefix: Any = () if chats else read_template(tokenizer, pair=False).prefix
         samples = mask_texts(tokens, rendered, prefix, options.max_length, note)
         if chats:
-            learn_end(samples, loaded, note)
+            learn_end(samples, loaded, note, lora=options.lora)
         return samples
 
     def weights(self, samples: Any) -> np.ndarray[Any, Any]:
@@ -224,8 +224,7 @@ class Lm(TableTask[LmOptions]):
         batch = pad_inputs(samples, loaded.pad_token)
         # Not for the model: padding is at the end, where no token sees it.
         mask = batch.pop("attention_mask")
-        labels = batch.get("labels", batch["input_ids"])
-        return {**batch, "labels": labels.masked_fill(mask == 0, IGNORED)}
+        return {**batch, "labels": batch["labels"].masked_fill(mask == 0, IGNORED)}
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
         loss: Tensor = model(**batch, use_cache=False).loss

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import compress
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...data.records import noting, show
 from ...runtime.errors import DatasetError, first_line
-from .chats import Exchange, Turn, marks_answers
+from .chats import Exchange, Turn, is_learned, marks_answers, render_calls
 
 if TYPE_CHECKING:
     from ...runtime.ranks import Ranks
@@ -62,14 +63,28 @@ class Renderer:
                     f"{exchange.place}: the chat template marks no words of the assistant",
                     hint="enclose them and the turn's end by {% generation %} and {% endgeneration %}",
                 )
-            return text, marked
+            return text, self._choose(exchange, marked, [is_learned(turns[n]) for n in places])
         return text, [
             (
                 self._begin(exchange, text, turns[:place]),
                 self._end(exchange, text, turns[: place + 1]),
             )
             for place in places
+            if is_learned(turns[place])
         ]
+
+    @staticmethod
+    def _choose(
+        exchange: Exchange, marked: Sequence[tuple[int, int]], learned: Sequence[bool]
+    ) -> Sequence[tuple[int, int]]:
+        """Return the ranges of the answers that are learned."""
+        if not all(learned) and len(marked) != len(learned):
+            raise DatasetError(
+                f"{exchange.place}: the chat template marks {len(marked)} parts of {len(learned)} answers, "
+                "so those with the weight 0 can't be found",
+                hint="mark each answer as one part (--chat-template), or remove the weights",
+            )
+        return marked if all(learned) else [*compress(marked, learned)]
 
     def _begin(self, exchange: Exchange, text: str, turns: Sequence[Turn]) -> int:
         """Return where the answer to these turns begins in the text of all: what the model will be given."""
@@ -103,21 +118,25 @@ class Renderer:
             # The compiled template is kept. As an argument, a function would become a text.
             _compile_jinja_template(template).globals["strftime_now"] = TODAY.strftime
             marks = marks_answers(template)
-            (text,), marked = render_jinja_template(
-                conversations=[[dict(turn) for turn in turns]],
-                tools=exchange.tools,
-                chat_template=template,
-                return_assistant_tokens_mask=marks,
-                add_generation_prompt=cue,
-                **tokenizer.special_tokens_map,
-            )
+
+            def render(chat: list[Turn]) -> tuple[str, Any]:
+                (text,), marked = render_jinja_template(
+                    conversations=[chat],
+                    tools=exchange.tools,
+                    chat_template=template,
+                    return_assistant_tokens_mask=marks,
+                    add_generation_prompt=cue,
+                    **tokenizer.special_tokens_map,
+                )
+                return text, marked[0] if marks else None
+
+            return render_calls(turns, render)
         # Templates raise TemplateError and, for what they miss in a turn, many other types.
         except Exception as error:
             raise DatasetError(
                 f"{exchange.place}: the chat template fails: {first_line(error)}",
                 hint="correct the row, or give another template with --chat-template",
             ) from error
-        return text, marked[0] if marks else None
 
 
 def _require_turns(exchange: Exchange, text: str) -> None:

@@ -194,6 +194,8 @@ def _row_questions(source: str, rows: Any, problems: list[DatasetError]) -> Iter
 
 
 def _question(place: str, context: str, record: Any) -> Question:
+    if isinstance(record, dict) and type(record.get("id")) is int:
+        record = {**record, "id": str(record["id"])}
     identity = read_text(place, record, "id")
     place = f"{place} (id {show(identity)})"
     text = read_text(place, record, "question")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("huge.csv", f"text,label\n{'w' * 1_000_000},x\nb,y\n", [("w" * 1_000_000, "x"), ("b", "y")]),
     ("controls.csv", f"text,label\n{CONTROLS},x\nb,y\n", [(CONTROLS, "x"), ("b", "y")]),
     ("na_are_labels.csv", "text,label\na,nan\nb,NA\n", [("a", "nan"), ("b", "NA")]),
+    ("brackets.csv", "text,label\na,[NAME]\nb,y\n", [("a", "[NAME]"), ("b", "y")]),
+    ("few_bits.jsonl", '{"text":"a","label":[0,1]}\n{"text":"b","label":[]}\n', [("a", "0", "1"), ("b",)]),
+    ("decimals.parquet", parquet(text=["a", "b"], label=[Decimal(0), Decimal(1)]), [("a", "0"), ("b", "1")]),
     ("zeros.csv", "text,label\na,01\nb,1.0\n", [("a", "01"), ("b", "1.0")]),
     ("backslash.tsv", "text\tlabel\na\\tb\tx\nc\ty\n", [("a\\tb", "x"), ("c", "y")]),
     ("quoted_tab.tsv", 'text\tlabel\n"a\tb"\tx\nc\ty\n', [("a\tb", "x"), ("c", "y")]),
@@ -65,7 +69,9 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("controls.txt", f"{CONTROLS}\r\n more\r\n\r\nb\r\n more", [f"{CONTROLS}\n more", "b\n more"]),
     ("quote.conll", '"\tO\na\u00a0b\tB-X\n#\tO\n', [['"', "a\u00a0b", "#"]]),
     ("docstart.conll", "-DOCSTART- -X- O\n\na N O \n1 N B-X \n", [["a", "1"]]),
+    ("long.txt", "a\n" * 1000, ["\n".join("a" * 1000)]),
     ("form_feed.txt", "one\x0ctwo\r\rthree\r", ["one\x0ctwo", "three"]),
+    ("number_squad.json", squad(id=1), 1),
     ("plausible.json", squad(answers=[], is_impossible=True, plausible_answers=[{"text": "Ada"}]), 1),
 ]  # fmt: skip
 REFUSED: list[tuple[str, str | bytes, str]] = [
@@ -73,6 +79,8 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("twice.csv", "text,text\na,b\n", "line 1: needs a different name for each column: 'text', 'text'"),
     ("commas.tsv", "text,label\na,x\n", "line 1: its columns are separated by ',', not '\\t'"),
     ("no_label.csv", "text,kind\na,b\n", "which column? It has text, kind"),
+    ("pair.csv", "premise,hypothesis,label\na,b,x\n", "has pairs of texts, in 'premise' and 'hypo"),
+    ("qnli.csv", "question,sentence,label\na,b,x\n", "has pairs of texts, in 'question' and 'sent"),
     ("no_text.csv", "text,label\n ,x\n", "line 2: column 'text' is empty"),
     ("empty_label.csv", "text,label\na,\n", "line 2: column 'label' is empty"),
     ("control.csv", b"text,label\na\x81,x\n", "is not UTF-8 (a byte 0x81)"),
@@ -122,6 +130,9 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("one_number.jsonl", '{"text":"a","label":1}\n' + GOOD, "line 2: column 'label' is a text: 'x'; in"),
     ("true.jsonl", GOOD + '{"text":"a","label":true}\n', "line 3: column 'label' is true or false"),
     ("one_list.jsonl", '{"text":"a","label":["x"]}\n' + GOOD, "line 2: column 'label' has one label"),
+    ("bits.jsonl", '{"text":"a","label":[0.0,1.0,0.0]}\n' + GOOD, "line 1: column 'label' has a 0 or 1 for"),
+    ("bits.parquet", parquet(text=["a"], label=[[True, True]]), "row 1: column 'label' has a 0 or 1 for"),
+    ("list.csv", "text,label\na,\"['x', 'y']\"\nb,[]\n", "line 2: column 'label' is a list, written as"),
     ("cut.parquet", b"PAR1", "can't be read as Parquet: "),
     ("twice.parquet", parquet(text=["a"], text_=["b"], label=["x"]), "two columns of the same name"),
     ("bytes.parquet", parquet(text=[b"a"], label=["x"]), "row 1: column 'text' is not a text"),
@@ -138,6 +149,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("tag_null.jsonl", '{"words": ["a"], "tags": [null]}', "column 'tags', word 1 is not a text"),
     ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),
     ("nul.conll", "a\tO\nb\0\tB-X\n", "line 2: contains NUL bytes"),
+    ("lines.txt", "a\n\n" + "b\n" * 1001, "line 3: has a text of more than 1000 lines"),
     ("blank.txt", "\n \n\t\n", "has no rows"),
     ("twice_squad.json", squad().replace('"id"', '"id": "2", "id"'), "an object has a name twice"),
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from infra.errors import UsageError
 from jobs.train.request import check_inputs
 from jobs.worker.data import readers, text_files
 from jobs.worker.data.groups import Group
+from jobs.worker.data.mapped import map_rows, write_rows
 from jobs.worker.data.readers import EVAL, NoSplitError, read_table, read_unseen
 from jobs.worker.data.records import require_text
 from jobs.worker.data.table import choose_column, read_records
@@ -147,6 +148,12 @@ def test_conll(tmp_path: Path) -> None:
         {"words": ["Peter"], "tags": ["B-PER"]},
     ]
     assert [table.place(n).rpartition(": ")[2] for n in (0, 1)] == ["line 3", "line 7"]
+    problems = list[DatasetError]()
+    table = read_table(str(write(tmp_path, "b.conll", "a O\nb\nc O\n\nd B\n\ne\n")))
+    assert read_records(table, lambda place, row: (place[-6:], row["words"]), problems) == [
+        ("line 5", ["d"])
+    ]
+    assert len(problems) == 2
 
 
 def test_comments_of_conll_are_no_words(tmp_path: Path) -> None:
@@ -448,6 +455,29 @@ def test_rows_of_large_files_are_mapped(
     one, other = split_off(records, 0.4, 1, print)
     assert sorted([*one, *other]) == sorted(records)
     assert len(other) == 2
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_without_locks_the_first_of_two_files_stays_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+    if not has_links:
+        monkeypatch.setattr("os.link", Mock(side_effect=PermissionError))
+    path, folder, first = write(tmp_path, "a.jsonl", "{}\n"), tmp_path / "kept", list[int]()
+
+    def write_one(target: Path) -> None:
+        write_rows("a.jsonl", iter([(1, {"text": "a"})]), target)
+
+    def write_late(target: Path) -> None:
+        map_rows(path, [path], folder, write_one)
+        first.extend(each.stat().st_ino for each in folder.glob("*.arrow"))
+        write_one(target)
+
+    assert map_rows(path, [path], folder, write_late)[0]["text"] == "a"
+    assert [each.stat().st_ino for each in folder.glob("*.arrow")] == first
+    assert not [*folder.glob(".*.partial")]
+    assert len(first) == 1
 
 
 @pytest.mark.usefixtures("_all_are_large")

@@ -14,10 +14,13 @@ from jobs.train.request import check_inputs
 from jobs.worker.data.readers import read_table
 from jobs.worker.data.records import SKIP_HINT
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.tasks.lm.chats import Exchange, find_columns
+from jobs.worker.tasks.lm.chats import Exchange, find_columns, read_exchange
+from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.task import Lm
 from jobs.worker.tasks.lm.templates import Renderer
+from jobs.worker.training.task import Loaded
+from jobs.worker.training.text_task import Row
 from tests.jobs.context import parse_request
 from tests.jobs.worker.tasks.chat_models import CHATML, new_chat_tokenizer
 
@@ -73,6 +76,21 @@ ROWS = (
     Bad(CHAT, {"messages": "Why?"}, "column 'messages' is not a list of turns", '"role": "user"'),
     Bad(CHAT, chat(), "column 'messages' has no turns", "leave out the row"),
     Bad(CHAT, chat(USER), "has no turn of the assistant", "add the answer"),
+    Bad(
+        CHAT, chat(USER, {**ANSWER, "weight": 0}), "has no turn of the assistant that", "leave out"
+    ),
+    Bad(
+        CHAT, chat(USER, {**ANSWER, "weight": 0.5}), "turn 2 has the weight '0.5'", "give 0 to answ"
+    ),
+    Bad(
+        TURNS, {**TURNS, "completion": [{**ANSWER, "weight": 0}]}, "learned as a whole", "messages"
+    ),
+    Bad(
+        PAIR, {**PAIR, "system": "Be brief."}, "column 'system' would not be learned", "first turn"
+    ),
+    Bad(
+        CHAT, {**CHAT, "system": "Be brief."}, "column 'system' would not be learned", "first turn"
+    ),
     Bad(CHAT, chat(USER, said("bot", "So.")), "turn 2 has the role 'bot'", "roles are system, us"),
     Bad(CHAT, chat(USER, {"content": "a"}), "turn 2 has no role and content", '"role": "user"'),
     Bad(CHAT, chat({"from": "human", "value": "a"}), "turn 1 has no role and content", '"content"'),
@@ -139,6 +157,20 @@ def test_a_bad_row_is_named_with_its_fix(row: Bad) -> None:
     ("name", "content", "options", "text", "fix"),
     [
         ("a.csv", "prompt\na\n", "", "a column 'prompt' and no 'completion'", "--text-column"),
+        (
+            "a.csv",
+            "instruction,output\na,b\n",
+            "",
+            "It has instruction, output",
+            "'prompt' and 'compl",
+        ),
+        (
+            "a.csv",
+            "prompt,chosen\na,b\n",
+            "",
+            "It has prompt, chosen",
+            "only the chosen answers; or name",
+        ),
         ("a.csv", "completion\na\n", "", "a column 'completion' and no 'prompt'", "add the column"),
         ("a.csv", "prompt,completion\na,\n", "", "line 2: column 'completion' is empty", ""),
         ("a.csv", 'messages\n"[]"\n', "", "line 2: column 'messages' is not a list", "JSON lines"),
@@ -221,6 +253,8 @@ UNSAID = SAYS.replace("%s", "{{ m.content }}{% generation %}{% endgeneration %}"
 NO_SYSTEM = SAYS.replace("%s", "{% if m.role != 'system' %}{{ m.content }}{% endif %}")
 NO_ANSWER = SAYS.replace("%s", "{% if m.role == 'user' %}{{ m.content }}{% endif %}")
 NO_MORE = "{{ messages[0].content + messages[1].content + messages[2].content }}"
+HALVES = SAYS.replace("%s", "{% generation %}{{ m.content }}{% endgeneration %}")
+UNWEIGHTED = {**ANSWER, "weight": 0}
 TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
 
 
@@ -235,6 +269,12 @@ TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
         ("{{ messages[-1].content }}", TWO, "drops turn 1 (user): 'Why?'", "remove"),
         (NO_MORE, SAME, "drops turn 4 (assistant): 'So.'", "remove the turn"),
         (UNSTABLE, TWO * 2, "writes turn 1 differently if others follow", "{% generation %}"),
+        (
+            HALVES,
+            (USER, UNWEIGHTED, *TWO),
+            "marks 4 parts of 2 answers, so those with",
+            "each answer as",
+        ),
         (UNSAID, TWO, "marks no words of the assistant", "{% generation %}"),
     ],
 )
@@ -247,3 +287,34 @@ def test_a_template_that_does_not_fit_a_row(template: str, turns: Any, text: str
     assert text in refused.value.message
     assert fix in str(refused.value.hint)
     assert "\n" not in f"{refused.value.message} {refused.value.hint}"
+
+
+FROM_ARROW = {"x": 1, "y": None, "z": [{"a": "é", "b": None}]}
+
+
+@pytest.mark.parametrize("given", [FROM_ARROW, '{"x": 1, "z": [{"a": "é"}]}'])
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "{{ c.arguments | tojson }}",
+        "{{ c.arguments }}",
+        "{{ '' + c.arguments + '' }}",
+        '{"x": {{ c.arguments["x"] }}, "z": {{ c.arguments.items() | list | last | last | tojson }}}',
+    ],
+)
+def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool, use: str) -> None:
+    """Without the names that Arrow's rows get from others."""
+    call = {"name": "f", "arguments": given}
+    called = {**CALL, "tool_calls": [call if flat else {"function": call, "id": None}]}
+    row = chat(USER, called, TOOL, ANSWER, tools=[{"properties": FROM_ARROW}])
+    exchange = read_exchange("row 1", row, ["messages"])
+    assert exchange.tools == [{"properties": {"x": 1, "z": [{"a": "é"}]}}]
+    path = "m.tool_calls[0]" if flat else "m.tool_calls[0].function"
+    said = f"{{% if m.tool_calls %}}{{% set c = {path} %}}{use}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+    tokenizer = new_chat_tokenizer(["Why? So."], SAYS.replace("%s", said))
+    text = Renderer(tokenizer, learn_all=False)(exchange).text
+    assert text == 'Why?{"x": 1, "z": [{"a": "é"}]}5So.'
+    assert "id" not in exchange.turns[1]["tool_calls"][0]
+    prompt = encode_prompt(Loaded(None, tokenizer), Row("row 1", row))
+    assert tokenizer.decode(prompt) == text.removesuffix("So.")

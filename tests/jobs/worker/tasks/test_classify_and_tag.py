@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -220,14 +221,22 @@ def test_entities_and_scores_are_those_of_seqeval(marks: str, kinds: tuple[str, 
         spans = [(kind, begin, end - 1) for kind, begin, end in find_entities(row, bare=True)]
         # seqeval takes the type after a last dash for all of it.
         assert spans == [(kind, *place) for kind, *place in get_entities(row)]
-    scores = score(truth, found)
+    scores = score(truth, found, tags)
     assert scores["f1"] == pytest.approx(100 * seqeval.f1_score(truth, found), abs=1e-3)
     assert scores["recall"] == pytest.approx(100 * seqeval.recall_score(truth, found), abs=1e-3)
     assert scores["accuracy"] == pytest.approx(100 * seqeval.accuracy_score(truth, found), abs=1e-3)
 
 
-def test_tags_without_entities_have_only_an_accuracy() -> None:
-    assert set(score([["NN", "S"]], [["NN", "NN"]])) == {"accuracy"}
+@pytest.mark.parametrize(
+    ("tags", "have"), [(["S", "O", "NN"], False), ("SML", False), ("BMES", True), ("IOE", True)]
+)
+def test_whether_tags_are_of_entities_depends_on_all_that_the_model_has(
+    tmp_path: Path, tags: Sequence[str], have: bool
+) -> None:
+    assert ("f1" in score([[tags[0]]], [[tags[1]]], tags)) is have
+    task = tag(data=write(tmp_path, [{"words": [*tags], "tags": [*tags]}]), metric="f1")
+    with nullcontext() if have else pytest.raises(DatasetError, match="no tags of entities"):
+        task.check()
 
 
 @pytest.mark.parametrize("letters", ["BILU", "BMES", "BMEW"])

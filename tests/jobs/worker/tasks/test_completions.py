@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,13 +18,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from jobs.worker.fast.layers import EMBEDDINGS, freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.lm import head
 from jobs.worker.tasks.lm.head import IGNORED
 from jobs.worker.tasks.lm.memory import Plan, simulate
 from jobs.worker.tasks.lm.model import LmOptions
-from jobs.worker.tasks.lm.samples import Masked
+from jobs.worker.tasks.lm.samples import Masked, learn_end
 from jobs.worker.tasks.lm.task import Lm
 from jobs.worker.training.batches import ALIGN, TrainingRun, batches, plan_schedule
 from jobs.worker.training.model import save_model
@@ -154,6 +156,10 @@ def test_the_end_is_learned_though_it_pads(folder: Path, tmp_path: Path, pad: st
 def test_a_chat_teaches_the_turns_of_the_assistant(folder: Path, template: str) -> None:
     path = folder / "own.jinja"
     path.write_text(template)
+    question, answer, *others = CHATS[0]["messages"]
+    rows = [{"messages": [question, {**answer, "weight": 0}, *others]}]
+    run, _ = load(options_for(folder, rows, chat_template=str(path)))
+    assert learned(run, 0).strip() == "Yes!<|im_end|>"
     run, notes = load(options_for(folder, CHATS, chat_template=str(path)))
     line = "\n" if template == CHATML else ""
     tokenizer = run.loaded.tokenizer
@@ -237,9 +243,7 @@ def test_tools_and_what_they_say_reach_the_template(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_end_that_adapters_can_not_learn_is_noted(
-    folder: Path, tmp_path: Path, tied: bool
-) -> None:
+def test_an_end_that_can_not_be_learned_is_noted(folder: Path, tmp_path: Path, tied: bool) -> None:
     """Its weights are those of other unused tokens, as in a model that was never trained on chats."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     save_chat_model(tmp_path, tokenizer, vocab_size=len(tokenizer) + 8, tie_word_embeddings=tied)
@@ -250,8 +254,26 @@ def test_an_end_that_adapters_can_not_learn_is_noted(
     unused = [*range(len(tokenizer), len(rows)), *tokenizer.convert_tokens_to_ids([TURN, TURN_END])]
     rows[unused] = rows[-1] + 1e-5 * torch.randn(len(unused), rows.shape[1])
     model.save_pretrained(tmp_path)
-    assert why in load(options_for(tmp_path, CHATS, lora=True))[1]
-    assert why not in load(options_for(tmp_path, CHATS))[1]
+    adapted = (
+        f"{why}, and adapters don't change them; train a model that knows chats, or omit --lora"
+    )
+    said: list[str] = []
+    run, notes = load(options_for(tmp_path, CHATS, lora=True))
+    assert adapted in notes
+    # As in Llama 3.2 Vision, the model reads a token that it can't write.
+    run.loaded.tokenizer.add_tokens("<|image|>", special_tokens=True)
+    weight = run.loaded.model.get_output_embeddings().weight
+    weight.data = weight.data[: len(tokenizer)]
+    assert isinstance(run.samples, Masked)
+    learn_end(run.samples, run.loaded, said.append, lora=True)
+    assert adapted in said.pop()
+    run, notes = load(options_for(tmp_path, CHATS))
+    assert why not in notes
+    assert isinstance(run.samples, Masked)
+    freeze_layers(run.loaded.model, EMBEDDINGS)
+    learn_end(run.samples, run.loaded, said.append, lora=False)
+    frozen = f"{why}, and frozen embeddings keep them; train .* or omit --freeze-layers"
+    assert bool(re.search(frozen, "\n".join(said))) is tied
 
 
 def test_a_template_without_a_token_for_the_end_is_noted(folder: Path, tmp_path: Path) -> None:
@@ -329,8 +351,8 @@ def test_perplexity_is_that_of_the_learned_tokens(
     assert found == other
     model, losses = AutoModelForCausalLM.from_pretrained(folder).eval(), []
     for number in range(len(run.samples)):
-        inputs = {"labels": run.samples[number].inputs["input_ids"], **run.samples[number].inputs}
-        tensors = {name: torch.tensor(each)[None].long() for name, each in inputs.items()}
+        inputs = run.samples[number].inputs.items()
+        tensors = {name: torch.tensor(each)[None].long() for name, each in inputs}
         count = int((tensors["labels"][:, 1:] != IGNORED).sum())
         with torch.no_grad():
             losses.append({"loss": float(model(**tensors).loss), "tokens": count})

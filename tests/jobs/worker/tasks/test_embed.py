@@ -149,10 +149,12 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", "pairs")
     passages = [f"{SUBJECTS[n % 5]} falls again on day {n}" for n in range(90)]
     more_texts = [*passages, *passages[:9], "frost falls on day 2"]
-    (tmp_path / "more.txt").write_text("\n\n".join(more_texts))
-    data, more = str(tmp_path / "rows.jsonl"), str(tmp_path / "more.txt")
+    rows = "\n".join(json.dumps({"title": "Day", "text": text}) for text in more_texts)
+    (tmp_path / "more.jsonl").write_text(rows)
+    data, more, notes = str(tmp_path / "rows.jsonl"), str(tmp_path / "more.jsonl"), list[str]()
     task = Embed(EmbedOptions(data=data, corpus=more, token_cache="none", **SMALL))
-    read = task.read(lambda _: None)
+    read = task.read(notes.append)
+    assert notes[-1].endswith("more.jsonl: passages from column 'text', without their titles")
     (loaded,) = run_threaded(1, lambda ranks: task.load(session(task.options, ranks), read))
 
     def work(ranks: Ranks) -> Any:
@@ -313,6 +315,7 @@ def test_rank_0_reads_the_pooling_from_the_hub(
         ("question\nwhy", {}, "has one column, question, and two are needed"),
         ("query,positive,negative\nwhy,because,", {}, "line 2: column 'negative' is empty"),
         ("query,answer\nwhy,because\nhow,because", {}, "all its pairs have the same second text"),
+        ("sentence1,sentence2,score\na,b,0", {}, "has a column 'score', and every row would be"),
         ("query,answer\nwhy,so", {"negative_column": "bad"}, "has no column 'bad'"),
     ],
 )
@@ -327,7 +330,8 @@ def test_what_data_lack(tmp_path: Path, content: str, options: Any, message: str
 def test_lists_of_texts_are_groups(tmp_path: Path) -> None:
     rows = [
         {"query": "q", "pos": ["a", "b"], "neg": ["x", "y"], "negative_1": "z"},
-        {"query": "r", "pos": ["a"], "neg": [], "negative_1": "z"},
+        {"query": "r", "pos": ["a"], "neg": [], "negative_1": "z", "score": 1},
+        {"query": "s", "pos": ["a"], "neg": ["y"], "negative_1": None},
     ]
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
@@ -336,6 +340,7 @@ def test_lists_of_texts_are_groups(tmp_path: Path) -> None:
         ("q", "a", "x", "y", "z"),
         ("q", "b", "x", "y", "z"),
         ("r", "a", "z"),
+        ("s", "a", "y"),
     ]
     groups: Any = load_run(task).samples
     texts = [groups.texts_of(n).tolist() for n in range(3)]

@@ -312,24 +312,35 @@ def test_adapters_are_applied_as_peft_does(
     assert "predict: error: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", [{}, {"length_penalty": 0.5}])
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, True),
+        ({"temperature": 0.0, "do_sample": False}, True),
+        ({"temperature": 0.9, "do_sample": True}, True),
+        ({"temperature": 0.9, "length_penalty": 0.5}, False),
+    ],
+)
 def test_a_model_is_saved_whose_generation_config_transformers_refuses(
-    folder: Path, tmp_path: Path, more: Mapping[str, Any]
+    folder: Path, tmp_path: Path, more: Mapping[str, Any], kept: bool
 ) -> None:
-    """Vicuna's has a temperature without sampling."""
+    """Vicuna's has a temperature without sampling. A greedy model stays one."""
     base = tmp_path / "base"
     shutil.copytree(folder, base)
     path = base / "generation_config.json"
     known = json.loads(path.read_text())
-    path.write_text(json.dumps({**known, "temperature": 0.9, "top_p": 0.6, **more}))
+    path.write_text(json.dumps({**known, "repetition_penalty": 1.5, **more}))
     merge(str(write_adapters(base, tmp_path / "adapters")), tmp_path / "whole")
     loaded = load_pretrained(str(base), "CausalLM")
     loaded.model.generation_config.eos_token_id = [1, 2]  # as after chats
     write_model(tmp_path / "model", loaded)
     for name in ("model", "whole"):
-        saved = load_pretrained(str(tmp_path / name), "CausalLM").model.generation_config
+        model = load_pretrained(str(tmp_path / name), "CausalLM").model
+        saved, samples = model.generation_config, more.get("do_sample", False)
         assert len(saved.eos_token_id) == 2
-        assert bool(saved.do_sample) == (saved.temperature == 0.9) == (not more)
+        assert (saved.repetition_penalty == 1.5) is kept
+        assert bool(saved.do_sample) == (saved.temperature == 0.9) == samples
+        assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=2).shape[0] == 1
 
 
 def test_a_merged_model_has_the_type_of_its_base(

@@ -205,10 +205,16 @@ def test_texts_are_packed_without_a_gap(folder: Path, tmp_path: Path, begin: lis
     assert {*samples.lengths[:-1]} == {32}
     weights = run.task.weights(samples)
     assert weights is not None
-    assert int(weights.sum()) == len(joined) - len(samples)
+    # As in `predict --perplexity`, a text's beginning is not predicted.
+    labels = [token for n in range(len(samples)) for token in samples[n].inputs["labels"]]
+    before = {*tokenizer.convert_tokens_to_ids(begin)}
+    assert labels == [IGNORED if token in before else token for token in joined]
+    counted = [label != IGNORED for n, label in enumerate(labels) if n % 32]
+    assert int(weights.sum()) == sum(counted)
+    assert weights[0] == sum(counted[:31])
     batch = run.task.collate([samples[0], samples[len(samples) - 1]], run.loaded)
     last = int(samples.lengths[-1])
-    assert batch["labels"][1, :last].tolist() == joined[-last:]
+    assert batch["labels"][1, :last].tolist() == labels[-last:]
     assert {*batch["labels"][1, last:].tolist()} <= {IGNORED}
     assert "attention_mask" not in batch
 

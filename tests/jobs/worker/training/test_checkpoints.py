@@ -4,7 +4,7 @@ import json
 import math
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -34,12 +34,13 @@ from jobs.worker.training.state import PATIENCE, DivergenceDetector, State, Trai
 from tests.fakes import FakeClock
 from tests.jobs.worker.threaded_ranks import run_threaded
 
-PROGRESS = TrainingProgress(
-    7, 70, 900, 1.25, [(1, 1 / 3)], [(3, 0.5)], [{"step": 2}], DivergenceDetector(0.2, math.inf, 4)
-)
+WATCH = DivergenceDetector(0.2, math.inf, 4, recent=[0.1, 1 / 3])
+PROGRESS = TrainingProgress(7, 70, 900, 1.25, [(1, 1 / 3)], [(3, 0.5)], [{"step": 2}], watch=WATCH)
 SKEWED = (
     np.square(np.random.default_rng(0).lognormal(sigma=1.5, size=(3000, 16)) - 3).mean(1).tolist()
 )
+COLLAPSED = [1.0] * 400 + np.random.default_rng(0).gamma(7, 0.57, 200).tolist()
+"""Its limit is 3."""
 
 
 def test_a_checkpoint_by_steps_is_due_every_n_steps_and_at_the_end() -> None:
@@ -206,11 +207,22 @@ def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_is_used(
         # Back at chance.
         ([1.2] * 200 + [5.9] * 160, True),
         ([5.9] * 20 + [40.0] * 110, True),
+        (COLLAPSED, True),
         # Prices: the mean is far above most batches, and hardly any batch is near it.
         (SKEWED, False),
         ([*SKEWED[:200], *(50 * loss for loss in SKEWED[200:500])], True),
     ],
-    ids=["nothing", "learns", "by heart", "peak", "forgets all", "explodes", "skewed", "skewed up"],
+    ids=[
+        "nothing",
+        "learns",
+        "by heart",
+        "peak",
+        "forgets all",
+        "explodes",
+        "collapses",
+        "skewed",
+        "skewed up",
+    ],
 )
 def test_a_loss_that_is_far_too_high_for_long_is_divergence(
     losses: list[float], diverged: bool
@@ -231,12 +243,25 @@ def test_a_loss_is_suspicious_long_before_it_counts_as_diverged() -> None:
     assert watch.high < PATIENCE
 
 
-def test_a_noisy_loss_keeps_checkpoints_back_for_few_steps() -> None:
-    watch, held = DivergenceDetector(), 0
-    for loss in SKEWED:
-        watch.see(loss)
-        held += watch.suspicious
-    assert 0 < held < 0.05 * len(SKEWED)
+def test_progress_without_recent_losses_is_read() -> None:
+    """As other versions wrote it."""
+    old = asdict(PROGRESS)
+    del old["watch"]["recent"]
+    assert TrainingProgress.from_dict(old).watch == replace(WATCH, recent=[])
+
+
+def test_a_noisy_loss_keeps_checkpoints_back_for_few_steps_and_a_collapse_for_all() -> None:
+    held: dict[str, str] = {}
+    for name, losses in {"skewed": SKEWED, "collapsed": COLLAPSED}.items():
+        watch, held[name] = DivergenceDetector(), ""
+        for loss in losses:
+            watch.see(loss)
+            held[name] += "x" if watch.suspicious else " "
+            if watch.diverged:
+                break
+    assert 0 < held["skewed"].count("x") < 0.1 * len(SKEWED)
+    assert max(map(len, held["skewed"].split())) < 30
+    assert {*held["collapsed"][420:]} == {"x"}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ WRONG: list[tuple[Change, str]] = [
     ),
     (lambda c: paragraph(c).pop("context"), f"{PARAGRAPH}: has no 'context'"),
     (lambda c: paragraph(c).update(context="  "), f"{PARAGRAPH}: 'context' is empty"),
-    (lambda c: question(c).update(id=5), f"{PARAGRAPH}, qas[0]: 'id' is not a text"),
+    (lambda c: question(c).update(id=5.5), f"{PARAGRAPH}, qas[0]: 'id' is not a text"),
     (lambda c: question(c).update(answers=[]), f"{QUESTION}: has no answer"),
     (
         lambda c: question(c).update(is_impossible=True),

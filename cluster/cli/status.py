@@ -202,7 +202,7 @@ def _as_dict(view: _View) -> dict[str, Any]:
 
 
 def _summary(overview: Overview, now: datetime, flags: str) -> str:
-    """Return the cluster's state, cost, and remaining time in two lines at most."""
+    """Return the cluster's state, cost, stopped machines, and remaining time, each in a line."""
     row, name = overview.as_dict(now), overview.name
     stack = overview.found.alive[0].tags.get(tags.STACK, "?")
     wanted = row["wanted_nodes"]
@@ -217,9 +217,15 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
         f"{show_cost(row)} so far{source}"
     ]
-    if overview.expires is not None:
+    alive, billed = overview.found.alive, overview.billed
+    if stopped := [machine.id for machine in alive if machine.is_stopped]:
+        cost = "its disk is billed, " if billed else ""
+        lines.append(
+            f"Stopped: {', '.join(stopped)}. No timer ends a stopped machine, {cost}and it may have the only "
+            f"copy of results. How to start the head: spr-cluster up {flags}"
+        )
+    if overview.expires is not None and len(stopped) < len(alive):
         record = overview.record
-        alive, billed = overview.found.alive, overview.billed
         stuck = describe_stuck(record, alive, now, billed=billed) if record else ""
         text = f"Its time to live is over{f', but {stuck}' if stuck else ''}."
         text += f" To remove what is left: spr-cluster down {flags}"

@@ -116,6 +116,11 @@ class Instance:
         return is_metal(self.instance_type)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether it is off, with its disk: no timer runs."""
+        return self.state in ("stopping", "stopped")
+
+    @property
     def expires(self) -> datetime | None:
         """When the machine shuts itself down, from its tag."""
         return self._time(tags.EXPIRES)

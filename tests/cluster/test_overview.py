@@ -221,6 +221,18 @@ def test_a_machine_that_outlives_its_cluster_is_named(
     assert "To remove what is left: spr-cluster down --name bert" in text
 
 
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("hours", [1, 9])
+def test_no_end_is_promised_for_stopped_machines(others: int, hours: int) -> None:
+    stopped, *rest = make_machines(1 + others)
+    found = make_found(SPEC, instances=(replace(stopped, state="stopped"), *rest))
+    text = _summary(look(found), NOW + hours * HOUR, "--name bert")
+
+    assert "Stopped: i-0. No timer ends a stopped machine, its disk is billed, and it may" in text
+    assert ("Nodes are set to shut down" in text) is (others == 1 and hours == 1)
+    assert ("To remove what is left" in text) is (others == 1 and hours == 9)
+
+
 def test_the_grace_period_is_shown_though_the_record_is_damaged() -> None:
     group = make_group(SPEC)
     damaged = replace(group, tags={**group.tags, "spr-cluster:nodes": "lots"})

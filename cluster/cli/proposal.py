@@ -30,6 +30,7 @@ from provision.stacks.load import load_stack
 
 # A shorter-lived cluster would cost money and end before it could be used.
 _SHORTEST = timedelta(minutes=30)
+_LONG_THOUGHT = timedelta(minutes=2)
 _GUARDED = f"Second guard: AWS terminates machines that do not shut down ({COST})."
 _UNGUARDED = (
     "A machine that never boots does not shut down: --second-guard lets AWS terminate it as well "
@@ -53,6 +54,22 @@ class Proposal:
     """Why the quota is unknown."""
     notes: Sequence[str] = ()
     """Possible obstacles to the purchase, and unsupported software."""
+
+    def from_now(self) -> Proposal:
+        """Return it with a time to live that begins now, if it creates the machines of a new cluster.
+
+        The user may have thought about it for an hour.
+        """
+        given, record = self.plan_input, self.plan_input.record
+        old = parse_record(given.group.tags) if given.group else None
+        late = self.ctx.now().replace(microsecond=0) - record.created
+        if given.found.alive or (old and old.created == record.created) or late < _LONG_THOUGHT:
+            return self
+        times = {"created": record.created, "expires": record.expires, "latest": record.latest}
+        times |= {"bound": record.bound} if record.bound else {}
+        later = replace(record, **{name: time + late for name, time in times.items()})  # type: ignore[arg-type]
+        given = replace(given, record=later)
+        return replace(self, plan_input=given, plan=plan_up(given))
 
     @property
     def _machines(self) -> dict[str, InstanceType]:

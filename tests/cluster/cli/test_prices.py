@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.local_files import ClusterFiles
+from infra.ec2.inventory import describe_inventory
 from tests.harness.command_line import CommandLine
 
 # With the grace period.
@@ -275,3 +277,32 @@ def test_a_time_to_live_must_fit_its_limit(line: CommandLine) -> None:
     assert plan(line, "--budget", "20", "--ttl", fits)["usd_at_most"] <= 20
     unknown = line.run("up", "--dry-run", "--budget", "900", "--volume-init-rate", "200")
     assert "the price of these nodes is unknown" in unknown.err
+
+
+@pytest.mark.parametrize("has_old", [False, True])
+def test_a_new_clusters_time_begins_when_the_user_has_answered(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, *, has_old: bool
+) -> None:
+    options = ("--nodes", "1", "--ttl", "1h", "--max-time", "9h")
+    if has_old:
+        # Its deadline stays, because machines that EC2 does not list yet have it.
+        line.cloud.faults("[[capacity]]\nfree = 0\n")
+        assert line.run("up", *options, "--yes").code == 1
+        line.cloud.faults("")
+
+    def think(*_: object, **__: object) -> None:
+        line.cloud.clock.now += 40 * 60
+
+    monkeypatch.setattr("cluster.cli.up.confirm", think)
+    bought = len(line.cloud.purchases())
+    result = line.run("up", *options)
+
+    assert result.code == int(has_old)
+    assert ("too little of the time to live is left" in result.message) is has_old
+    assert (len(line.cloud.purchases()) == bought) is has_old
+    record = describe_inventory(line.cloud.ec2, "spr").record
+    assert record
+    assert record.bound
+    if not has_old:
+        assert record.expires - line.cloud.ctx.now() > timedelta(minutes=50)
+        assert record.bound - record.created == timedelta(hours=9)

@@ -13,7 +13,7 @@ from cluster.overview import look_up_prices
 from infra.cost.compared_types import find_cheaper
 from infra.cost.prices import ADDRESS_USD, Price, Prices, table_prices, with_spot
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
-from infra.ec2.cluster_record import ClusterRecord, limit_record, parse_record
+from infra.ec2.cluster_record import SHUTDOWN, ClusterRecord, limit_record, parse_record
 from infra.ec2.images import find_ubuntu_image
 from infra.ec2.purchase import SPOT, Offer, cheapest_zone_first
 from infra.ec2.tags import render_time
@@ -94,10 +94,10 @@ class Proposal:
         require_quota(self.plan_input.spec, self._vcpus_by_type, self.quota_held)
 
     def _usd_until(self, end: datetime) -> float:
-        """Return the most that the nodes can cost from now until ``end``; requires a known price."""
+        """Return the most that nodes can cost that shut down at ``end``; requires a known price."""
         most = find_most(self.plan_input, self.plan) if self.ctx.cloud.billed else Price(0.0, "")
         assert most
-        return most.usd * max(0.0, (end - self.ctx.now()).total_seconds() / 3600)
+        return most.usd * max(0.0, (end + SHUTDOWN - self.ctx.now()).total_seconds() / 3600)
 
     @property
     def price(self) -> Price | None:
@@ -367,7 +367,7 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
 
 def _on_aws(plan_input: PlanInput, plan: Plan, price: Price, now: datetime) -> str:
     """Return what the same cluster would cost on AWS, as text for a cloud that bills nothing."""
-    spec, left = plan_input.spec, plan_input.record.ends_at_most - now
+    spec, left = plan_input.spec, plan_input.record.ends_at_most + SHUTDOWN - now
     hourly = (find_most(plan_input, plan) or price).usd
     market = " on demand" if spec.spot else ""
     limit = f" with --max-price {spec.max_price:g}" if hourly != price.usd else ""

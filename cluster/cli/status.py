@@ -16,7 +16,7 @@ from cluster.lifecycle.down import has_begun
 from cluster.lifecycle.host_identity import verified_by
 from cluster.local_files import nearest_cluster, utc_now
 from cluster.nodes import Node, describe_stuck, is_unconnected, rank_nodes
-from cluster.overview import Overview, look_up_prices, show_cost
+from cluster.overview import Overview, look_up_prices
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from infra.ec2 import tags
 from infra.ec2.cluster_record import spoken_end
@@ -215,7 +215,7 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
     source = f" ({row['price_source']})" if row["price_source"] else ""
     lines = [
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
-        f"{show_cost(row)} so far{source}"
+        f"{overview.cost(now) or '?'} so far{source}"
     ]
     alive, billed = overview.found.alive, overview.billed
     if stopped := [machine.id for machine in alive if machine.is_stopped]:

@@ -270,6 +270,22 @@ def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     assert shorter.usd == pytest.approx(8 * each, rel=0.001)
 
 
+def test_a_stopped_machine_costs_its_disk_and_a_restarted_one_at_most_its_whole_time() -> None:
+    now, (machine,) = NOW + 10 * HOUR, make_machines(1)
+
+    def cost(**changes: Any) -> Price:
+        found = look(make_found(SPEC, instances=(replace(machine, **changes),))).cost(now)
+        assert found
+        return found
+
+    whole, disk = cost(), table_prices("us-east-1", []).disk(SPEC.volume_gib)
+    stopped = cost(state="stopped", left=NOW + 4 * HOUR)
+    restarted = cost(launch_time=now, first_launch=NOW)
+    assert disk
+    assert stopped.usd == pytest.approx(0.4 * whole.usd + 6 * disk.usd)
+    assert (str(whole), str(restarted)) == (f"${whole.usd:.2f}", f"at most ${whole.usd:.2f}")
+
+
 def test_the_cost_is_unknown_if_a_price_is() -> None:
     assert replace(look(WHOLE), prices=Prices()).cost(NOW + HOUR) is None
     assert replace(look(WHOLE), prices=Prices()).as_dict(NOW)["usd_so_far"] is None

@@ -212,16 +212,18 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
     nodes += "? nodes" if wanted is None else counted(wanted, "node")
     word = "in its grace period" if row["state"] == "grace" else row["state"]
     state = f"degraded: {nodes} running" if degraded else f"{word}: {nodes}"
-    source = f" ({row['price_source']})" if row["price_source"] else ""
+    cost = overview.cost(now)
+    source = " at on-demand prices" if cost and cost.is_most else ""
+    source += f" ({row['price_source']})" if row["price_source"] else ""
     lines = [
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
-        f"{overview.cost(now) or '?'} so far{source}"
+        f"{cost or '?'} so far{source}"
     ]
     alive, billed = overview.found.alive, overview.billed
     if stopped := [machine.id for machine in alive if machine.is_stopped]:
-        cost = "its disk is billed, " if billed else ""
+        disk = "its disk is billed, " if billed else ""
         lines.append(
-            f"Stopped: {', '.join(stopped)}. No timer ends a stopped machine, {cost}and it may have the only "
+            f"Stopped: {', '.join(stopped)}. No timer ends a stopped machine, {disk}and it may have the only "
             f"copy of results. How to start the head: spr-cluster up {flags}"
         )
     if overview.expires is not None and len(stopped) < len(alive):

@@ -110,7 +110,7 @@ class Prices:
     def accrued(
         self, machines: Iterable[Instance], now: datetime, gib: int, **speed: int | None
     ) -> Price | None:
-        """Return the cost of machines since their purchase, if every price is known."""
+        """Return the cost of machines since their purchase, on demand, if every price is known."""
         costs, disk = [], self.disk(gib, **speed)
         for machine in machines:
             public = bool(machine.public_ip)
@@ -118,7 +118,8 @@ class Prices:
             if each is None or disk is None:
                 return None
             usd = each.usd * machine.hours(now) + disk.usd * machine.stopped_hours(now)
-            costs.append(replace(each, usd=usd, is_most=machine.was_restarted))
+            is_most = machine.was_restarted or bool(machine.spot_request)
+            costs.append(replace(each, usd=usd, is_most=is_most))
         sources = dict.fromkeys(cost.source for cost in costs)
         is_here = all(cost.is_here for cost in costs)
         is_most = any(cost.is_most for cost in costs)

@@ -286,6 +286,15 @@ def test_a_stopped_machine_costs_its_disk_and_a_restarted_one_at_most_its_whole_
     assert (str(whole), str(restarted)) == (f"${whole.usd:.2f}", f"at most ${whole.usd:.2f}")
 
 
+@pytest.mark.parametrize("spot", ["", "sir-1"])
+def test_on_spot_the_price_on_demand_is_the_most(spot: str) -> None:
+    machines = (*make_machines(2), make_machine(2, spot_request=spot))
+    text = _summary(look(make_found(SPEC, instances=machines)), NOW + HOUR, "--name bert")
+
+    most = "at most $19.68 so far at on-demand prices (table of July 2026"
+    assert (most if spot else ", $19.68 so far (table of July 2026") in text
+
+
 def test_the_cost_is_unknown_if_a_price_is() -> None:
     assert replace(look(WHOLE), prices=Prices()).cost(NOW + HOUR) is None
     assert replace(look(WHOLE), prices=Prices()).as_dict(NOW)["usd_so_far"] is None

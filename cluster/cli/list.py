@@ -207,7 +207,10 @@ def _table(clusters: Sequence[tuple[Cloud, Overview]], now: datetime) -> str:
     for cloud, cluster in clusters:
         row = cluster.as_dict(now)
         wanted = "?" if row["wanted_nodes"] is None else row["wanted_nodes"]
-        state = "no machines, free" if row["state"] == "no machines" else row["state"]
+        rest = cluster.found.billed_rest if cloud.billed else ""
+        state = row["state"]
+        if state == "no machines":
+            state += f", {rest} billed" if rest else ", free"
         rows.append(
             (
                 cluster.name,

@@ -52,7 +52,8 @@ class EndRequest(ClusterRequest):
     down_when_done: bool = switch(
         "when the job has ended and its results are here, remove the cluster without asking; it stays if "
         "anything would be lost with it, such as a checkpoint or another job. With --detach, the nodes "
-        "end by themselves when the job is in its bucket; `down` or `gc` removes the free rest",
+        "end by themselves when the job is in its bucket; `down` or `gc` removes the rest, of which only the "
+        "image's snapshot costs money",
         section="queue",
     )
 

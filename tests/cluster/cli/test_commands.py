@@ -374,6 +374,9 @@ def test_ended_machines_and_an_interrupted_removal_are_no_new_cluster(line: Comm
     assert "removal has begun" not in line.must("status", "--name", "removed").out
     files.removal.write_text(f"aws us-east-1 {account}")
 
+    listed = line.must("list").out
+    assert listed.count("no machines, image billed") == 2
+    assert "free" not in listed
     ended = line.must("status", "--name", "ended").out
     assert "To create new ones: spr-cluster up --name ended; to remove what is left" in ended
     assert (

@@ -62,7 +62,7 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
         # The more expensive of the two, with disk and public address.
         "$26.25 an hour on demand: 4 x $6.5472, plus $0.0161 each",
         "(Price List API, 20",
-        "At most $210.0",
+        "At most $212.",
         "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
         "us-east-1a",
         "UTC (in 8 h)",

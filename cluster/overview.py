@@ -44,11 +44,6 @@ def cost_as_dict(cost: Price | None) -> dict[str, Any]:
     return {"usd_so_far": round(cost.usd, 2), "price_source": cost.source or None}
 
 
-def show_cost(row: Mapping[str, Any]) -> str:
-    """Format a cost from :func:`cost_as_dict` as text: ``$3.20``."""
-    return "?" if row["usd_so_far"] is None else f"${row['usd_so_far']:.2f}"
-
-
 _PARALLEL = 8
 # Bare metal takes up to 20 minutes to boot, before the software is installed.
 _LONGEST_START = timedelta(minutes=40)

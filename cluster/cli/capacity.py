@@ -39,10 +39,11 @@ def bring_up_when_possible(
     """
     ctx = proposal.ctx
     kept = {instance.id for instance in proposal.plan_input.found.alive}
-    begun, pause = ctx.clock.monotonic(), _FIRST_S
+    # A monotonic clock stands still while a laptop sleeps.
+    begun, pause = ctx.now(), _FIRST_S
     while True:
         if wait:
-            left = wait.limit.total_seconds() - (ctx.clock.monotonic() - begun)
+            left = (begun + wait.limit - ctx.now()).total_seconds()
             given = proposal.plan_input
             given = replace(given, end_wait_s=min(given.end_wait_s, max(0.0, left)))
             proposal = replace(proposal, plan_input=given)
@@ -52,14 +53,16 @@ def bring_up_when_possible(
             if wait is None or not full.may_pass:
                 raise
             _terminate_new(ctx, proposal, kept)
-            passed = ctx.clock.monotonic() - begun
+            passed = (ctx.now() - begun).total_seconds()
             left = wait.limit.total_seconds() - passed
-            if left <= 0:
+            if left > 0:
+                seconds = min(left, _LONGEST_S, pause * random.uniform(0.7, 1.3))
+                _note(proposal, wait, full, passed, seconds)
+                ctx.clock.sleep(seconds)
+                passed = (ctx.now() - begun).total_seconds()
+            if left <= 0 or passed > wait.limit.total_seconds() + _FIRST_S:
                 full.hint = f"waited {format_seconds(passed)}; {full.hint}"
                 raise
-            seconds = min(left, _LONGEST_S, pause * random.uniform(0.7, 1.3))
-            _note(proposal, wait, full, passed, seconds)
-            ctx.clock.sleep(seconds)
         pause *= _GROWTH
         proposal = wait.plan_again()
 

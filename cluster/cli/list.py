@@ -14,7 +14,7 @@ from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.down import down
 from cluster.local_files import ClusterFiles, known_clusters, remembered_account, utc_now
-from cluster.overview import Overview, describe_regions, list_clusters, show_cost
+from cluster.overview import Overview, describe_regions, list_clusters
 from infra.aws.caller import Caller, short_owner
 from infra.aws.clients import connect, translate_boto_error
 from infra.aws.cloud import DEFAULT_REGION, Cloud, MissingCredentialsError, NoRegionError
@@ -207,7 +207,10 @@ def _table(clusters: Sequence[tuple[Cloud, Overview]], now: datetime) -> str:
     for cloud, cluster in clusters:
         row = cluster.as_dict(now)
         wanted = "?" if row["wanted_nodes"] is None else row["wanted_nodes"]
-        state = "no machines, free" if row["state"] == "no machines" else row["state"]
+        rest = cluster.found.billed_rest if cloud.billed else ""
+        state = row["state"]
+        if state == "no machines":
+            state += f", {rest} billed" if rest else ", free"
         rows.append(
             (
                 cluster.name,
@@ -217,7 +220,7 @@ def _table(clusters: Sequence[tuple[Cloud, Overview]], now: datetime) -> str:
                 f"{row['nodes']}/{wanted}",
                 "-" if row["age_s"] is None else format_seconds(row["age_s"]),
                 _ends_in(cluster, now),
-                show_cost(row),
+                str(cluster.cost(now) or "?"),
                 short_owner(cluster.found.owner) or "-",
             )
         )
@@ -240,8 +243,11 @@ def _total(clusters: Sequence[Overview], now: datetime) -> str:
     """Return the cost of the existing machines, with the sources of the prices."""
     costs = [cost for cluster in clusters if (cost := cluster.cost(now))]
     sources = dict.fromkeys(cost.source for cost in costs if cost.source)
-    text = f"${sum(cost.usd for cost in costs):.2f} so far for the machines that exist now, at on-demand"
-    text += f" prices ({'; '.join(sources)})." if sources else " prices."
+    most = "At most " * any(cost.is_most for cost in costs)
+    text = (
+        f"{most}${sum(cost.usd for cost in costs):.2f} so far for the machines that exist now, at "
+    )
+    text += f"on-demand prices ({'; '.join(sources)})." if sources else "on-demand prices."
     return text if len(costs) == len(clusters) else f"{text} Some prices are unknown."
 
 

@@ -13,7 +13,7 @@ from cluster.overview import look_up_prices
 from infra.cost.compared_types import find_cheaper
 from infra.cost.prices import ADDRESS_USD, Price, Prices, table_prices, with_spot
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
-from infra.ec2.cluster_record import ClusterRecord, limit_record, parse_record
+from infra.ec2.cluster_record import SHUTDOWN, ClusterRecord, limit_record, parse_record
 from infra.ec2.images import find_ubuntu_image
 from infra.ec2.purchase import SPOT, Offer, cheapest_zone_first
 from infra.ec2.tags import render_time
@@ -30,6 +30,7 @@ from provision.stacks.load import load_stack
 
 # A shorter-lived cluster would cost money and end before it could be used.
 _SHORTEST = timedelta(minutes=30)
+_LONG_THOUGHT = timedelta(minutes=2)
 _GUARDED = f"Second guard: AWS terminates machines that do not shut down ({COST})."
 _UNGUARDED = (
     "A machine that never boots does not shut down: --second-guard lets AWS terminate it as well "
@@ -54,6 +55,22 @@ class Proposal:
     notes: Sequence[str] = ()
     """Possible obstacles to the purchase, and unsupported software."""
 
+    def from_now(self) -> Proposal:
+        """Return it with a time to live that begins now, if it creates the machines of a new cluster.
+
+        The user may have thought about it for an hour.
+        """
+        given, record = self.plan_input, self.plan_input.record
+        old = parse_record(given.group.tags) if given.group else None
+        late = self.ctx.now().replace(microsecond=0) - record.created
+        if given.found.alive or (old and old.created == record.created) or late < _LONG_THOUGHT:
+            return self
+        times = {"created": record.created, "expires": record.expires, "latest": record.latest}
+        times |= {"bound": record.bound} if record.bound else {}
+        later = replace(record, **{name: time + late for name, time in times.items()})  # type: ignore[arg-type]
+        given = replace(given, record=later)
+        return replace(self, plan_input=given, plan=plan_up(given))
+
     @property
     def _machines(self) -> dict[str, InstanceType]:
         """The types by name; types that are in neither the table nor an offer are left out."""
@@ -77,10 +94,10 @@ class Proposal:
         require_quota(self.plan_input.spec, self._vcpus_by_type, self.quota_held)
 
     def _usd_until(self, end: datetime) -> float:
-        """Return the most that the nodes can cost from now until ``end``; requires a known price."""
+        """Return the most that nodes can cost that shut down at ``end``; requires a known price."""
         most = find_most(self.plan_input, self.plan) if self.ctx.cloud.billed else Price(0.0, "")
         assert most
-        return most.usd * max(0.0, (end - self.ctx.now()).total_seconds() / 3600)
+        return most.usd * max(0.0, (end + SHUTDOWN - self.ctx.now()).total_seconds() / 3600)
 
     @property
     def price(self) -> Price | None:
@@ -350,7 +367,7 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
 
 def _on_aws(plan_input: PlanInput, plan: Plan, price: Price, now: datetime) -> str:
     """Return what the same cluster would cost on AWS, as text for a cloud that bills nothing."""
-    spec, left = plan_input.spec, plan_input.record.ends_at_most - now
+    spec, left = plan_input.spec, plan_input.record.ends_at_most + SHUTDOWN - now
     hourly = (find_most(plan_input, plan) or price).usd
     market = " on demand" if spec.spot else ""
     limit = f" with --max-price {spec.max_price:g}" if hourly != price.usd else ""

@@ -16,7 +16,7 @@ from cluster.lifecycle.down import has_begun
 from cluster.lifecycle.host_identity import verified_by
 from cluster.local_files import nearest_cluster, utc_now
 from cluster.nodes import Node, describe_stuck, is_unconnected, rank_nodes
-from cluster.overview import Overview, look_up_prices, show_cost
+from cluster.overview import Overview, look_up_prices
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from infra.ec2 import tags
 from infra.ec2.cluster_record import spoken_end
@@ -202,7 +202,7 @@ def _as_dict(view: _View) -> dict[str, Any]:
 
 
 def _summary(overview: Overview, now: datetime, flags: str) -> str:
-    """Return the cluster's state, cost, and remaining time in two lines at most."""
+    """Return the cluster's state, cost, stopped machines, and remaining time, each in a line."""
     row, name = overview.as_dict(now), overview.name
     stack = overview.found.alive[0].tags.get(tags.STACK, "?")
     wanted = row["wanted_nodes"]
@@ -212,14 +212,22 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
     nodes += "? nodes" if wanted is None else counted(wanted, "node")
     word = "in its grace period" if row["state"] == "grace" else row["state"]
     state = f"degraded: {nodes} running" if degraded else f"{word}: {nodes}"
-    source = f" ({row['price_source']})" if row["price_source"] else ""
+    cost = overview.cost(now)
+    source = " at on-demand prices" if cost and cost.is_most else ""
+    source += f" ({row['price_source']})" if row["price_source"] else ""
     lines = [
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
-        f"{show_cost(row)} so far{source}"
+        f"{cost or '?'} so far{source}"
     ]
-    if overview.expires is not None:
+    alive, billed = overview.found.alive, overview.billed
+    if stopped := [machine.id for machine in alive if machine.is_stopped]:
+        disk = "its disk is billed, " if billed else ""
+        lines.append(
+            f"Stopped: {', '.join(stopped)}. No timer ends a stopped machine, {disk}and it may have the only "
+            f"copy of results. How to start the head: spr-cluster up {flags}"
+        )
+    if overview.expires is not None and len(stopped) < len(alive):
         record = overview.record
-        alive, billed = overview.found.alive, overview.billed
         stuck = describe_stuck(record, alive, now, billed=billed) if record else ""
         text = f"Its time to live is over{f', but {stuck}' if stuck else ''}."
         text += f" To remove what is left: spr-cluster down {flags}"

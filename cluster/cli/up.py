@@ -169,7 +169,7 @@ def _carry_out(
     confirm_owner(ctx, found, sure=sure)
     check_busy_nodes(ctx, plan_input, proposal.plan)
     if proposal.plan.changes and ctx.cloud.billed:
-        confirm_purchase(proposal, yes=request.yes)
+        proposal = confirm_purchase(proposal, yes=request.yes)
     elif proposal.notes:
         say("\n".join(proposal.notes))
 
@@ -186,8 +186,11 @@ def _carry_out(
     return 0
 
 
-def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
-    """Show a plan that costs money, and ask. Raises :class:`UsageError` if the answer is no."""
+def confirm_purchase(proposal: Proposal, *, yes: bool) -> Proposal:
+    """Show a plan that costs money, and ask; return it as of now.
+
+    Raises :class:`UsageError` if the answer is no.
+    """
     say(proposal.render())
     proposal.require_quota()
     confirm("Continue?", yes=yes, about=proposal.spoken_price)
@@ -196,6 +199,7 @@ def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
         proposal.spoken_price,
         reason="--yes" if yes else "confirmed on the terminal",
     )
+    return proposal.from_now()
 
 
 def apply_proposal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import cached_property
 
 from cluster import ssh_mesh
@@ -22,6 +23,7 @@ from infra.ec2.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, 
 from infra.ec2.termination_schedule import ClusterGuard
 from infra.errors import DeadlineError, HostError, NoAnswerError, SprError
 from infra.files import write_private
+from infra.instance_types import METAL_BOOT_MIN, VIRTUAL_BOOT_MIN, is_metal
 from infra.plan.planner import PlanInput
 from infra.wait import BOOT_DEADLINE_S, NamedProgress
 from infra.words import tag_value
@@ -31,6 +33,9 @@ from provision.install import install_stack, proxy_environment
 from provision.run_on_nodes import on_all
 from provision.stacks.stack import Stack
 from provision.user_data import render_user_data
+
+# A node that ends sooner after its start is not worth its price.
+_USEFUL = timedelta(minutes=5)
 
 
 class PlanAgainError(Exception):
@@ -148,9 +153,12 @@ class Machines:
         return bought
 
     def _check_time(self) -> None:
-        if self.record.is_over(self.ctx.now()):
+        slow = any(map(is_metal, self.spec.instance_types))
+        boot = timedelta(minutes=(METAL_BOOT_MIN if slow else VIRTUAL_BOOT_MIN)[1])
+        least = boot + _USEFUL if self.ctx.cloud.billed else timedelta()
+        if self.record.is_over(self.ctx.now() + least):
             raise SprError(
-                "the time to live ended before all nodes were bought",
+                "too little of the time to live is left to buy and start nodes",
                 hint="use a longer --ttl: bare metal takes up to 20 minutes to start, and an image "
                 "may take an hour",
             )

@@ -79,7 +79,7 @@ def prepare(
     new = new_record(spec, ctx.now(), record, has_machines=bool(found.alive))
     _require_new_budget(ctx, change, record, new)
     ctx.clients.labels = dict(spec.labels)
-    check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region)
+    check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region, ctx.now())
     _check_existing(ctx, spec, found, record)
     workers = [machine for machine in found.alive if machine.role != HEAD]
     impaired = find_impaired(ctx, workers)

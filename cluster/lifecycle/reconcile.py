@@ -167,7 +167,8 @@ def _observe_again(ctx: Context, plan_input: PlanInput) -> PlanInput:
     found = observe(ctx, plan_input.spec.name)
     public_key = key_pair.read_public(ctx.files.key)
     check_owner(plan_input.spec.name, found, public_key, ctx.now())
-    check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region, plan_input.unhealthy)
+    region, given_up = ctx.cloud.region, plan_input.unhealthy
+    check_head_is_not_stopped(found, ctx.flags, region, ctx.now(), given_up)
     spec, moved = plan_input.spec, ctx.access.moved_to
     if moved:
         others = (cidr for cidr in spec.ssh_cidrs if cidr not in (spec.caller, moved))

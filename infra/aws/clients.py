@@ -14,9 +14,15 @@ from botocore.parsers import ResponseParserError
 
 from infra.aws.api_time import API_TIME, FIX_CLOCK, why_refused
 from infra.aws.caller import Caller
-from infra.aws.cloud import CREDENTIALS_HINT, Cloud, explain_credentials, explain_role
+from infra.aws.cloud import (
+    CREDENTIALS_HINT,
+    Cloud,
+    CredentialsError,
+    explain_credentials,
+    explain_role,
+)
 from infra.aws.new_resources import NewResources
-from infra.errors import CloudError, DeadlineError, SprError, UsageError
+from infra.errors import CloudError, DeadlineError, SprError
 from infra.wait import Clock, wait_until
 
 if TYPE_CHECKING:
@@ -369,10 +375,10 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
             "policy; add --check to see what is missing), or choose another AWS_PROFILE",
         )
     if code in _EXPIRED and (clock := why_refused(error.response)):
-        return UsageError(clock, hint=FIX_CLOCK)
+        return CredentialsError(clock, hint=FIX_CLOCK)
     if code in _EXPIRED:
         hint = _NOT_ENABLED_HINT if code in _OF_CLOSED_REGION else CREDENTIALS_HINT
-        return UsageError(f"AWS rejected the credentials: {detail}", hint=hint)
+        return CredentialsError(f"AWS rejected the credentials: {detail}", hint=hint)
     hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"error codes: {_CODES}")
     if _NOT_FREE in detail:
         hint = _NOT_FREE_HINT

@@ -19,11 +19,12 @@ from typing import Any
 import boto3
 import botocore.session
 from botocore import exceptions as boto
+from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import BotoCoreError, NoCredentialsError
 from botocore.utils import JSONFileCache, get_environ_proxies, parse_timestamp
 
 from infra.errors import CloudError, UsageError
-from infra.words import nearest
+from infra.words import nearest, spoken_time
 
 DEFAULT_REGION = "us-east-1"
 
@@ -242,6 +243,17 @@ def _check_endpoint(url: str) -> None:
         ) from None
 
 
+def describe_end(session: boto3.session.Session | None) -> str:
+    """Return when credentials end that only the user can renew, as text; "" for others."""
+    credentials: Any = session.get_credentials() if session else None
+    if session is None or not isinstance(credentials, RefreshableCredentials):
+        return "at a time that they do not say" if credentials and credentials.token else ""
+    # botocore renews all others by itself.
+    expires = vars(credentials)["_expiry_time"]
+    is_asked = expires and session._session.get_scoped_config().get("mfa_serial")
+    return f"at {spoken_time(expires, datetime.now(timezone.utc))}" if is_asked else ""
+
+
 def find_profile(session: boto3.session.Session | None) -> str:
     """Return the AWS profile of the credentials; "" if they come from another source."""
     credentials = session.get_credentials() if session else None
@@ -265,7 +277,11 @@ _NO_MFA_CODE = (
 )
 
 
-class MissingCredentialsError(UsageError):
+class CredentialsError(UsageError):
+    """The AWS credentials are missing, invalid, or have expired."""
+
+
+class MissingCredentialsError(CredentialsError):
     """This machine has no AWS credentials at all."""
 
 
@@ -275,45 +291,49 @@ def _profile() -> str:
     return f" --profile {shlex.quote(name)}" if name else ""
 
 
-def explain_credentials(error: Exception) -> UsageError | None:
+def explain_credentials(error: Exception) -> CredentialsError | None:
     """Translate an error in AWS configuration or credentials; return ``None`` for other errors."""
     profile = _profile()
     if isinstance(error, boto.NoCredentialsError):
         return MissingCredentialsError("no AWS credentials found", hint=CREDENTIALS_HINT)
     if isinstance(error, boto.PartialCredentialsError):
-        return UsageError(f"incomplete AWS credentials: {error}", hint=f"aws configure{profile}")
+        return CredentialsError(
+            f"incomplete AWS credentials: {error}", hint=f"aws configure{profile}"
+        )
     if isinstance(error, boto.ProfileNotFound):
-        return UsageError(
+        return CredentialsError(
             f"AWS configuration can't be used: {error}",
             hint=f"`aws configure list-profiles` lists profiles, `aws configure{profile}` creates this one",
         )
     if isinstance(error, _SSO):
-        return UsageError(f"the SSO session has expired: {error}", hint=f"aws sso login{profile}")
+        return CredentialsError(
+            f"the SSO session has expired: {error}", hint=f"aws sso login{profile}"
+        )
     if isinstance(error, boto.LoginInsufficientPermissions):
-        return UsageError(
+        return CredentialsError(
             f"cannot use the AWS credentials: {error}",
             hint="ask an administrator for the policy SignInLocalDevelopmentAccess",
         )
     if isinstance(error, boto.LoginError):
-        return UsageError(f"the AWS login has expired: {error}", hint=f"aws login{profile}")
+        return CredentialsError(f"the AWS login has expired: {error}", hint=f"aws login{profile}")
     if isinstance(error, boto.RefreshWithMFAUnsupportedError):
-        return UsageError(
+        return CredentialsError(
             "the session of the role with MFA has expired",
             hint="run the same command again to enter a new code; set duration_seconds in the profile "
             "for longer sessions",
         )
     if isinstance(error, boto.MissingDependencyException):
-        return UsageError(
+        return CredentialsError(
             f"cannot use the AWS credentials: {error}", hint="uv pip install 'boto3[crt]'"
         )
     if isinstance(error, boto.CredentialRetrievalError):
         said = " ".join(str(error).split())
         is_process = error.kwargs.get("provider") == "custom-process"
         hint = _PROCESS_HINT if is_process else CREDENTIALS_HINT
-        return UsageError(f"cannot use the AWS credentials: {said}", hint=hint)
+        return CredentialsError(f"cannot use the AWS credentials: {said}", hint=hint)
     if isinstance(error, (boto.InvalidConfigError, boto.ConfigParseError)):
         hint = "correct the profile in ~/.aws/config or ~/.aws/credentials, or set AWS_PROFILE"
-        return UsageError(f"cannot use the AWS credentials: {error}", hint=hint)
+        return CredentialsError(f"cannot use the AWS credentials: {error}", hint=hint)
     return None
 
 

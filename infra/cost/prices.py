@@ -46,11 +46,19 @@ _MOST_SPOT_PRICES = 10_000
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars with their source; ``is_here`` is false for another region's price."""
+    """US dollars with their source; ``is_here`` is false for another region's price.
+
+    With ``is_most``, less may be billed.
+    """
 
     usd: float
     source: str
     is_here: bool = True
+    is_most: bool = False
+
+    def __str__(self) -> str:
+        """Return the amount, such as ``at most $3.20``."""
+        return f"{'at most ' if self.is_most else ''}${self.usd:.2f}"
 
 
 @dataclass(frozen=True)
@@ -102,17 +110,20 @@ class Prices:
     def accrued(
         self, machines: Iterable[Instance], now: datetime, gib: int, **speed: int | None
     ) -> Price | None:
-        """Return the cost of machines since their launch, if every price is known."""
-        costs = []
+        """Return the cost of machines since their purchase, on demand, if every price is known."""
+        costs, disk = [], self.disk(gib, **speed)
         for machine in machines:
             public = bool(machine.public_ip)
             each = self.node(machine.instance_type, gib, public=public, **speed)
-            if each is None:
+            if each is None or disk is None:
                 return None
-            costs.append(replace(each, usd=each.usd * machine.hours(now)))
+            usd = each.usd * machine.hours(now) + disk.usd * machine.stopped_hours(now)
+            is_most = machine.was_restarted or bool(machine.spot_request)
+            costs.append(replace(each, usd=usd, is_most=is_most))
         sources = dict.fromkeys(cost.source for cost in costs)
         is_here = all(cost.is_here for cost in costs)
-        return Price(sum(cost.usd for cost in costs), "; ".join(sources), is_here)
+        is_most = any(cost.is_most for cost in costs)
+        return Price(sum(cost.usd for cost in costs), "; ".join(sources), is_here, is_most)
 
     def highest(self, types: Sequence[str], gib: int, **options: Any) -> Price | None:
         """Return the hourly price of a node of the most expensive type, if all prices are known."""

@@ -31,8 +31,8 @@ _CREATED = f"{_PREFIX}created"
 _BOUND = f"{_PREFIX}bound"
 GENERATION = f"{_PREFIX}generation"
 _JUST_NOW = timedelta(minutes=10)
-# To shut down a node, on bare metal.
-_SHUTDOWN = timedelta(minutes=5)
+SHUTDOWN = timedelta(minutes=5)
+"""The time that a node takes to shut down, on bare metal, and is billed."""
 _SECOND, _HOUR = timedelta(seconds=1), timedelta(hours=1)
 _RECORDED = {key: option for key, option in OPTIONS.items() if option.tag is not None}
 
@@ -68,7 +68,7 @@ class ClusterRecord:
     def is_late(self, now: datetime) -> bool:
         """Return whether a node that still runs did not shut down, and no second guard ended it."""
         guard = AFTER if self.options["second_guard"] else timedelta()
-        return now >= self.latest + guard + _SHUTDOWN
+        return now >= self.latest + guard + SHUTDOWN
 
     @property
     def grace_ends(self) -> datetime:
@@ -254,10 +254,11 @@ def limit_record(
 ) -> ClusterRecord:
     """Return a record with its ``bound`` by --max-time and --budget, for all of the cluster's life.
 
-    A cluster that had more nodes keeps the price of those. Of a budget, a second guard keeps the time that it
-    waits. Raises :class:`UsageError` naming the time to live that fits, if it may already run longer.
+    A cluster that had more nodes keeps the price of those. Part of a budget is kept for the shutdown, or for
+    the time that a second guard waits. Raises :class:`UsageError` naming the time to live that fits, if it
+    may already run longer.
     """
-    reserve = AFTER if record.options["second_guard"] else timedelta()
+    reserve = max(AFTER, SHUTDOWN) if record.options["second_guard"] else SHUTDOWN
     budget, longest = record.options["budget"], record.options["max_time"] or LONGEST_TTL
     if usd_per_hour and old and old.created == record.created and old.bound:
         lived = old.bound - old.created
@@ -265,7 +266,7 @@ def limit_record(
             usd_per_hour = max(usd_per_hour, old.options["budget"] / ((lived + reserve) / _HOUR))
     paid = LONGEST_TTL
     if budget:
-        paid = min(budget / usd_per_hour, LONGEST_TTL / _HOUR) * _HOUR - reserve
+        paid = min(budget / usd_per_hour - reserve / _HOUR, LONGEST_TTL / _HOUR) * _HOUR
     time = timedelta(seconds=int(min(longest, paid).total_seconds()))
     bound, grace = record.created + time, record.options["grace"]
     if record.latest > bound:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -45,6 +45,7 @@ _GRANT_TO_SPOT = (
 # EC2's reason if an API call terminated the machine, unlike a spot interruption or a failure:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _BY_CALL = "Client.UserInitiatedShutdown"
+_SAME_START = timedelta(minutes=1)
 # StateTransitionReason may say when: https://repost.aws/knowledge-center/ec2-instance-reboot-stop-terminate
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
@@ -71,6 +72,8 @@ class Instance:
     ena_express: bool = False
     left: datetime | None = None
     """When it last began to stop or to shut down, if EC2 says so."""
+    first_launch: datetime | None = None
+    """When it was bought; ``launch_time`` is that of its last start."""
 
     @staticmethod
     def from_aws(instance: InstanceTypeDef) -> Instance:
@@ -96,6 +99,7 @@ class Instance:
                 for interface in instance.get("NetworkInterfaces", [])
             ),
             left=_parse_when(instance.get("StateTransitionReason", "")),
+            first_launch=_find_first_launch(instance),
         )
 
     @property
@@ -114,6 +118,11 @@ class Instance:
     def is_metal(self) -> bool:
         """Whether it is bare metal, which is slow to boot."""
         return is_metal(self.instance_type)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is off, with its disk: no timer runs."""
+        return self.state in ("stopping", "stopped")
 
     @property
     def expires(self) -> datetime | None:
@@ -141,9 +150,28 @@ class Instance:
         """Whether an API call terminated it, rather than EC2 or the machine itself."""
         return self.state in ("shutting-down", "terminated") and self.reason.startswith(_BY_CALL)
 
+    @property
+    def was_restarted(self) -> bool:
+        """Whether it was stopped for a time that EC2 does not tell, and started again."""
+        first = self.first_launch
+        return first is not None and self.launch_time - first > _SAME_START
+
     def hours(self, now: datetime) -> float:
-        """Return the hours since the launch."""
-        return max(0.0, (now - self.launch_time).total_seconds() / 3600)
+        """Return the hours from its purchase until now, or until it was stopped: it ran no longer."""
+        end = min(self.left, now) if self.is_stopped and self.left else now
+        begun = min(self.first_launch or self.launch_time, self.launch_time)
+        return max(0.0, (end - begun).total_seconds() / 3600)
+
+    def stopped_hours(self, now: datetime) -> float:
+        """Return the hours since it was stopped, in which only its disk is billed; 0 if it runs."""
+        end = self.left if self.is_stopped and self.left else now
+        return max(0.0, (now - end).total_seconds() / 3600)
+
+
+def _find_first_launch(instance: InstanceTypeDef) -> datetime | None:
+    """Return since when a machine has its first network interface, which it keeps when it is stopped."""
+    attached = (each.get("Attachment", {}) for each in instance.get("NetworkInterfaces", []))
+    return next((each.get("AttachTime") for each in attached if each.get("DeviceIndex") == 0), None)
 
 
 def _parse_when(text: str) -> datetime | None:

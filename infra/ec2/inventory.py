@@ -82,6 +82,13 @@ class Inventory:
         """Return the counts by kind as text, such as ``2 instances, 1 volume``."""
         return ", ".join(_count(kind, ids) for kind, ids in self.ids().items())
 
+    @property
+    def billed_rest(self) -> str:
+        """What costs money also without machines, such as ``image``; "" if nothing does."""
+        costs = {"image": self.images or self.snapshots, "disk": self.volumes}
+        costs["address"] = self.addresses
+        return ", ".join(kind for kind, found in costs.items() if found)
+
     def without_image(self) -> Inventory:
         """Return the inventory without images and snapshots, which users can keep."""
         return replace(self, images=(), snapshots=())

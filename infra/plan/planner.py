@@ -152,11 +152,11 @@ def _sort_machines(given: PlanInput) -> tuple[tuple[Instance, ...], dict[str, st
 
 
 def _why_stray(instance: Instance) -> str:
-    return instance.state if instance.state in ("stopping", "stopped") else "not needed"
+    return instance.state if instance.is_stopped else "not needed"
 
 
 def check_head_is_not_stopped(
-    found: Inventory, flags: str, region: str, given_up: Container[str] = ()
+    found: Inventory, flags: str, region: str, now: datetime, given_up: Container[str] = ()
 ) -> None:
     """Raise :class:`SprError` if the head is stopped, because its disk may hold the only copy of results.
 
@@ -164,12 +164,18 @@ def check_head_is_not_stopped(
     machines that never worked.
     """
     for instance in found.alive:
-        stopped = instance.state in ("stopping", "stopped")
-        if instance.role == HEAD and stopped and instance.id not in given_up:
+        if instance.role == HEAD and instance.is_stopped and instance.id not in given_up:
+            start = f"aws ec2 start-instances --region {region} --instance-ids {instance.id}"
+            if instance.expires and now >= instance.expires:
+                start = (
+                    f"aws ec2 modify-instance-attribute --region {region} --instance-id {instance.id} "
+                    "--instance-initiated-shutdown-behavior stop (its time to live is over: without "
+                    "this, EC2 deletes its disk when it shuts down, 5 minutes after its start), then "
+                    f"{start}, then spr-cluster fetch {flags}"
+                )
             raise SprError(
                 f"the head node {instance.id} is {instance.state}; it was not changed",
-                hint=f"start it: aws ec2 start-instances --region {region} --instance-ids "
-                f"{instance.id}; or remove the cluster: spr-cluster down {flags}",
+                hint=f"start it: {start}; or remove the cluster: spr-cluster down {flags}",
             )
 
 

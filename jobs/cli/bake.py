@@ -152,7 +152,7 @@ def _bake(
         if ctx.cloud.billed:
             if packages:
                 check_packages(packages, stack, find_resolver())
-            confirm_purchase(proposal, yes=request.yes)
+            proposal = confirm_purchase(proposal, yes=request.yes)
         try:
             apply_proposal(proposal, yes=True, again=again, before_image=install)
         except ImageContentError:

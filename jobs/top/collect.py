@@ -72,6 +72,7 @@ class Watched:
             snapshot,
             cluster=self.overview.name,
             usd=cost.usd if cost else None,
+            usd_is_most=bool(cost and cost.is_most),
             ttl_left_s=(expires - now).total_seconds() if expires else None,
             grace_left_s=(latest - now).total_seconds() if latest else None,
         )

@@ -248,11 +248,12 @@ def render(snapshot: Snapshot, width: int, height: int | None = None, notice: st
 
 def _render_title(snapshot: Snapshot, width: int) -> Text:
     silent = sum(bool(node.error) for node in snapshot.nodes)
+    most = "at most " * snapshot.usd_is_most
     parts = [
         Text(snapshot.cluster or "cluster", HEAD),
         Text(counted(len(snapshot.nodes), "node")),
         Text(f"{silent} without an answer", BAD) if silent else Text(),
-        Text("" if snapshot.usd is None else f"${snapshot.usd:.2f} so far"),
+        Text("" if snapshot.usd is None else f"{most}${snapshot.usd:.2f} so far"),
         Text()
         if snapshot.ttl_left_s is None
         else _render_ttl(snapshot.ttl_left_s, snapshot.grace_left_s or 0),

@@ -147,7 +147,9 @@ class QueueRow:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A cluster at a ``time``, in seconds since 1970. ``usd`` is its cost so far, if that is known."""
+    """A cluster at a ``time``, in seconds since 1970. ``usd`` is its cost so far, if that is known.
+    With ``usd_is_most``, less may be billed.
+    """
 
     time: Figure
     nodes: tuple[LiveNode, ...]
@@ -158,6 +160,7 @@ class Snapshot:
     queue_error: str = ""
     cluster: str = ""
     usd: Figure | None = None
+    usd_is_most: bool = False
     ttl_left_s: Figure | None = None
     grace_left_s: Figure | None = None
 

@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .unfetched import RUNNING, QueueError, find_loss, list_queue, modified, read
+from .unfetched import RUNNING, STALLED, QueueError, find_loss, list_queue, modified, read
 
 STATE = Path("/run/spr-cluster")
 HOME = Path("/home/ubuntu")
@@ -43,6 +44,8 @@ _NULL = subprocess.DEVNULL
 class Job(NamedTuple):
     """A job's folder; ``queued`` is its state in the queue, or "". Times are in seconds since 1970.
 
+    ``stalled`` is since when it waits for lost nodes, or 0.
+
     ``bucket`` is the URL of its place in S3, if it is not completely there.
     """
 
@@ -54,6 +57,7 @@ class Job(NamedTuple):
     gathers: bool = False
     limited: bool = False
     down_when_done: bool = False
+    stalled: float = 0.0
 
 
 class Facts(NamedTuple):
@@ -84,8 +88,11 @@ def decide(facts: Facts) -> Decision:
     if facts.now < facts.expires - _EARLY_S or facts.now >= facts.latest:
         return Decision()
     for job in facts.jobs:
-        if job.limited and job.queued:
-            return Decision(ALL, f"job {job.name} is {job.queued}", facts.latest)
+        # `repair` may not come: nodes that only wait for it stay for the grace period.
+        stays = max(facts.expires, job.stalled) + facts.grace if job.stalled else facts.latest
+        if job.limited and job.queued and facts.now < stays:
+            why = f"job {job.name} is {job.queued}"
+            return Decision(ALL, why, min(stays, facts.latest))
     ends = [job.ended for job in facts.jobs if job.limited]
     until = min(max(facts.expires, *ends, 0) + facts.grace, facts.latest)
     nodes, why = choose_held(facts.jobs)
@@ -263,6 +270,7 @@ class Keeper:
 
     def act(self, facts: Facts) -> None:
         """Decide, and do it."""
+        facts = facts._replace(jobs=tuple(map(partial(self._note_stall, facts.now), facts.jobs)))
         decision = decide(facts)
         self._push(facts)
         held = self._past.get("held")
@@ -284,6 +292,15 @@ class Keeper:
             self._on_workers("sudo -n systemctl poweroff")
             os.sync()
             _ask(["systemctl", "poweroff"])
+
+    def _note_stall(self, now: float, job: Job) -> Job:
+        """Return a job with since when it waits for lost nodes."""
+        stalls = self._past.setdefault("stalls", {})
+        since = stalls.pop(job.name, now)
+        if job.queued != STALLED:
+            return job
+        stalls[job.name] = since
+        return job._replace(stalled=since)
 
     def _hold(self, decision: Decision) -> None:
         (STATE / "hold").touch()

@@ -13,7 +13,14 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-WAITING, RUNNING = "waiting", "running"
+WAITING, RUNNING, STALLED = "waiting", "running", "waiting for lost nodes"
+# As in idle.sh.
+_LOST = (
+    "ReqNodeNotAvail",
+    "Nodes required for job are DOWN",
+    "PartitionNodeLimit",
+    "PartitionConfig",
+)
 PENDING = "PENDING"
 LIST_QUEUE = ["squeue", "--noheader", "--array", "--format=%A|%T|%N|%r|%j"]
 """Prints the queue, a line per job."""
@@ -24,7 +31,7 @@ class QueueError(Exception):
 
 
 def list_queue() -> dict[str, str]:
-    """Return :data:`WAITING` or :data:`RUNNING` by job name. Raises :class:`QueueError`."""
+    """Return :data:`WAITING`, :data:`RUNNING`, or :data:`STALLED` by job name. Raises :class:`QueueError`."""
     try:
         done = subprocess.run(
             LIST_QUEUE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=8, check=False
@@ -34,7 +41,13 @@ def list_queue() -> dict[str, str]:
     text = done.stdout.decode(errors="replace")
     if done.returncode:
         raise QueueError(" ".join(text.split()))
-    return {row[4]: WAITING if row[1] == PENDING else RUNNING for row in split_queue(text)}
+    return {row[4]: _name_state(row[1], row[3]) for row in split_queue(text)}
+
+
+def _name_state(state: str, reason: str) -> str:
+    if state != PENDING:
+        return RUNNING
+    return STALLED if reason.startswith(_LOST) else WAITING
 
 
 def split_queue(text: str) -> list[list[str]]:
@@ -109,7 +122,7 @@ def main() -> None:
     except QueueError as error:
         print(f"queue {error}")
     for name, state in queue.items():
-        print(state, name)
+        print(WAITING if state == STALLED else state, name)
     for job in sorted(Path("~/spr-jobs").expanduser().glob("*/")):
         if job.name not in queue and not job.name.startswith(".") and (loss := find_loss(job)):
             print(loss, job.name)

@@ -221,6 +221,18 @@ def test_a_machine_that_outlives_its_cluster_is_named(
     assert "To remove what is left: spr-cluster down --name bert" in text
 
 
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("hours", [1, 9])
+def test_no_end_is_promised_for_stopped_machines(others: int, hours: int) -> None:
+    stopped, *rest = make_machines(1 + others)
+    found = make_found(SPEC, instances=(replace(stopped, state="stopped"), *rest))
+    text = _summary(look(found), NOW + hours * HOUR, "--name bert")
+
+    assert "Stopped: i-0. No timer ends a stopped machine, its disk is billed, and it may" in text
+    assert ("Nodes are set to shut down" in text) is (others == 1 and hours == 1)
+    assert ("To remove what is left" in text) is (others == 1 and hours == 9)
+
+
 def test_the_grace_period_is_shown_though_the_record_is_damaged() -> None:
     group = make_group(SPEC)
     damaged = replace(group, tags={**group.tags, "spr-cluster:nodes": "lots"})
@@ -256,6 +268,31 @@ def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     shorter = replace(look(WHOLE), terminated=(ended,)).cost(now)
     assert shorter is not None
     assert shorter.usd == pytest.approx(8 * each, rel=0.001)
+
+
+def test_a_stopped_machine_costs_its_disk_and_a_restarted_one_at_most_its_whole_time() -> None:
+    now, (machine,) = NOW + 10 * HOUR, make_machines(1)
+
+    def cost(**changes: Any) -> Price:
+        found = look(make_found(SPEC, instances=(replace(machine, **changes),))).cost(now)
+        assert found
+        return found
+
+    whole, disk = cost(), table_prices("us-east-1", []).disk(SPEC.volume_gib)
+    stopped = cost(state="stopped", left=NOW + 4 * HOUR)
+    restarted = cost(launch_time=now, first_launch=NOW)
+    assert disk
+    assert stopped.usd == pytest.approx(0.4 * whole.usd + 6 * disk.usd)
+    assert (str(whole), str(restarted)) == (f"${whole.usd:.2f}", f"at most ${whole.usd:.2f}")
+
+
+@pytest.mark.parametrize("spot", ["", "sir-1"])
+def test_on_spot_the_price_on_demand_is_the_most(spot: str) -> None:
+    machines = (*make_machines(2), make_machine(2, spot_request=spot))
+    text = _summary(look(make_found(SPEC, instances=machines)), NOW + HOUR, "--name bert")
+
+    most = "at most $19.68 so far at on-demand prices (table of July 2026"
+    assert (most if spot else ", $19.68 so far (table of July 2026") in text
 
 
 def test_the_cost_is_unknown_if_a_price_is() -> None:

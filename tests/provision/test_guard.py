@@ -119,6 +119,18 @@ def test_a_machine_that_does_not_know_the_time_or_the_age_of_a_hold_keeps_runnin
     assert OFF not in check_expiry(machine, in_(-10, latest))
 
 
+@pytest.mark.parametrize(
+    ("uptime", "ends"), [("40.12 9.80", False), ("299.9 1", False), ("300.00 1", True), ("", True)]
+)
+def test_a_machine_that_was_just_started_waits_for_its_keeper(
+    machine: Machine, uptime: str, *, ends: bool
+) -> None:
+    machine.path("/proc").mkdir()
+    machine.path("/proc/uptime").write_text(f"{uptime}\n")
+
+    assert check_expiry(machine, in_(-10, -5)) == ([OFF, OFF] if ends else [])
+
+
 def test_a_refused_shutdown_is_forced(machine: Machine) -> None:
     machine.replace("systemctl", '[ "$*" != poweroff ]')
 

@@ -20,7 +20,7 @@ from infra.aws.caller import short_owner
 from infra.aws.clients import connect
 from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
-from infra.cost.prices import Prices, with_spot
+from infra.cost.prices import Price, Prices, with_spot
 from infra.ec2.inventory import describe_inventory, describe_terminated
 from infra.errors import NoClusterError, SprError
 from infra.files import read_object
@@ -237,14 +237,9 @@ def open_overview(ctx: Context, prices: Prices) -> Overview:
     return Overview(name, ctx.cloud.region, found, ctx.cloud.billed, prices, terminated)
 
 
-def make_cost(ctx: Context, prices: Prices) -> Callable[[], float | None]:
-    """Return a function that computes the cluster's cost since launch, as ``status`` shows it."""
+def make_cost(ctx: Context, prices: Prices) -> Callable[[], Price | None]:
+    """Return a function that computes the cluster's cost so far, as ``status`` shows it."""
     if not ctx.cloud.billed:
-        return lambda: 0.0
+        return lambda: Price(0.0, "")
     overview = open_overview(ctx, prices)
-
-    def usd_so_far() -> float | None:
-        cost = overview.cost(utc_now())
-        return cost.usd if cost else None
-
-    return usd_so_far
+    return lambda: overview.cost(utc_now())

@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster.console.display import PlainProgress, TreeProgress, format_seconds
 from cluster.console.output import printable
+from infra.cost.prices import Price
 from infra.errors import JobError
 from infra.words import counted
 from jobs.places.launcher import JobEnd
@@ -33,7 +34,7 @@ class JobDisplay:
     """Shows a job's events as a live line, and its log as it arrives; ``cost`` is in USD."""
 
     def __init__(
-        self, progress: PlainProgress | TreeProgress, cost: Callable[[], float | None] | None = None
+        self, progress: PlainProgress | TreeProgress, cost: Callable[[], Price | None] | None = None
     ) -> None:
         self._progress = progress
         self._cost = cost
@@ -105,7 +106,7 @@ def render_evaluation(event: Mapping[str, Any]) -> str:
     return f"after step {event['step']} of {event['total']}: {scores}{best}"
 
 
-def render_step(event: Mapping[str, Any], usd: float | None) -> str:
+def render_step(event: Mapping[str, Any], cost: Price | None) -> str:
     """Render the live line: progress, speed, the nodes' shares, remaining time, and cost."""
     done, total = event["step"], event["total"]
     filled = _BAR * done // total
@@ -117,7 +118,7 @@ def render_step(event: Mapping[str, Any], usd: float | None) -> str:
         f"{event['tokens_per_second']:,.0f} tokens/s",
         render_shares(list(event["shares"].values())),
         f"{format_seconds(event['eta_seconds'])} left",
-        "" if usd is None else f"${usd:.2f} so far",
+        f"{cost} so far" if cost else "",
     ]
     return "  ".join(part for part in parts if part)
 

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.cli.chosen_cluster import ClusterRequest, confirm_owner
 from cluster.cli.down import remove_cluster
@@ -18,8 +20,9 @@ from cluster.console.output import emit, say
 from cluster.context import Context
 from cluster.slurm.job_queue import ACTIVE, Losses, find_losses
 from infra.aws.clients import translate_boto_error
+from infra.aws.cloud import CredentialsError, describe_end
 from infra.ec2.inventory import Inventory, describe_inventory
-from infra.errors import DeadlineError, JobError, SprError
+from infra.errors import DeadlineError, HostsError, JobError, SprError
 from infra.wait import wait_until
 from infra.words import counted
 from jobs.places.launcher import QUEUED, Outcome
@@ -27,6 +30,7 @@ from jobs.places.queue.job_output import how_to_come_back
 from jobs.places.queue.session import DetachedError, JobContext
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import SUCCEEDED
+from provision.run_on_nodes import on_all
 
 # Slurm may still be cleaning up an ended job's nodes, for at most its `KillWait`.
 _LEAVES_QUEUE_S = 60.0
@@ -48,7 +52,8 @@ class EndRequest(ClusterRequest):
     down_when_done: bool = switch(
         "when the job has ended and its results are here, remove the cluster without asking; it stays if "
         "anything would be lost with it, such as a checkpoint or another job. With --detach, the nodes "
-        "end by themselves when the job is in its bucket; `down` or `gc` removes the free rest",
+        "end by themselves when the job is in its bucket; `down` or `gc` removes the rest, of which only the "
+        "image's snapshot costs money",
         section="queue",
     )
 
@@ -116,17 +121,24 @@ class Ends:
     ctx: Context
     job: JobContext
     is_removing: bool = False
+    found: Inventory = field(default_factory=Inventory)
+    """What existed at the start."""
 
     def announce(self) -> None:
         """Announce the actions; ask now for approval if the cluster is another user's."""
         if not self.request.down_when_done:
             return
-        found = _find(self.ctx)
+        self.found = found = _find(self.ctx)
         confirm_owner(self.ctx, found, sure=self.request.is_named)
         where = "here and in S3" if self.request.pushes else "here"
         say(
             f"Cluster {self.ctx.name} will be removed when the job has ended and its results are {where}."
         )
+        if ends := describe_end(self.ctx.cloud.session):
+            say(
+                f"These AWS credentials expire {ends}. If the job ends later, its nodes are powered off over "
+                f"SSH, and the rest, such as an image, is billed until you run {self._down}"
+            )
         losses = find_losses(self.ctx, found).found
         ended = Losses(tuple(loss for loss in losses if loss[0] not in ACTIVE))
         for line in ended.describe(self.ctx.flags):
@@ -196,9 +208,23 @@ class Ends:
             if problem is None:
                 raise
             hints = [problem.hint] if problem.hint else []
+            if isinstance(problem, CredentialsError) and self.is_removing:
+                hints += self._power_off()
             return [f"`down` failed: {problem.message}", *hints, f"to try again: {self._down}"]
         say(f"Nothing left of cluster {self.ctx.name}.")
         return []
+
+    def _power_off(self) -> list[str]:
+        """End the nodes without AWS's API; return what became of them."""
+        nodes, off = self.job.cluster.nodes, "sudo -n systemd-run --on-active=2 systemctl poweroff"
+        try:
+            for some in (nodes[1:], nodes[:1]):  # the head may be the way to the others
+                hosts = [self.job.open_host(node) for node in some]
+                on_all("powering off", hosts, lambda host: host.run(off))
+        except HostsError as error:
+            return [f"{error.message}: {self._stays}"]
+        count = counted(len(nodes), "machine")
+        return [f"{count} powered off over SSH, which EC2 terminates; an image is still billed"]
 
     def _why_stays(self, failure: Exception | None) -> list[str] | None:
         """Return why the cluster must remain, unless ``failure`` already says so; ``None`` to remove it."""
@@ -216,7 +242,12 @@ class Ends:
 
     def _find_losses(self, outcome: Outcome) -> Losses:
         """Return what removing the cluster would lose, once this job has left the queue."""
-        found = _find(self.ctx)
+        try:
+            found = _find(self.ctx)
+        except (BotoCoreError, ClientError) as error:
+            if not isinstance(translate_boto_error(error), CredentialsError):
+                raise
+            found = self.found
         own = {(what, outcome.job) for what in ACTIVE}
         asked: list[Losses] = []
 

@@ -62,7 +62,7 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
         # The more expensive of the two, with disk and public address.
         "$26.25 an hour on demand: 4 x $6.5472, plus $0.0161 each",
         "(Price List API, 20",
-        "At most $210.0",
+        "At most $212.",
         "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
         "us-east-1a",
         "UTC (in 8 h)",
@@ -374,6 +374,9 @@ def test_ended_machines_and_an_interrupted_removal_are_no_new_cluster(line: Comm
     assert "removal has begun" not in line.must("status", "--name", "removed").out
     files.removal.write_text(f"aws us-east-1 {account}")
 
+    listed = line.must("list").out
+    assert listed.count("no machines, image billed") == 2
+    assert "free" not in listed
     ended = line.must("status", "--name", "ended").out
     assert "To create new ones: spr-cluster up --name ended; to remove what is left" in ended
     assert (

@@ -12,7 +12,7 @@ from botocore.credentials import AssumeRoleProvider
 from botocore.exceptions import ClientError
 
 from infra.aws.clients import connect, translate_boto_error
-from infra.aws.cloud import open_aws_cloud
+from infra.aws.cloud import describe_end, open_aws_cloud, open_session
 from infra.aws.s3 import connect_s3
 from jobs.__main__ import main
 from tests.harness.simulated_cloud import SimulatedCloud
@@ -83,6 +83,19 @@ def test_s3_does_not_ask_again(cloud: SimulatedCloud, asked: list[str]) -> None:
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("token", "ends"), [("", ""), ("pasted", "at a time that they do not say")]
+)
+def test_the_end_of_credentials_that_nobody_renews(
+    monkeypatch: pytest.MonkeyPatch, token: str, ends: str
+) -> None:
+    keys = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), CREDENTIALS, strict=True))
+    for name, value in {**keys, "AWS_SESSION_TOKEN": token}.items():
+        monkeypatch.setenv(name, value)
+
+    assert describe_end(open_session("us-east-1")) == ends
+
+
 def test_a_code_that_was_used_is_reported(
     cloud: SimulatedCloud,
     asked: list[str],
@@ -107,6 +120,7 @@ def test_the_end_of_a_session_in_a_long_command_asks_for_the_command_again(
     clients = connect(opened)
     assert clients.caller.account == _ACCOUNT
     assert opened.session is not None
+    assert describe_end(opened.session).startswith("at ")
     credentials: Any = opened.session.get_credentials()
     credentials._expiry_time = credentials._time_fetcher()
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.local_files import ClusterFiles
+from infra.ec2.inventory import describe_inventory
 from tests.harness.command_line import CommandLine
 
-# With the grace period.
-_HOURS = 8.5
+# With the grace period and the shutdown.
+_HOURS = 8.5 + 1 / 12
 
 REGIONS = ("us-east-1", "eu-west-1", "eu-central-1", "ap-northeast-1")
 DENIED = (
@@ -67,7 +69,7 @@ def test_another_regions_price_is_never_the_most_that_it_can_cost(line: CommandL
 
 def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
     local = ("--cloud", "local", "--nodes", "2")
-    note = r"Free here. On AWS: about \$13.13 an hour, at most \$111.5\d \(table of July 2026, us-east-1\)."
+    note = r"Free here. On AWS: about \$13.13 an hour, at most \$112.6\d \(table of July 2026, us-east-1\)."
     planned = plan(line, *local)
     assert re.fullmatch(note, *planned["notes"])
     assert planned["usd_per_hour"] == 0
@@ -75,11 +77,11 @@ def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
     assert "On AWS" not in line.must("up", *local).err
     # Jobs may extend it to 20 hours.
     (longer, *_) = plan(line, *local, "--max-time", "20h", "--name", "other")["notes"]
-    assert re.search(r"at most \$262.[56]\d ", longer)
+    assert re.search(r"at most \$263.6\d ", longer)
     spot = ("--market", "spot", "--max-price", "3", "--ttl", "1h", "--name", "third")
     (on_spot,) = plan(line, *local, *spot)["notes"]
     # Two nodes with disk and address, for an hour and a half.
-    most = r"at most \$9.05 with --max-price 3 \("
+    most = r"at most \$9.55 with --max-price 3 \("
     assert re.search(rf"about \$13.13 an hour on demand, {most}", on_spot)
     assert not [call for call in line.call_log.calls if call.action == "pricing:GetProducts"]
 
@@ -258,11 +260,13 @@ def test_a_limit_for_jobs_is_shown_as_money(line: CommandLine) -> None:
     shown = re.search(r"At most \$([\d.]+) until", text)
     # Seconds pass between the two plans.
     assert shown
-    assert float(shown[1]) == pytest.approx(8 * usd, abs=0.02)
+    assert float(shown[1]) == pytest.approx((8 + 1 / 12) * usd, abs=0.02)
     assert f"and ${usd / 2:.2f} more if results wait for `fetch` (--grace 30m)" in text
     in_all = plan(line, "--budget", "100")["usd_at_most"]
     assert in_all == pytest.approx(100, abs=0.01)
-    assert plan(line, "--max-time", "10h")["usd_at_most"] == pytest.approx(10 * usd, abs=0.01)
+    assert plan(line, "--max-time", "10h")["usd_at_most"] == pytest.approx(
+        (10 + 1 / 12) * usd, abs=0.01
+    )
     assert f"at most ${in_all:.2f} in all if jobs extend it" in text
 
 
@@ -275,3 +279,32 @@ def test_a_time_to_live_must_fit_its_limit(line: CommandLine) -> None:
     assert plan(line, "--budget", "20", "--ttl", fits)["usd_at_most"] <= 20
     unknown = line.run("up", "--dry-run", "--budget", "900", "--volume-init-rate", "200")
     assert "the price of these nodes is unknown" in unknown.err
+
+
+@pytest.mark.parametrize("has_old", [False, True])
+def test_a_new_clusters_time_begins_when_the_user_has_answered(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, *, has_old: bool
+) -> None:
+    options = ("--nodes", "1", "--ttl", "1h", "--max-time", "9h")
+    if has_old:
+        # Its deadline stays, because machines that EC2 does not list yet have it.
+        line.cloud.faults("[[capacity]]\nfree = 0\n")
+        assert line.run("up", *options, "--yes").code == 1
+        line.cloud.faults("")
+
+    def think(*_: object, **__: object) -> None:
+        line.cloud.clock.now += 40 * 60
+
+    monkeypatch.setattr("cluster.cli.up.confirm", think)
+    bought = len(line.cloud.purchases())
+    result = line.run("up", *options)
+
+    assert result.code == int(has_old)
+    assert ("too little of the time to live is left" in result.message) is has_old
+    assert (len(line.cloud.purchases()) == bought) is has_old
+    record = describe_inventory(line.cloud.ec2, "spr").record
+    assert record
+    assert record.bound
+    if not has_old:
+        assert record.expires - line.cloud.ctx.now() > timedelta(minutes=50)
+        assert record.bound - record.created == timedelta(hours=9)

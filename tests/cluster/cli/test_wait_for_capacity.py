@@ -90,6 +90,29 @@ def test_when_the_time_is_over_nothing_is_left_running(cloud: SimulatedCloud, fa
     assert not cloud.found("instances").alive
 
 
+def test_the_time_also_ends_while_this_machine_sleeps(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.faults(_NO_ROOM.format(0))
+    clock, asleep, tries = cloud.clock, [0.0], list[int]()
+    sleep = clock.sleep
+
+    def fall_asleep(seconds: float) -> None:
+        sleep(seconds)
+        if tries:
+            clock.now += 36_000
+            asleep[0] += 36_000
+
+    monkeypatch.setattr(clock, "sleep", fall_asleep)
+    monkeypatch.setattr(clock, "monotonic", lambda: clock.now - asleep[0])
+    wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud))
+
+    with pytest.raises(NoCapacityError, match="waited 10"):
+        bring_up_when_possible(plan(cloud), wait, bring(cloud, tries.append))
+
+    assert tries == [0]
+
+
 def test_capacity_that_is_missing_only_after_the_purchase_is_waited_for(
     cloud: SimulatedCloud,
 ) -> None:

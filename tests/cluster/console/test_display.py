@@ -19,6 +19,7 @@ from rich.console import Console
 
 from cluster.console.display import PlainProgress, TreeProgress, format_seconds, format_table
 from cluster.console.output import wrap
+from infra.cost.prices import Price
 from infra.errors import DeadlineError
 from infra.spec import CLUSTER_NAME_RULE
 from jobs.cli.shared.job_display import JobDisplay, render_result, render_shares, render_step
@@ -108,7 +109,7 @@ def test_in_plain_lines_a_job_tells_a_twentieth_or_ten_seconds_at_a_time(
 
 
 def test_the_live_line_tells_speed_time_and_cost() -> None:
-    assert render_step({**STEP, "step": 50, "total": 200}, 12.345) == (
+    assert render_step({**STEP, "step": 50, "total": 200}, Price(12.345, "")) == (
         "█████░░░░░░░░░░░░░░░ step 50/200  epoch 1.00  loss 2.500  41.0 samples/s  7,380 tokens/s  "
         "nodes 50/50 %  3 min 05 s left  $12.35 so far"
     )

@@ -209,9 +209,9 @@ def test_only_a_job_with_a_limit_keeps_nodes_after_the_grace_period() -> None:
     ("limits", "usd", "hours"),
     [
         ({"max_time": 5 * HOUR}, 0.0, 5),
-        ({"budget": 30}, 3.0, 10),
+        ({"budget": 30}, 3.0, 10 - 1 / 12),
         ({"max_time": 5 * HOUR, "budget": 30}, 3.0, 5),
-        ({"max_time": 12 * HOUR, "budget": 30}, 3.0, 10),
+        ({"max_time": 12 * HOUR, "budget": 30}, 3.0, 10 - 1 / 12),
         ({"budget": 30_000}, 3.0, 720),
         ({"budget": 30, "second_guard": True}, 3.0, 10 - 1 / 6),
         ({"max_time": 5 * HOUR, "second_guard": True}, 0.0, 5),
@@ -231,8 +231,8 @@ def test_a_time_to_live_beyond_its_limit_names_one_that_fits() -> None:
     with pytest.raises(UsageError, match=r"--budget 30: the nodes may run 630m") as caught:
         limit_record(record, None, 3.0)
 
-    assert "--ttl 570m with --grace 30m" in str(caught.value.hint)
-    _, fits = make(ttl=timedelta(minutes=570), budget=30)
+    assert "--ttl 565m with --grace 30m" in str(caught.value.hint)
+    _, fits = make(ttl=timedelta(minutes=565), budget=30)
     assert limit_record(fits, None, 3.0).bound == fits.latest
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
 import infra.ec2.instances
 from infra.ec2.instances import (
+    Instance,
     describe_impaired,
     describe_instances,
     describe_spot_notices,
@@ -121,6 +123,47 @@ def test_the_hours_of_a_machine() -> None:
 
     assert machine.hours(NOW + timedelta(hours=2)) == 2
     assert machine.hours(NOW - timedelta(hours=2)) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "started_h", "hours", "stopped_h", "restarted"),
+    [
+        ("running", 0, 10, 0, False),
+        ("running", 8, 10, 0, True),
+        ("stopped", 0, 3, 7, False),
+        ("stopped", 2, 3, 7, True),
+    ],
+)
+def test_a_machine_counts_from_its_purchase_until_it_was_stopped(
+    state: str, started_h: float, hours: float, stopped_h: float, *, restarted: bool
+) -> None:
+    stop = f"User initiated ({NOW + timedelta(hours=3):%Y-%m-%d %H:%M:%S} GMT)"
+    described: Any = {
+        "InstanceId": "i-1",
+        "State": {"Name": state},
+        "LaunchTime": NOW + timedelta(hours=started_h),
+        "InstanceType": "r7iz.metal-16xl",
+        "NetworkInterfaces": [
+            {"Attachment": {"DeviceIndex": 1, "AttachTime": NOW + timedelta(hours=1)}},
+            {"Attachment": {"DeviceIndex": 0, "AttachTime": NOW}},
+        ],
+        "StateTransitionReason": stop if state == "stopped" else "",
+    }
+    machine, now = Instance.from_aws(described), NOW + timedelta(hours=10)
+
+    assert (machine.hours(now), machine.stopped_hours(now)) == (hours, stopped_h)
+    assert machine.was_restarted is restarted
+
+
+def test_a_machine_keeps_its_purchase_when_it_is_stopped_and_started(ec2_cloud: FakeCloud) -> None:
+    ec2, (id_,) = ec2_cloud.clients.ec2, ec2_cloud.run(1)
+    (bought,) = describe_instances(ec2, [])
+    ec2.stop_instances(InstanceIds=[id_])
+    ec2_cloud.clock.sleep(3600)
+    ec2.start_instances(InstanceIds=[id_])
+
+    (machine,) = describe_instances(ec2, [])
+    assert machine.first_launch == bought.first_launch == bought.launch_time
 
 
 def test_why_a_machine_will_never_answer_again(

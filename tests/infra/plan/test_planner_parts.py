@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -12,9 +13,11 @@ from infra.ec2 import tags
 from infra.ec2.instances import HEAD, WORKER
 from infra.ec2.inventory import Inventory, Resource, SecondGuard
 from infra.ec2.network import SecurityGroup
+from infra.errors import SprError
 from infra.plan.actions import ActionKind
 from infra.plan.ownership import ForeignClusterError, check_owner
 from infra.plan.planner import (
+    check_head_is_not_stopped,
     mesh_digest,
     number_instances,
     plan_down,
@@ -26,6 +29,7 @@ from infra.words import tag_value
 from tests.infra.plan.test_planner import ELSEWHERE, GROWTH, SPEC, changed, ids_of, kinds, there
 from tests.infra.plan_inputs import (
     CALLER,
+    NOW,
     PLACEMENT,
     RECIPE,
     make_found,
@@ -314,3 +318,16 @@ def test_an_inventory_tells_kinds_and_ids(
 
     assert str(found) == text
     assert bool(found) is bool(text)
+
+
+@pytest.mark.parametrize("hours", [1, 9])
+def test_a_stopped_head_is_not_started_to_its_end(hours: int) -> None:
+    ends = {tags.EXPIRES: tags.render_time(NOW + timedelta(hours=8))}
+    found = make_found(SPEC, instances=(make_machine(0, HEAD, state="stopped", labels=ends),))
+
+    with pytest.raises(SprError, match="the head node i-0 is stopped") as caught:
+        check_head_is_not_stopped(found, "--name bert", "eu-west-1", NOW + timedelta(hours=hours))
+
+    keep, _, start = str(caught.value.hint).rpartition("aws ec2 start-instances")
+    assert start.startswith(" --region eu-west-1 --instance-ids i-0")
+    assert ("--instance-initiated-shutdown-behavior stop" in keep) is (hours == 9)

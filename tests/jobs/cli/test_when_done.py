@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import RefreshWithMFAUnsupportedError
 
 from cluster.cli.chosen_cluster import ClusterRequest
 from cluster.cli.down import remove_cluster
@@ -325,6 +326,44 @@ def test_another_command_at_work_on_the_cluster_is_not_disturbed(
     assert result.message.startswith("`down` failed: another spr-cluster command (PID ")
     assert result.message.endswith("to try again: spr-cluster down --name spr")
     assert len(line.ids()) == 2
+
+
+@pytest.mark.parametrize("losses", ["", "model squad-0\n"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_nodes_end_without_aws_when_its_credentials_have_expired(
+    line: CommandLine,
+    job: StagedJob,
+    monkeypatch: pytest.MonkeyPatch,
+    losses: str,
+    *,
+    fails: bool,
+) -> None:
+    job.losses, off = ["", losses], list[str]()
+    expired = RefreshWithMFAUnsupportedError()
+    monkeypatch.setattr(
+        "jobs.cli.shared.when_done.remove_cluster", lambda *_, **__: _raise(expired)
+    )
+    answers = iter([describe_inventory])
+    find = lambda *given: next(answers, lambda *_: _raise(expired))(*given)  # noqa: E731
+    monkeypatch.setattr("jobs.cli.shared.when_done.describe_inventory", find)
+    monkeypatch.setattr("jobs.cli.shared.when_done.describe_end", lambda _: "at 15:00 UTC")
+
+    def power_off(node: str) -> Result:
+        off.append(node)
+        return Result(0, "", "")
+
+    for node in ("node0", "node1"):
+        done = lambda _, node=node: power_off(node)  # noqa: E731
+        line.stage(node, "systemctl poweroff", _CUT if fails else done)
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    assert result.code == 1
+    assert "These AWS credentials expire at 15:00 UTC. If the job ends later" in result.err
+    assert off == ([] if losses or fails else ["node1", "node0"])
+    assert ("2 machines powered off over SSH" in result.message) is bool(off)
+    assert ("its 2 machines cost $13.13 an hour" in result.message) is not bool(off)
+    assert "spr-cluster down --name spr" in result.message
 
 
 @pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])

@@ -71,6 +71,10 @@ def test_every_node_is_shown_or_counted(width: int, height: int) -> None:
     assert text.index("node63 ") < text.index("node62 ") or not counted
 
 
+def test_a_cost_that_may_be_less_is_said_to_be_the_most() -> None:
+    assert "  at most $12.35 so far  " in lines_of(make_snapshot(3, usd_is_most=True), 80)[0]
+
+
 def test_without_a_height_everything_is_listed() -> None:
     lines = lines_of(make_snapshot(64), 80)
 

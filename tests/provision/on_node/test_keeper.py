@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.on_node import keeper
+from provision.on_node import keeper, unfetched
 from provision.on_node.keeper import ALL, HEAD, Decision, Facts, Job, decide, next_push
 
 D, GRACE = 10_000.0, 1800.0
@@ -23,6 +23,7 @@ def look(after_s: float, *jobs: Job, latest: float = LATEST, queue: bool = True)
     return decide(Facts(D + after_s, D, latest, GRACE, jobs, queue, booted=100.0))
 
 
+STALLED = LIMITED._replace(queued="waiting for lost nodes", stalled=D - 3600)
 LATE = D + 9 * 3600
 GATHERS = MODEL._replace(name="run-1", gathers=True)
 ENDED = LIMITED._replace(queued="", loss="model", ended=D + 7200)
@@ -42,6 +43,11 @@ ENDED = LIMITED._replace(queued="", loss="model", ended=D + 7200)
         # A job with a limit holds all until the latest end.
         *((7200, [LIMITED._replace(queued=it)], LATE, ALL) for it in ("running", "waiting", "new")),
         (9 * 3600, [LIMITED], LATE, ""),
+        # One that waits for `repair` holds them for the grace period.
+        (GRACE - 1, [STALLED], LATE, ALL),
+        (GRACE, [STALLED], LATE, ""),
+        (7200 + GRACE - 1, [STALLED._replace(stalled=D + 7200)], LATE, ALL),
+        (7200 + GRACE, [STALLED._replace(stalled=D + 7200)], LATE, ""),
         # The grace period begins with its end.
         (7200 + GRACE - 1, [ENDED], LATE, HEAD),
         (7200 + GRACE, [ENDED], LATE, ""),
@@ -162,6 +168,36 @@ def test_a_job_may_be_running_while_the_queue_does_not_answer(jobs: Path) -> Non
     assert not facts.queue
     assert {job.name: job.queued for job in facts.jobs} == {"busy": "running", "done": ""}
     assert decide(facts._replace(now=D + GRACE + 1, latest=D + 9000)).hold == ALL
+
+
+def test_a_job_waits_for_lost_nodes_since_the_keeper_saw_it(jobs: Path) -> None:
+    make(jobs, "busy", asks="max_time_s")
+    head, text = keeper.Keeper([]), "7|PENDING||ReqNodeNotAvail, UnavailableNodes:node1|busy"
+    now = time.time()
+
+    def hold(state: str, after_s: float) -> bool:
+        (jobs.parent / "squeue").write_text(f"#!/bin/sh\necho '{state}'\n")
+        facts = keeper.gather(now + after_s, now - 9000, now + 9000, GRACE)
+        head.act(facts)
+        return head.is_holding
+
+    assert hold(text, 0)
+    assert hold(text, GRACE - 1)
+    assert hold("7|RUNNING|node0|None|busy", GRACE)
+    assert hold(text, GRACE + 1)
+    assert hold(text, 2 * GRACE)
+    assert not hold(text, 2 * GRACE + 1)
+
+
+def test_for_the_laptop_a_job_that_waits_for_lost_nodes_is_waiting(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(jobs.parent))
+    (jobs.parent / "squeue").write_text("#!/bin/sh\necho '7|PENDING||PartitionConfig|busy'\n")
+
+    unfetched.main()
+
+    assert capsys.readouterr().out == "waiting busy\n"
 
 
 def test_a_folder_of_the_users_own_named_checkpoints_would_be_lost(jobs: Path) -> None:

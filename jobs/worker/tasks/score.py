@@ -252,8 +252,9 @@ class Score(TaughtTask[ScoreOptions]):
         """Return the number for each row's ``text`` (and ``pair``)."""
         from ..training.evaluation import run_texts
 
-        outputs = run_texts(loaded, [texts_of(row) for row in rows])
-        return [{"score": each} for _, output in outputs for each in output.logits[:, 0].tolist()]
+        texts = [texts_of(row) for row in rows]
+        found = run_texts(loaded, texts, lambda _, output: output.logits[:, 0].tolist())
+        return [{"score": each} for each in found]
 
 
 def _number(what: str, value: Any) -> float:

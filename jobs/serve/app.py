@@ -43,7 +43,6 @@ class App:
         self.failure = ""
         """Why the model can't be loaded, which ends the server."""
         self._worker: Worker | None = None
-        self._model: Model | None = None
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: Counter[float] = Counter()
         self._total, self._rows = 0.0, 0
@@ -68,26 +67,25 @@ class App:
 
     @asynccontextmanager
     async def _run(self, _: Starlette) -> AsyncIterator[None]:
-        worker = self._worker = self._make()
-        tasks = [asyncio.create_task(worker.work()), asyncio.create_task(self._wait_for(worker))]
+        self._worker = self._make()
+        task = asyncio.create_task(self._work(self._worker))
         try:
             yield
         finally:
-            for each in tasks:
-                each.cancel()
-                with suppress(asyncio.CancelledError):
-                    await each
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
-    async def _wait_for(self, worker: Worker) -> None:
-        while self._model is None:
-            try:
-                self._model = await worker.describe()
-            except UnloadableError as error:
-                self.failure = str(error)
-                signal.raise_signal(signal.SIGINT)
-                return
-            except LostError:
-                await asyncio.sleep(1)
+    async def _work(self, worker: Worker) -> None:
+        try:
+            await worker.work()
+        except UnloadableError as error:
+            self.failure = str(error)
+            signal.raise_signal(signal.SIGINT)
+
+    @property
+    def _model(self) -> Model | None:
+        return self._worker.model if self._worker else None
 
     def _post(self, answer: Callable[[Worker, Json], Awaitable[Any]]) -> Any:
         async def handle(request: Request) -> Response:

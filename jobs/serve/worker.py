@@ -83,8 +83,9 @@ class Worker:
         self._arguments = str(folder), threads
         self._waiting: deque[_Waiting] = deque()
         self._wake, self._turn = asyncio.Event(), asyncio.Lock()
-        self._is_ready = self._is_over = False
-        self.restarts = 0
+        self.model: Model | None = None
+        """What the model is, while it is loaded."""
+        self._is_over, self.restarts = False, 0
         self._start()
 
     def _start(self) -> None:
@@ -100,18 +101,9 @@ class Worker:
         """The number of rows that wait."""
         return sum(len(each.rows) for each in self._waiting)
 
-    async def describe(self) -> Model:
-        """Return what the model is, when it is loaded.
-
-        Raises :class:`UnloadableError`, or :class:`LostError` if its process has ended.
-        """
-        found: Model = await self._call(None)
-        self._is_ready = True
-        return found
-
     async def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """Return the rows' predictions. Raises :class:`FullError` or :class:`LostError`."""
-        if not self._is_ready:
+        if self.model is None:
             raise LostError
         if self.waiting and self.waiting + len(rows) > MOST_WAITING:
             raise FullError
@@ -124,8 +116,9 @@ class Worker:
         return found
 
     async def work(self) -> None:
-        """Answer what waits, until canceled."""
+        """Answer what waits, until canceled. Raises :class:`UnloadableError`."""
         try:
+            await self._load()
             while True:
                 await self._wake.wait()
                 self._wake.clear()
@@ -156,7 +149,7 @@ class Worker:
         except LostError as error:
             _fail([*taken, *self._waiting], error)
             self._waiting.clear()
-            await self._wait_until_ready()
+            await self._load()
             return
         except Exception as error:
             if len(taken) == 1:
@@ -170,11 +163,11 @@ class Worker:
             if not each.answer.done():  # its client may have left
                 each.answer.set_result(answers)
 
-    async def _wait_until_ready(self) -> None:
-        while not self._is_ready:
+    async def _load(self) -> None:
+        while self.model is None:
             try:
-                await self.describe()
-            except (LostError, UnloadableError):
+                self.model = await self._call(None)
+            except LostError:
                 await asyncio.sleep(1)
 
     async def _call(self, message: Numbered | None) -> Any:
@@ -182,7 +175,7 @@ class Worker:
             try:
                 found = await asyncio.to_thread(self._exchange, message)
             except (EOFError, OSError) as error:
-                self._is_ready, self.restarts = False, self.restarts + 1
+                self.model, self.restarts = None, self.restarts + 1
                 if not self._is_over:
                     self._end()
                     self._start()

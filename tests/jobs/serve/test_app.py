@@ -22,14 +22,10 @@ class Played:
     waiting, restarts = 3, 2
 
     def __init__(self, task: str, answer: Callable[[Mapping[str, Any]], Answer]) -> None:
-        self.task, self.answer, self.is_loaded = task, answer, True
+        self.answer = answer
+        self.model: Model | None = Model(task, ("text",))
         self.error: Exception | None = None
         self.asked: list[Sequence[Mapping[str, Any]]] = []
-
-    async def describe(self) -> Model:
-        if not self.is_loaded:
-            await asyncio.sleep(3600)
-        return Model(self.task, ("text",))
 
     async def work(self) -> None:
         await asyncio.sleep(3600)
@@ -45,10 +41,6 @@ class Played:
 def serving(model: Played, token: str | None = None) -> Iterator[TestClient]:
     made: Any = lambda: model  # noqa: E731
     with TestClient(App(made, "mine", token).build(), raise_server_exceptions=False) as client:
-        if model.is_loaded:
-            for _ in range(100):
-                if client.get("/health").status_code == 200:
-                    break
         yield client
 
 
@@ -115,11 +107,15 @@ def test_a_defect_is_answered_as_other_errors_are(classifier: tuple[TestClient, 
 
 def test_a_model_that_is_loading_is_not_ready() -> None:
     model = Played("classify", lambda _: {})
-    model.is_loaded = False
+    loaded, model.model = model.model, None
     with serving(model) as client:
-        assert client.get("/health").status_code == 503
-        answer = client.post("/predict", json={"rows": [{"text": "one"}]})
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        for _ in range(2):
+            assert client.get("/health").status_code == 503
+            answer = client.post("/predict", json={"rows": [{"text": "one"}]})
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            model.model = loaded
+            assert client.get("/health").status_code == 200
+            model.model = None  # its process has ended
 
 
 def test_a_slow_client_does_not_hold_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_a_request_that_fails_costs_the_others_nothing(
 
     async def use() -> list[Any]:
         worker = Worker(tmp_path)
-        await worker.describe()
+        await worker._load()
         given: list[list[dict[str, Any]]] = [[{}], [{"odd": 1}], [{}, {}]]
         requests = [worker.ask(rows) for rows in given]
         working = asyncio.create_task(worker.work())
@@ -72,7 +72,8 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
         worker = Worker(tmp_path)
         with pytest.raises(LostError):  # it is still loading
             await worker.ask([{}])
-        assert (await worker.describe()).task == "embed"
+        await worker._load()
+        assert worker.model == Model("embed", ("text",))
         working = asyncio.create_task(worker.work())
         lost = [worker.ask([{}]), worker.ask([{}, {}])]
         found = await asyncio.gather(*lost, return_exceptions=True)
@@ -81,7 +82,7 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
             await worker.ask([{}])
         for _ in range(600):
             await asyncio.sleep(0.1)
-            if worker._is_ready:
+            if worker.model:
                 break
         assert await worker.ask([{}, {}]) == [{"row": 1}, {"row": 2}]
         assert worker.restarts == 1
@@ -119,21 +120,33 @@ def test_the_column_of_training_is_a_name_for_a_text() -> None:
     assert "text" not in read_row(kind, {"text": "question"}, 1, {"question": 5}).values
 
 
-def fail_to_load(pipe: Connection, *_: object) -> None:
-    pipe.recv()
-    pipe.send(UnloadableError("no weights"))
+def load_once(pipe: Connection, folder: str, _: int | None) -> None:
+    """The first process ends at its first row; the second one can't load the model."""
+    mark = Path(folder, "mark")
+    while pipe.recv() is None:
+        pipe.send(UnloadableError("no weights") if mark.exists() else Model("embed", ("text",)))
+    mark.touch()
+    os._exit(1)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
 def test_a_model_that_can_not_be_loaded_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
-    monkeypatch.setattr(module, "_run", fail_to_load)
+    monkeypatch.setattr(module, "_run", load_once)
+    if is_first:
+        Path(tmp_path, "mark").touch()
 
     async def use() -> None:
         worker = Worker(tmp_path)
+        working = asyncio.create_task(worker.work())
+        while not is_first and worker.model is None:
+            await asyncio.sleep(0.05)
+        with pytest.raises(LostError):
+            await worker.ask([{}])
         with pytest.raises(UnloadableError, match="no weights"):
-            await worker.describe()
-        worker.stop()
+            await working
+        assert not worker._process.is_alive()
 
     asyncio.run(asyncio.wait_for(use(), 60))
 

@@ -93,7 +93,7 @@ class App:
             try:
                 self._authorize(request)
                 content = await _read_json(request)
-                found = JSONResponse(await answer(self._ready(), content))
+                found = JSONResponse(await _unless_left(request, answer(self._ready(), content)))
                 code = 200
                 return found
             except HTTPException as error:
@@ -251,6 +251,19 @@ def _cut(vector: list[float], size: Any) -> list[float]:
     return [each / length for each in vector[:size]]
 
 
+async def _unless_left(request: Request, answer: Awaitable[Any]) -> Any:
+    """Return the answer. Raises ``HTTPException`` and cancels it if the client leaves before."""
+    computing, leaving = (asyncio.ensure_future(each) for each in (answer, request.receive()))
+    try:
+        await asyncio.wait((computing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not computing.done():
+            raise HTTPException(499, "the client has left")
+        return computing.result()
+    finally:
+        computing.cancel()
+        leaving.cancel()
+
+
 async def _read(request: Request) -> bytes:
     body = bytearray()
     async for part in request.stream():
@@ -268,7 +281,7 @@ async def _read_json(request: Request) -> Json:
     except asyncio.TimeoutError:
         raise HTTPException(408, f"the request took more than {BODY_SECONDS:g} s") from None
     except ClientDisconnect:
-        raise HTTPException(400, "the client has left") from None
+        raise HTTPException(499, "the client has left") from None
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

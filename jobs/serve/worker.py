@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from jobs.serve import Answer
 
-MOST_ROWS, MOST_WAITING = 32, 1024
-"""Rows that are predicted together, and rows that may wait."""
+MOST_ROWS, MOST_WAITING = 32, 4 * 2048
+"""Rows that are predicted together, and rows of all requests that may wait for their answers."""
 
 
 class FullError(Exception):
@@ -86,6 +86,8 @@ class Worker:
         self.model: Model | None = None
         """What the model is, while it is loaded."""
         self._is_over, self.restarts = False, 0
+        self.waiting = 0
+        """The rows of all requests that are not answered yet."""
         self._start()
 
     def _start(self) -> None:
@@ -96,23 +98,22 @@ class Worker:
         # Without this end, reading fails if the process ends, also within an answer.
         other.close()
 
-    @property
-    def waiting(self) -> int:
-        """The number of rows that wait."""
-        return sum(len(each.rows) for each in self._waiting)
-
     async def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """Return the rows' predictions. Raises :class:`FullError` or :class:`LostError`."""
         if self.model is None:
             raise LostError
-        if self.waiting and self.waiting + len(rows) > MOST_WAITING:
+        if self.waiting + len(rows) > MOST_WAITING:
             raise FullError
         found, numbered = list[Answer](), [*enumerate(rows, start=1)]
-        for first in range(0, len(rows), MOST_ROWS):
-            answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-            self._waiting.append(_Waiting(numbered[first : first + MOST_ROWS], answer))
-            self._wake.set()
-            found += await answer
+        self.waiting += len(rows)
+        try:
+            for first in range(0, len(rows), MOST_ROWS):
+                answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+                self._waiting.append(_Waiting(numbered[first : first + MOST_ROWS], answer))
+                self._wake.set()
+                found += await answer
+        finally:
+            self.waiting -= len(rows)
         return found
 
     async def work(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jobs.serve import worker as module
-from jobs.serve.worker import LostError, Model, UnloadableError, Worker
+from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
@@ -61,6 +61,31 @@ def test_a_request_that_fails_costs_the_others_nothing(
     first, failed, last = asyncio.run(use())
     assert (first, last) == ([{"row": 1}], [{"row": 1}, {"row": 2}])
     assert isinstance(failed, RuntimeError)
+
+
+def test_only_rows_that_wait_for_answers_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_run", fail_for_odd_rows)
+
+    async def use() -> list[Any]:
+        worker = Worker(tmp_path)
+        await worker._load()
+        asked = [asyncio.create_task(worker.ask([{}] * count)) for count in [2000] * 5 + [192]]
+        await asyncio.sleep(0)
+        assert worker.waiting == 4 * 2000 + 192
+        asked[0].cancel()  # its client has left
+        working = asyncio.create_task(worker.work())
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert (worker.waiting, len(await worker.ask([{}] * 2000))) == (0, 2000)
+        working.cancel()
+        await asyncio.wait([working])
+        return found
+
+    left, *found, full, last = asyncio.run(use())
+    assert [len(each) for each in (*found, last)] == [2000, 2000, 2000, 192]
+    assert isinstance(left, asyncio.CancelledError)
+    assert isinstance(full, FullError)
 
 
 def test_a_process_that_ends_within_an_answer_is_replaced(

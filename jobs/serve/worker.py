@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -46,7 +47,12 @@ class _Waiting(NamedTuple):
 
 
 def _run(pipe: Connection, folder: str, threads: int | None) -> None:
-    """Load the model, and answer what comes through the pipe: lists of rows, and None for a description."""
+    """Load the model, and answer what comes through the pipe: lists of rows, and None for a description.
+
+    Ctrl-C and systemd signal all processes: the server still answers what has begun, and ends this one.
+    """
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     import torch  # noqa: PLC0415 - an optional package
 
     from jobs.serve.rows import read_row, to_answer  # noqa: PLC0415

@@ -188,7 +188,7 @@ class App:
     async def _embed(self, worker: Worker, content: Json) -> Json:
         """https://platform.openai.com/docs/api-reference/embeddings/create"""
         self._require("embed")
-        given, form = content.get("input"), content.get("encoding_format", "float")
+        given, form = content.get("input"), content.get("encoding_format") or "float"
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise HTTPException(400, "input: expected a text, or a list of texts")

@@ -185,7 +185,8 @@ def test_documents_are_ranked() -> None:
         assert [each["query"] if "query" in each else each["text"] for each in model.asked[0]] == [
             "q"
         ] * 3
-        every = client.post("/v1/rerank", json={**asked, "top_n": None}).json()
+        nothing = {"top_n": None, "return_documents": None}
+        every = client.post("/v1/rerank", json={**asked, **nothing}).json()
         assert [each["index"] for each in every["results"]] == [1, 2, 0]
         wrong_counts = [{**asked, "top_n": count} for count in ("two", 0, -1, True, 1.5)]
         for bad in ({"query": "q"}, {"documents": ["a"]}, *wrong_counts):
@@ -198,7 +199,8 @@ def test_documents_are_ranked() -> None:
 def test_vectors_are_cut_and_their_tokens_counted() -> None:
     model = Played("embed", lambda _: {"embedding": [0.6, 0.0, 0.8], "prompt_tokens": 4})
     with serving(model) as client:
-        asked = {"input": ["a", "b"], "dimensions": 2}
+        nothing = dict.fromkeys(("encoding_format", "user"))  # as LiteLLM sends them
+        asked = {"input": ["a", "b"], "dimensions": 2, **nothing}
         found = client.post("/v1/embeddings", json=asked).json()
         assert [each["embedding"] for each in found["data"]] == [[1.0, 0.0]] * 2
         assert found["usage"] == {"prompt_tokens": 8, "total_tokens": 8}

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -215,7 +216,7 @@ class Sender(threading.Thread):
         try:
             tracker = self._retry(lambda: TRACKERS[self.name](self._run))
             while points := self._next():
-                self._retry(lambda points=points: tracker.log(points))  # type: ignore[misc]
+                self._retry(partial(tracker.log, points))
             tracker.finish(succeeded=bool(self._succeeded))
         except Exception as error:
             self.turn_off(_explain(error))

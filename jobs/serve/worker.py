@@ -59,8 +59,7 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
     from jobs.worker.corpus.shards import trained_columns  # noqa: PLC0415
     from jobs.worker.tasks.predict import load_trained, predict_rows  # noqa: PLC0415
 
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or within_quota(torch.get_num_threads()))
     failure: Exception | None = None
     try:
         task, loaded = load_trained(folder)
@@ -80,6 +79,20 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
             except Exception as error:
                 found = RuntimeError(f"{type(error).__name__}: {error}")
             pipe.send(found)
+
+
+def within_quota(cores: int, groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many cores a container's share of time is worth, at most ``cores``.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
+    """
+    files = (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"])  # of versions 2 and 1
+    for names in files:
+        with suppress(OSError, ValueError):  # such as "max 100000", or -1
+            quota, period = map(int, " ".join((groups / n).read_text() for n in names).split())
+            if quota > 0:
+                return min(cores, max(1, quota // period))
+    return cores
 
 
 class Worker:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jobs.serve import worker as module
-from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker
+from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker, within_quota
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
@@ -33,6 +33,27 @@ def end_within_an_answer(pipe: Connection, folder: str, _: int | None) -> None:
         os._exit(1)
     pipe.send([{"row": number} for number, _ in rows])
     pipe.recv()
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "350000 100000\n"}, 3),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "9900000 100000\n"}, 64),
+        ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ({}, 64),
+    ],
+)
+def test_a_container_has_as_many_threads_as_its_quota(
+    tmp_path: Path, files: dict[str, str], cores: int
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert within_quota(64, tmp_path) == cores
 
 
 def fail_for_odd_rows(pipe: Connection, folder: str, _: int | None) -> None:

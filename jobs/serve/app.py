@@ -52,7 +52,7 @@ class App:
         posts = {
             "/predict": self._predict,
             "/v1/embeddings": self._embed,
-            "/v1/rerank": self._rerank,
+            **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), self._rerank),
         }
         return Starlette(
             routes=[
@@ -224,10 +224,11 @@ class App:
         scores = [each["score"] for each in found]
         best = sorted(range(len(scores)), key=lambda place: -scores[place])[:most]
         shown = bool(content.get("return_documents"))
+        is_ranking = self._model is not None and self._model.is_ranking
         results = [
             {
                 "index": place,
-                "relevance_score": scores[place],
+                "relevance_score": _relevance(scores[place]) if is_ranking else scores[place],
                 **({"document": {"text": texts[place]}} if shown else {}),
             }
             for place in best
@@ -239,6 +240,11 @@ class App:
             raise HTTPException(
                 404, f"this is a model of `train {self._model.task}`, not `{task}`: use /predict"
             )
+
+
+def _relevance(score: float) -> float:
+    """Return the sigmoid of a score, which clients expect: 0 to 1."""
+    return (1 + math.tanh(score / 2)) / 2
 
 
 def _cut(vector: list[float], size: Any) -> list[float]:

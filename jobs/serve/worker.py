@@ -31,10 +31,11 @@ class UnloadableError(Exception):
 
 
 class Model(NamedTuple):
-    """What the server says of the model: its task, and what it reads of a row."""
+    """What the server says of the model: its task, what it reads of a row, and whether it only ranks."""
 
     task: str
     inputs: tuple[str, ...]
+    is_ranking: bool = False
 
 
 Numbered = Sequence[tuple[int, Mapping[str, Any]]]
@@ -58,6 +59,7 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
     from jobs.serve.rows import read_row, to_answer  # noqa: PLC0415
     from jobs.worker.corpus.shards import trained_columns  # noqa: PLC0415
     from jobs.worker.tasks.predict import load_trained, predict_rows  # noqa: PLC0415
+    from jobs.worker.tasks.score import is_ranking  # noqa: PLC0415
 
     torch.set_num_threads(threads or within_quota(torch.get_num_threads()))
     failure: Exception | None = None
@@ -70,7 +72,7 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
         while True:
             rows = pipe.recv()
             if failure or rows is None:
-                pipe.send(failure or Model(task.name, tuple(task.inputs)))
+                pipe.send(failure or Model(task.name, tuple(task.inputs), is_ranking(loaded)))
                 continue
             numbered = [read_row(task, trained, number, row) for number, row in rows]
             try:

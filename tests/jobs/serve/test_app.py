@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -188,6 +189,11 @@ def test_documents_are_ranked() -> None:
         nothing = {"top_n": None, "return_documents": None}
         every = client.post("/v1/rerank", json={**asked, **nothing}).json()
         assert [each["index"] for each in every["results"]] == [1, 2, 0]
+        model.model = Model("score", ("text",), is_ranking=True)
+        for path in ("/v2/rerank", "/rerank"):
+            best, *_, last = client.post(path, json={**asked, **nothing}).json()["results"]
+            assert best == {"index": 1, "relevance_score": pytest.approx(1 / (1 + math.exp(-3)))}
+            assert last == {"index": 0, "relevance_score": pytest.approx(1 / (1 + math.exp(-1)))}
         wrong_counts = [{**asked, "top_n": count} for count in ("two", 0, -1, True, 1.5)]
         for bad in ({"query": "q"}, {"documents": ["a"]}, *wrong_counts):
             assert client.post("/v1/rerank", json=bad).status_code == 400

@@ -142,8 +142,13 @@ class Worker:
         try:
             await self._load()
             while True:
-                await self._wake.wait()
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), 1)
                 self._wake.clear()
+                if not self._process.is_alive():
+                    with suppress(LostError):
+                        await self._call(None)
+                    await self._load()
                 while self._waiting:
                     await self._answer(self._take())
         finally:

@@ -132,6 +132,12 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
                 break
         assert await worker.ask([{}, {}]) == [{"row": 1}, {"row": 2}]
         assert worker.restarts == 1
+        worker._process.kill()  # between requests
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            if worker.restarts == 2 and worker.model:
+                break
+        assert await worker.ask([{}]) == [{"row": 1}]
         working.cancel()
         await asyncio.wait([working])
         assert not worker._process.is_alive()

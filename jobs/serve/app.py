@@ -43,7 +43,6 @@ class App:
         self.failure = ""
         """Why the model can't be loaded, which ends the server."""
         self._worker: Worker | None = None
-        self._model: Model | None = None
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: Counter[float] = Counter()
         self._total, self._rows = 0.0, 0
@@ -53,7 +52,7 @@ class App:
         posts = {
             "/predict": self._predict,
             "/v1/embeddings": self._embed,
-            "/v1/rerank": self._rerank,
+            **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), self._rerank),
         }
         return Starlette(
             routes=[
@@ -68,26 +67,25 @@ class App:
 
     @asynccontextmanager
     async def _run(self, _: Starlette) -> AsyncIterator[None]:
-        worker = self._worker = self._make()
-        tasks = [asyncio.create_task(worker.work()), asyncio.create_task(self._wait_for(worker))]
+        self._worker = self._make()
+        task = asyncio.create_task(self._work(self._worker))
         try:
             yield
         finally:
-            for each in tasks:
-                each.cancel()
-                with suppress(asyncio.CancelledError):
-                    await each
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
-    async def _wait_for(self, worker: Worker) -> None:
-        while self._model is None:
-            try:
-                self._model = await worker.describe()
-            except UnloadableError as error:
-                self.failure = str(error)
-                signal.raise_signal(signal.SIGINT)
-                return
-            except LostError:
-                await asyncio.sleep(1)
+    async def _work(self, worker: Worker) -> None:
+        try:
+            await worker.work()
+        except UnloadableError as error:
+            self.failure = str(error)
+            signal.raise_signal(signal.SIGINT)
+
+    @property
+    def _model(self) -> Model | None:
+        return self._worker.model if self._worker else None
 
     def _post(self, answer: Callable[[Worker, Json], Awaitable[Any]]) -> Any:
         async def handle(request: Request) -> Response:
@@ -95,7 +93,7 @@ class App:
             try:
                 self._authorize(request)
                 content = await _read_json(request)
-                found = JSONResponse(await answer(self._ready(), content))
+                found = JSONResponse(await _unless_left(request, answer(self._ready(), content)))
                 code = 200
                 return found
             except HTTPException as error:
@@ -190,7 +188,7 @@ class App:
     async def _embed(self, worker: Worker, content: Json) -> Json:
         """https://platform.openai.com/docs/api-reference/embeddings/create"""
         self._require("embed")
-        given, form = content.get("input"), content.get("encoding_format", "float")
+        given, form = content.get("input"), content.get("encoding_format") or "float"
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise HTTPException(400, "input: expected a text, or a list of texts")
@@ -226,10 +224,11 @@ class App:
         scores = [each["score"] for each in found]
         best = sorted(range(len(scores)), key=lambda place: -scores[place])[:most]
         shown = bool(content.get("return_documents"))
+        is_ranking = self._model is not None and self._model.is_ranking
         results = [
             {
                 "index": place,
-                "relevance_score": scores[place],
+                "relevance_score": _relevance(scores[place]) if is_ranking else scores[place],
                 **({"document": {"text": texts[place]}} if shown else {}),
             }
             for place in best
@@ -243,6 +242,11 @@ class App:
             )
 
 
+def _relevance(score: float) -> float:
+    """Return the sigmoid of a score, which clients expect: 0 to 1."""
+    return (1 + math.tanh(score / 2)) / 2
+
+
 def _cut(vector: list[float], size: Any) -> list[float]:
     """Return the first numbers of a vector, with length 1. Raises ``HTTPException``."""
     if size is None:
@@ -251,6 +255,19 @@ def _cut(vector: list[float], size: Any) -> list[float]:
         raise HTTPException(400, f"dimensions: expected 1 to {len(vector)}, not {size!r}")
     length = math.hypot(*vector[:size]) or 1.0
     return [each / length for each in vector[:size]]
+
+
+async def _unless_left(request: Request, answer: Awaitable[Any]) -> Any:
+    """Return the answer. Raises ``HTTPException`` and cancels it if the client leaves before."""
+    computing, leaving = (asyncio.ensure_future(each) for each in (answer, request.receive()))
+    try:
+        await asyncio.wait((computing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not computing.done():
+            raise HTTPException(499, "the client has left")
+        return computing.result()
+    finally:
+        computing.cancel()
+        leaving.cancel()
 
 
 async def _read(request: Request) -> bytes:
@@ -270,7 +287,7 @@ async def _read_json(request: Request) -> Json:
     except asyncio.TimeoutError:
         raise HTTPException(408, f"the request took more than {BODY_SECONDS:g} s") from None
     except ClientDisconnect:
-        raise HTTPException(400, "the client has left") from None
+        raise HTTPException(499, "the client has left") from None
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

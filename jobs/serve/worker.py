@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 
 from jobs.serve import Answer
 
-MOST_ROWS, MOST_WAITING = 32, 1024
-"""Rows that are predicted together, and rows that may wait."""
+MOST_ROWS, MOST_WAITING = 32, 4 * 2048
+"""Rows that are predicted together, and rows of all requests that may wait for their answers."""
 
 
 class FullError(Exception):
@@ -30,10 +31,11 @@ class UnloadableError(Exception):
 
 
 class Model(NamedTuple):
-    """What the server says of the model: its task, and what it reads of a row."""
+    """What the server says of the model: its task, what it reads of a row, and whether it only ranks."""
 
     task: str
     inputs: tuple[str, ...]
+    is_ranking: bool = False
 
 
 Numbered = Sequence[tuple[int, Mapping[str, Any]]]
@@ -46,15 +48,20 @@ class _Waiting(NamedTuple):
 
 
 def _run(pipe: Connection, folder: str, threads: int | None) -> None:
-    """Load the model, and answer what comes through the pipe: lists of rows, and None for a description."""
+    """Load the model, and answer what comes through the pipe: lists of rows, and None for a description.
+
+    Ctrl-C and systemd signal all processes: the server still answers what has begun, and ends this one.
+    """
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     import torch  # noqa: PLC0415 - an optional package
 
     from jobs.serve.rows import read_row, to_answer  # noqa: PLC0415
     from jobs.worker.corpus.shards import trained_columns  # noqa: PLC0415
     from jobs.worker.tasks.predict import load_trained, predict_rows  # noqa: PLC0415
+    from jobs.worker.tasks.score import is_ranking  # noqa: PLC0415
 
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or within_quota(torch.get_num_threads()))
     failure: Exception | None = None
     try:
         task, loaded = load_trained(folder)
@@ -65,7 +72,7 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
         while True:
             rows = pipe.recv()
             if failure or rows is None:
-                pipe.send(failure or Model(task.name, tuple(task.inputs)))
+                pipe.send(failure or Model(task.name, tuple(task.inputs), is_ranking(loaded)))
                 continue
             numbered = [read_row(task, trained, number, row) for number, row in rows]
             try:
@@ -76,6 +83,20 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
             pipe.send(found)
 
 
+def within_quota(cores: int, groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many cores a container's share of time is worth, at most ``cores``.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
+    """
+    files = (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"])  # of versions 2 and 1
+    for names in files:
+        with suppress(OSError, ValueError):  # such as "max 100000", or -1
+            quota, period = map(int, " ".join((groups / n).read_text() for n in names).split())
+            if quota > 0:
+                return min(cores, max(1, quota // period))
+    return cores
+
+
 class Worker:
     """Predicts the rows of requests that wait at the same time together, in another process."""
 
@@ -83,8 +104,11 @@ class Worker:
         self._arguments = str(folder), threads
         self._waiting: deque[_Waiting] = deque()
         self._wake, self._turn = asyncio.Event(), asyncio.Lock()
-        self._is_ready = self._is_over = False
-        self.restarts = 0
+        self.model: Model | None = None
+        """What the model is, while it is loaded."""
+        self._is_over, self.restarts = False, 0
+        self.waiting = 0
+        """The rows of all requests that are not answered yet."""
         self._start()
 
     def _start(self) -> None:
@@ -95,40 +119,36 @@ class Worker:
         # Without this end, reading fails if the process ends, also within an answer.
         other.close()
 
-    @property
-    def waiting(self) -> int:
-        """The number of rows that wait."""
-        return sum(len(each.rows) for each in self._waiting)
-
-    async def describe(self) -> Model:
-        """Return what the model is, when it is loaded.
-
-        Raises :class:`UnloadableError`, or :class:`LostError` if its process has ended.
-        """
-        found: Model = await self._call(None)
-        self._is_ready = True
-        return found
-
     async def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """Return the rows' predictions. Raises :class:`FullError` or :class:`LostError`."""
-        if not self._is_ready:
+        if self.model is None:
             raise LostError
-        if self.waiting and self.waiting + len(rows) > MOST_WAITING:
+        if self.waiting + len(rows) > MOST_WAITING:
             raise FullError
         found, numbered = list[Answer](), [*enumerate(rows, start=1)]
-        for first in range(0, len(rows), MOST_ROWS):
-            answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-            self._waiting.append(_Waiting(numbered[first : first + MOST_ROWS], answer))
-            self._wake.set()
-            found += await answer
+        self.waiting += len(rows)
+        try:
+            for first in range(0, len(rows), MOST_ROWS):
+                answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+                self._waiting.append(_Waiting(numbered[first : first + MOST_ROWS], answer))
+                self._wake.set()
+                found += await answer
+        finally:
+            self.waiting -= len(rows)
         return found
 
     async def work(self) -> None:
-        """Answer what waits, until canceled."""
+        """Answer what waits, until canceled. Raises :class:`UnloadableError`."""
         try:
+            await self._load()
             while True:
-                await self._wake.wait()
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), 1)
                 self._wake.clear()
+                if not self._process.is_alive():
+                    with suppress(LostError):
+                        await self._call(None)
+                    await self._load()
                 while self._waiting:
                     await self._answer(self._take())
         finally:
@@ -156,7 +176,7 @@ class Worker:
         except LostError as error:
             _fail([*taken, *self._waiting], error)
             self._waiting.clear()
-            await self._wait_until_ready()
+            await self._load()
             return
         except Exception as error:
             if len(taken) == 1:
@@ -170,11 +190,11 @@ class Worker:
             if not each.answer.done():  # its client may have left
                 each.answer.set_result(answers)
 
-    async def _wait_until_ready(self) -> None:
-        while not self._is_ready:
+    async def _load(self) -> None:
+        while self.model is None:
             try:
-                await self.describe()
-            except (LostError, UnloadableError):
+                self.model = await self._call(None)
+            except LostError:
                 await asyncio.sleep(1)
 
     async def _call(self, message: Numbered | None) -> Any:
@@ -182,7 +202,7 @@ class Worker:
             try:
                 found = await asyncio.to_thread(self._exchange, message)
             except (EOFError, OSError) as error:
-                self._is_ready, self.restarts = False, self.restarts + 1
+                self.model, self.restarts = None, self.restarts + 1
                 if not self._is_over:
                     self._end()
                     self._start()

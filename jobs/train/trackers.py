@@ -28,13 +28,14 @@ class Client(NamedTuple):
 
 
 _MLFLOW = ("TRACKING_URI", "TRACKING_TOKEN", "TRACKING_USERNAME", "TRACKING_PASSWORD")
+_URI = "MLFLOW_TRACKING_URI"
 _CLIENTS = {
     "tensorboard": Client("tensorboard>=2.18,<3"),
     "mlflow": Client(
         # The client alone, without the server.
         "mlflow-skinny>=3.1,<4",
-        tuple(f"MLFLOW_{name}" for name in (*_MLFLOW, "EXPERIMENT_NAME")),
-        ("MLFLOW_TRACKING_URI",),
+        tuple(f"MLFLOW_{name}" for name in (*_MLFLOW, "EXPERIMENT_NAME", "EXPERIMENT_ID")),
+        (_URI,),
     ),
     "wandb": Client(
         "wandb>=0.20,<1",
@@ -74,7 +75,7 @@ def tracker_packages(report_to: str) -> PackageList | None:
 def tracker_variables(report_to: str, words: Sequence[str]) -> tuple[str, ...]:
     """Return ``NAME=VALUE`` words with those that the trackers need from this machine.
 
-    The user's own words take precedence. Raises :class:`UsageError` without an address or a login.
+    The user's own words take precedence. Raises :class:`UsageError` without a login or a server's address.
     """
     given = {word.partition("=")[0]: word for word in words}
     for name in choose(report_to):
@@ -86,5 +87,12 @@ def tracker_variables(report_to: str, words: Sequence[str]) -> tuple[str, ...]:
             raise UsageError(
                 f"--report-to {name} needs {' or '.join(client.needs)}",
                 hint=f"export {client.needs[0]}=…, give it with --env, or use --report-to none",
+            )
+        uri = given.get(_URI, "").partition("=")[2].strip()
+        if name == "mlflow" and uri and not uri.startswith(("http://", "https://")):
+            # The rest may hold a password.
+            raise UsageError(
+                f"{_URI}: expected http:// or https://, not {uri.partition(':')[0]}",
+                hint="the nodes report to an MLflow server; tensorboard writes files to the results",
             )
     return tuple(given.values())

@@ -122,6 +122,9 @@ class Hub:
     def _commit(self, repo: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
         for line in lines[1:]:
             value = line["value"]
+            if line["key"] == "deletedFile":
+                del self.files[repo][value["path"]]
+                continue
             large = line["key"] == "lfsFile"
             content = self.objects[value["oid"]] if large else base64.b64decode(value["content"])
             self.files[repo][value["path"]] = content

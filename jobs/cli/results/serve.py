@@ -114,7 +114,7 @@ def serve(model: Path, listener: socket.socket, token: str | None, threads: int 
     config = uvicorn.Config(
         app.build(),
         log_level="warning",
-        timeout_keep_alive=15,
+        timeout_keep_alive=75,  # longer than a load balancer's: 60 s (AWS)
         timeout_graceful_shutdown=_STOP_SECONDS,
         h11_max_incomplete_event_size=_MOST_HEADERS,
     )

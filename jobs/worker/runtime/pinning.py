@@ -136,6 +136,23 @@ def beside_computing() -> Iterator[None]:
             os.sched_setaffinity(0, own)
 
 
+@contextmanager
+def across(cpus: str) -> Iterator[None]:
+    """Let this thread run on a rank's CPUs inside a ``with`` block: Intel's OpenMP binds it to the first one.
+
+    A library may start as many threads as its caller has CPUs. Nothing changes without ``cpus``.
+    """
+    if not cpus or cpus == format_cpus(own := os.sched_getaffinity(0)):
+        yield  # what binds the thread inside is not undone
+        return
+    ends = ([int(end) for end in part.split("-")] for part in cpus.split(","))
+    os.sched_setaffinity(0, {cpu for each in ends for cpu in range(each[0], each[-1] + 1)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
+
+
 def _take_own_cores(environ: MutableMapping[str, str]) -> RankPlacement | None:
     """Pin the calling thread to this rank's cores, and return the plan; ``None`` without threads.
 

@@ -2,7 +2,7 @@
 
 A tracker only observes the job's events. Its library runs in its own thread, which computes nothing and
 starts before training, because later OpenMP may bind the main thread, and so its new threads, to one core.
-A tracker that fails or hangs costs one note and its own metrics, and never the training.
+A tracker that fails or hangs costs notes and its own metrics, and never the training.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .errors import first_line
 from .events import Events
@@ -29,8 +30,10 @@ FLUSH_SECONDS, FAILED_FLUSH_SECONDS = 30.0, 5.0
 """How long a job waits for its trackers at the end; after a failure or a stop, time is short."""
 JOB_TAG = "spr-cluster.job"
 """The tag of an MLflow run that holds its job's ID."""
-_KEPT_POINTS = 100
-"""Points that wait for a tracker; then the oldest are dropped. MLflow takes 1000 metrics per request."""
+RETRY_SECONDS = 30.0
+_KEPT_POINTS, _SENT_POINTS = 10_000, 100
+"""Points that wait for a tracker, a few MB, before the oldest are dropped; and points that are sent together.
+MLflow takes 1000 metrics per request."""
 _FIGURES = {
     "loss": "train/loss",
     "lr": "train/learning_rate",
@@ -50,6 +53,8 @@ _SETTINGS = {
 """Variables for the libraries, unless the user sets them."""
 # Wider than the project file's check of names: hiding too much does no harm.
 _SECRET = re.compile(r"(TOKEN|(^|_)PAT|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY)$")
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -209,20 +214,41 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         try:
-            tracker = TRACKERS[self.name](self._run)
+            tracker = self._retry(lambda: TRACKERS[self.name](self._run))
             while points := self._next():
-                tracker.log(points)
+                self._retry(partial(tracker.log, points))
             tracker.finish(succeeded=bool(self._succeeded))
         except Exception as error:
-            self.turn_off(without_secrets(first_line(error)))
+            self.turn_off(_explain(error))
 
     def _next(self) -> list[Point]:
         """Wait for points; return none at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._points or self._succeeded is not None)
-            points = list(self._points)
-            self._points.clear()
-            return points
+            return [self._points.popleft() for _ in range(min(len(self._points), _SENT_POINTS))]
+
+    def _retry(self, act: Callable[[], Done]) -> Done:
+        """Return what a call returns, also after an outage. It is called once after the job's end."""
+        has_failed = False
+        while True:
+            is_last = self._succeeded is not None
+            try:
+                done = act()
+            except (ImportError, LookupError):  # a missing package or variable
+                raise
+            except Exception as error:
+                if is_last or self._off:
+                    raise
+                if not has_failed:
+                    again = f"trying again every {RETRY_SECONDS:.0f} s"
+                    self._note(f"warning: {self.name} gets no metrics: {_explain(error)}; {again}")
+                has_failed = True
+                with self._changed:
+                    self._changed.wait_for(lambda: self._succeeded is not None, RETRY_SECONDS)
+            else:
+                if has_failed and not self._off:
+                    self._note(f"{self.name} gets metrics again")
+                return done
 
     def turn_off(self, reason: str) -> None:
         """Report, only once, why the tracker gets nothing more."""
@@ -298,6 +324,10 @@ def _end(senders: Sequence[Sender], seconds: float, *, succeeded: bool) -> None:
         sender.join(max(0.0, deadline - time.monotonic()))
         if sender.is_alive():
             sender.turn_off(f"it did not answer within {seconds:.0f} s")
+
+
+def _explain(error: Exception) -> str:
+    return without_secrets(first_line(error))
 
 
 def without_secrets(text: str) -> str:

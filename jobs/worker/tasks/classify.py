@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -339,15 +339,16 @@ class Classify(TaughtTask[ClassifyOptions]):
         """Return the labels of each row's ``text`` (and ``pair``) with their probabilities."""
         from ..training.evaluation import run_texts
 
-        names, found = loaded.model.config.id2label, list[dict[str, Any]]()
-        several = loaded.has_several_labels
-        for _, output in run_texts(loaded, [texts_of(row) for row in rows]):
+        names, several = loaded.model.config.id2label, loaded.has_several_labels
+
+        def read(_: object, output: Any) -> Iterator[dict[str, Any]]:
             logits = output.logits.float()
             for scores in logits.sigmoid() if several else logits.softmax(dim=-1):
                 chosen = (scores > 0.5).nonzero()[:, 0] if several else scores.argmax()[None]
                 labels = {names[each]: round(float(scores[each]), 4) for each in chosen.tolist()}
-                found.append({"labels": labels})
-        return found
+                yield {"labels": labels}
+
+        return run_texts(loaded, [texts_of(row) for row in rows], read)
 
 
 def texts_of(row: Row) -> list[str]:

@@ -164,6 +164,7 @@ class Score(TaughtTask[ScoreOptions]):
         loaded.model.config.sentence_transformers = {
             "activation_fn": "torch.nn.modules.linear.Identity"
         }
+        loaded.model.config.objective = self.options.objective
         return loaded
 
     def prepare(
@@ -252,8 +253,14 @@ class Score(TaughtTask[ScoreOptions]):
         """Return the number for each row's ``text`` (and ``pair``)."""
         from ..training.evaluation import run_texts
 
-        outputs = run_texts(loaded, [texts_of(row) for row in rows])
-        return [{"score": each} for _, output in outputs for each in output.logits[:, 0].tolist()]
+        texts = [texts_of(row) for row in rows]
+        found = run_texts(loaded, texts, lambda _, output: output.logits[:, 0].tolist())
+        return [{"score": each} for each in found]
+
+
+def is_ranking(loaded: Loaded) -> bool:
+    """Return whether a trained model's numbers have no scale, by its configuration."""
+    return getattr(getattr(loaded.model, "config", None), "objective", "") == RANKING
 
 
 def _number(what: str, value: Any) -> float:

@@ -211,16 +211,18 @@ class Tag(TableTask[TagOptions]):
 
         from ..training.evaluation import run_texts
 
-        words = [_words_of(row) for row in rows]
-        names, found = loaded.model.config.id2label, list[dict[str, Any]]()
-        joined = [[" ".join(each)] for each in words]
-        for tokens, output in run_texts(loaded, joined, offsets=True):
+        def read(tokens: dict[str, Any], output: Any) -> Iterator[tuple[Any, Any]]:
             best = output.logits.argmax(dim=-1).numpy()
             for ends, row in zip(tokens["offset_mapping"][:, :, 1].numpy(), best, strict=True):
-                own = words[len(found)]
                 real = np.flatnonzero(ends)  # special tokens are not in the text
-                found.append({"words": own, "tags": tag_words(own, ends[real], row[real], names)})
-        return found
+                yield ends[real], row[real]
+
+        words, names = [_words_of(row) for row in rows], loaded.model.config.id2label
+        found = run_texts(loaded, [[" ".join(each)] for each in words], read, offsets=True)
+        return [
+            {"words": own, "tags": tag_words(own, *each, names)}
+            for own, each in zip(words, found, strict=True)
+        ]
 
 
 def words_of(words: Sequence[str], ends: Any) -> Any:

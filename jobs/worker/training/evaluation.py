@@ -7,14 +7,13 @@ different numbers of threads may round differently.)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import pad
 
 from ..data.tokens import Ints, Longs
 from ..runtime.precision import autocast, choose_here
@@ -29,7 +28,8 @@ TALK_SECONDS = 60.0
 """Time between two messages in which the ranks report whether they are done."""
 FEWEST_BATCHES = 64
 """Small data is cut into at least this many batches, so that many ranks share it evenly."""
-PREDICTED_TOGETHER = 32
+LEAST_TOKENS = 512
+"""Fewer tokens take about as long: all weights are read for them."""
 
 Output = TypeVar("Output")
 
@@ -57,13 +57,16 @@ def compute_together(
     return [part for share in ranks.gather(parts) for part in share]
 
 
-def plan_batches(lengths: Ints, fewest: int = FEWEST_BATCHES) -> list[Longs]:
-    """Return all samples, as indices, in batches of similar length, the longest first."""
+def plan_batches(lengths: Ints, fewest: int = FEWEST_BATCHES, least: int = 0) -> list[Longs]:
+    """Return all samples, as indices, in batches of similar length, the longest first.
+
+    ``least`` is a number of tokens, with padding, that needs no second batch.
+    """
     sizes = lengths.astype(np.int64)
     order = np.argsort(-sizes, kind="stable")
     if not len(order):
         return []
-    budget = min(BATCH_TOKENS, max(int(sizes.sum()) // fewest, int(sizes.max())))
+    budget = min(BATCH_TOKENS, max(int(sizes.sum()) // fewest, int(sizes.max()), least))
     batches, first = [], 0
     while first < len(order):
         # The first one is the longest: its length is the batch's width.
@@ -117,35 +120,42 @@ def in_order(parts: Sequence[tuple[Longs, NDArray[np.float32]]]) -> NDArray[np.f
 
 
 def run_texts(
-    loaded: Loaded, texts: Sequence[Sequence[str]], *, offsets: bool = False
-) -> Iterator[tuple[Any, Any]]:
-    """Yield the tokens and the model's output of each batch of texts, or pairs, in order.
+    loaded: Loaded,
+    texts: Sequence[Sequence[str]],
+    read: Callable[[dict[str, torch.Tensor], Any], Iterable[Output]],
+    *,
+    offsets: bool = False,
+) -> list[Output]:
+    """Return what ``read`` finds for each text, or pair, in a batch's tokens and the model's output.
 
+    Texts of similar length share a batch: beside a long one, short ones would take as long as it does.
     What is beyond :func:`.model.reading_limit` is cut off, and ``loaded.cut`` counts these texts.
     """
-    size = reading_limit(loaded)
+    if not texts:
+        return []
+    size, found = reading_limit(loaded), dict[int, Output]()
     loaded.model.eval()
-    loaded.tokenizer.padding_side = loaded.tokenizer.truncation_side = "right"  # as in training
+    loaded.tokenizer.truncation_side = "right"  # as in training
+    columns = map(list, zip(*texts, strict=True))
+    tokens = loaded.tokenizer(
+        *columns, truncation=True, max_length=size, return_offsets_mapping=offsets
+    )
+    if loaded.cut is not None:
+        loaded.cut[size] += sum(bool(each.overflowing) for each in tokens.encodings)
+    lengths = np.array([min(round_up(len(each)), size) for each in tokens["input_ids"]])
+    fill = {"input_ids": loaded.pad_token, "offset_mapping": (0, 0)}
     with torch.inference_mode(), autocast(choose_here()):
-        for first in range(0, len(texts), PREDICTED_TOGETHER):
-            columns = map(list, zip(*texts[first : first + PREDICTED_TOGETHER], strict=True))
-            tokens = loaded.tokenizer(
-                *columns,
-                truncation=True,
-                max_length=size,
-                padding=True,
-                return_tensors="pt",
-                return_offsets_mapping=offsets,
-            )
-            if loaded.cut is not None:
-                loaded.cut[size] += sum(bool(each.overflowing) for each in tokens.encodings)
-            inputs = {name: tokens[name] for name in tokens if name != "offset_mapping"}
-            width = inputs["input_ids"].shape[1]
-            more = min(round_up(width), size) - width
-            for name, values in inputs.items():
-                fill = loaded.pad_token if name == "input_ids" else 0
-                tokens[name] = inputs[name] = pad(values, (0, more), value=fill)
-            yield tokens, loaded.model(**inputs)
+        for chosen in plan_batches(lengths, fewest=1, least=LEAST_TOKENS):
+            width = int(lengths[chosen].max())
+            batch = {
+                name: torch.tensor(
+                    [rows[n] + [fill.get(name, 0)] * (width - len(rows[n])) for n in chosen]
+                )
+                for name, rows in tokens.items()
+            }
+            inputs = {name: batch[name] for name in batch if name != "offset_mapping"}
+            found |= zip(chosen.tolist(), read(batch, loaded.model(**inputs)), strict=True)
+    return [found[n] for n in range(len(texts))]
 
 
 def round_up(width: int) -> int:

@@ -27,6 +27,7 @@ import torch
 
 from ..data.tokens import Longs
 from ..runtime.errors import TrainingError, first_line
+from ..runtime.pinning import across
 from .batches import TrainingRun, pad_inputs
 from .best import Unseen, evaluate_quietly
 from .card import Z
@@ -74,12 +75,17 @@ class Form:
 
 
 class Compiled(torch.nn.Module):
-    """Stands in for a transformers model, and computes with OpenVINO. All else is the model's."""
+    """Stands in for a transformers model, and computes with OpenVINO. All else is the model's.
 
-    def __init__(self, model: Any, names: Sequence[str], graph: Any) -> None:
+    ``cpus`` are those of the rank, if its main thread may be bound to one.
+    """
+
+    def __init__(self, model: Any, names: Sequence[str], graph: Any, cpus: str = "") -> None:
         super().__init__()
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "NUM_STREAMS": 1}
-        compiled = _openvino().Core().compile_model(graph, "CPU", settings)
+        with across(cpus):
+            compiled = _openvino().Core().compile_model(graph, "CPU", settings)
+        self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
         is_bf16 = compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == "bf16"
         self.dtype_used = "bf16" if is_bf16 else "fp32"
         """In what OpenVINO computes here, except layers in int8."""
@@ -117,7 +123,7 @@ def export_model(run: TrainingRun, unseen: Unseen, figures: dict[str, Any]) -> d
     metric, score = ranks.share(_pick_score(run, figures) if ranks.first else None)
     forms = [Form(f"PyTorch, {context.precision.dtype}", score, 0.0, 0.0, speed)]
     for name, names, graph in _convert(run):
-        compiled = Compiled(_inner(model), names, graph)
+        compiled = Compiled(_inner(model), names, graph, _cpus(run))
         after = evaluate_quietly(run, run.loaded._replace(model=_replace(model, compiled)), unseen)
         speed = _measure(compiled, batches, single)
         if ranks.first:
@@ -158,6 +164,13 @@ def _options(run: TrainingRun) -> EncoderOptions:
     options = run.context.options
     assert isinstance(options, EncoderOptions)
     return options
+
+
+def _cpus(run: TrainingRun) -> str:
+    """Return this rank's CPUs, as it found them before it computed; "" if they are unknown."""
+    context = run.context
+    found = context.hardware[context.ranks.rank].facts.found if context.hardware else None
+    return (found.cpus if found else None) or ""
 
 
 def _pick_score(run: TrainingRun, figures: dict[str, Any]) -> tuple[str, float]:
@@ -222,8 +235,10 @@ def _convert(run: TrainingRun) -> Iterator[tuple[str, list[str], Any]]:
     samples = list(_inputs(run, run.samples, CALIBRATED))
     model, (names, graph) = _inner(run.loaded.model), _trace(run, samples[0])
     if _options(run).export == INT8:
-        yield INT8, names, _quantize(graph, samples, ())
-        yield PARTLY, names, _quantize(graph, samples, _outer_layers(model))
+        for name, omitted in ((INT8, ()), (PARTLY, _outer_layers(model))):
+            with across(_cpus(run)):
+                quantized = _quantize(graph, samples, omitted)
+            yield name, names, quantized
     yield "", names, graph
 
 

@@ -15,6 +15,12 @@ from .state import TrainContext
 
 TALK_SECONDS = 60.0
 """Time between two messages in which rank 0 tells the others that it is still sending the model."""
+_REPLACED = (
+    *("model*.safetensors*", "adapter_*", "openvino/*", "[0-9]_*/*", "modules.json"),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
+    *("*.model", "chat_template*", "generation_config.json"),
+)
+"""Files of an earlier model that would be loaded with this one, or instead of it."""
 
 
 def push_model(context: TrainContext, target: str, step: int) -> dict[str, str]:
@@ -37,7 +43,8 @@ def push_model(context: TrainContext, target: str, step: int) -> dict[str, str]:
         cause = None if hasattr(error, "response") else error.__cause__
         reasons = [first_line(each) for each in (error, cause) if each]
         why = f"the model was not pushed to {target}: {': '.join(reasons)}"
-        again = f"hf upload {repo} {shlex.quote(str(folder))} --private"
+        words = ["--private", *(f"--delete={each}" for each in _REPLACED)]
+        again = shlex.join(["hf", "upload", repo, str(folder), *words])
         context.events.warn(f"warning: {why}; to do it later: {again}")
         return {"push_error": f"{why}; to do it later: {again}"}
     context.events.note(f"the model is at {sending.result()}")
@@ -53,6 +60,11 @@ def _push(context: TrainContext, repo: str, step: int) -> str:
     is_sent = context.options.resume and mark.exists()
     if not is_sent or json.loads(mark.read_text(encoding="utf-8")) != sent:
         api.create_repo(repo, private=True, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Trained by spr-cluster")
+        api.upload_folder(
+            repo_id=repo,
+            folder_path=folder,
+            commit_message="Trained by spr-cluster",
+            delete_patterns=[*_REPLACED],
+        )
         save_json(mark, sent)
     return f"{api.endpoint}/{repo}"

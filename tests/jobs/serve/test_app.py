@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,14 +23,10 @@ class Played:
     waiting, restarts = 3, 2
 
     def __init__(self, task: str, answer: Callable[[Mapping[str, Any]], Answer]) -> None:
-        self.task, self.answer, self.is_loaded = task, answer, True
+        self.answer = answer
+        self.model: Model | None = Model(task, ("text",))
         self.error: Exception | None = None
         self.asked: list[Sequence[Mapping[str, Any]]] = []
-
-    async def describe(self) -> Model:
-        if not self.is_loaded:
-            await asyncio.sleep(3600)
-        return Model(self.task, ("text",))
 
     async def work(self) -> None:
         await asyncio.sleep(3600)
@@ -45,10 +42,6 @@ class Played:
 def serving(model: Played, token: str | None = None) -> Iterator[TestClient]:
     made: Any = lambda: model  # noqa: E731
     with TestClient(App(made, "mine", token).build(), raise_server_exceptions=False) as client:
-        if model.is_loaded:
-            for _ in range(100):
-                if client.get("/health").status_code == 200:
-                    break
         yield client
 
 
@@ -115,11 +108,15 @@ def test_a_defect_is_answered_as_other_errors_are(classifier: tuple[TestClient, 
 
 def test_a_model_that_is_loading_is_not_ready() -> None:
     model = Played("classify", lambda _: {})
-    model.is_loaded = False
+    loaded, model.model = model.model, None
     with serving(model) as client:
-        assert client.get("/health").status_code == 503
-        answer = client.post("/predict", json={"rows": [{"text": "one"}]})
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        for _ in range(2):
+            assert client.get("/health").status_code == 503
+            answer = client.post("/predict", json={"rows": [{"text": "one"}]})
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            model.model = loaded
+            assert client.get("/health").status_code == 200
+            model.model = None  # its process has ended
 
 
 def test_a_slow_client_does_not_hold_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +128,36 @@ def test_a_slow_client_does_not_hold_a_request(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(routes, "BODY_SECONDS", 0.05)
     with serving(Played("classify", lambda _: {})) as client:
         assert client.post("/predict", content=b"{}").status_code == 408
+
+
+def test_what_a_client_asked_that_has_left_is_canceled() -> None:
+    class Slow(Played):
+        async def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                left.set()
+            return []
+
+    async def use() -> None:
+        made: Any = lambda: Slow("classify", lambda _: {})  # noqa: E731
+        app, sent = App(made, "mine").build(), list[Any]()
+        parts = [{"type": "http.request", "body": b'{"rows": [{}]}'}, {"type": "http.disconnect"}]
+
+        async def receive() -> Any:
+            return parts.pop(0)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/predict", "headers": []}
+        async with app.router.lifespan_context(app):
+            await app(scope, receive, send)
+            await left.wait()
+        assert sent[0]["status"] == 499
+
+    left = asyncio.Event()
+    asyncio.run(asyncio.wait_for(use(), 10))
 
 
 def test_a_token_is_required_everywhere_but_for_the_health() -> None:
@@ -159,8 +186,14 @@ def test_documents_are_ranked() -> None:
         assert [each["query"] if "query" in each else each["text"] for each in model.asked[0]] == [
             "q"
         ] * 3
-        every = client.post("/v1/rerank", json={**asked, "top_n": None}).json()
+        nothing = {"top_n": None, "return_documents": None}
+        every = client.post("/v1/rerank", json={**asked, **nothing}).json()
         assert [each["index"] for each in every["results"]] == [1, 2, 0]
+        model.model = Model("score", ("text",), is_ranking=True)
+        for path in ("/v2/rerank", "/rerank"):
+            best, *_, last = client.post(path, json={**asked, **nothing}).json()["results"]
+            assert best == {"index": 1, "relevance_score": pytest.approx(1 / (1 + math.exp(-3)))}
+            assert last == {"index": 0, "relevance_score": pytest.approx(1 / (1 + math.exp(-1)))}
         wrong_counts = [{**asked, "top_n": count} for count in ("two", 0, -1, True, 1.5)]
         for bad in ({"query": "q"}, {"documents": ["a"]}, *wrong_counts):
             assert client.post("/v1/rerank", json=bad).status_code == 400
@@ -172,7 +205,8 @@ def test_documents_are_ranked() -> None:
 def test_vectors_are_cut_and_their_tokens_counted() -> None:
     model = Played("embed", lambda _: {"embedding": [0.6, 0.0, 0.8], "prompt_tokens": 4})
     with serving(model) as client:
-        asked = {"input": ["a", "b"], "dimensions": 2}
+        nothing = dict.fromkeys(("encoding_format", "user"))  # as LiteLLM sends them
+        asked = {"input": ["a", "b"], "dimensions": 2, **nothing}
         found = client.post("/v1/embeddings", json=asked).json()
         assert [each["embedding"] for each in found["data"]] == [[1.0, 0.0]] * 2
         assert found["usage"] == {"prompt_tokens": 8, "total_tokens": 8}

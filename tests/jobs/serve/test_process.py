@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -20,6 +22,9 @@ import pytest
 from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.predict import predict
 from tests.jobs.worker.forked_ranks import run_forked
+
+LONG = [{"text": "an excellent read " * 60}] * 2000
+"""Rows that take seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +42,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     words = [sys.executable, "-m", "jobs", "serve", str(model), "--port", "0", "--threads", "1"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    piped: Any = {"stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **piped, start_new_session=True) as process:
         assert process.stderr
         found = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
         assert found
@@ -107,12 +113,37 @@ def test_the_model_starts_again_if_it_is_killed(
     assert _model_of(process) != before
 
 
-def test_sigterm_ends_it_and_the_process_of_the_model(
+def _rows(url: str, what: str) -> int:
+    """Return `waiting` or `total` rows."""
+    found = re.search(rf"^spr_rows_{what} (\d+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_what_a_client_asked_that_has_left_is_not_computed(
     server: tuple[subprocess.Popen[str], str],
 ) -> None:
-    process, _ = server
+    url, before = server[1], _rows(server[1], "total")
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{url}/predict", json={"rows": LONG}, timeout=0.3)
+    until = time.monotonic() + 1
+    while _rows(url, "waiting"):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert _rows(url, "total") == before
+
+
+def test_a_signal_to_all_processes_ends_it_after_the_requests_in_progress(
+    server: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, url = server
     model = _model_of(process)
-    process.send_signal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(httpx.post, f"{url}/predict", json={"rows": LONG}, timeout=60)
+        while not _rows(url, "waiting"):
+            assert not request.done()
+        os.killpg(process.pid, signal.SIGTERM)
+        assert len(request.result().json()["predictions"]) == len(LONG)
     assert process.wait(30) == 0
     assert not Path(f"/proc/{model}").exists()
     assert process.stderr

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jobs.serve import worker as module
-from jobs.serve.worker import LostError, Model, UnloadableError, Worker
+from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker, within_quota
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
@@ -35,6 +35,27 @@ def end_within_an_answer(pipe: Connection, folder: str, _: int | None) -> None:
     pipe.recv()
 
 
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "350000 100000\n"}, 3),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "9900000 100000\n"}, 64),
+        ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ({}, 64),
+    ],
+)
+def test_a_container_has_as_many_threads_as_its_quota(
+    tmp_path: Path, files: dict[str, str], cores: int
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert within_quota(64, tmp_path) == cores
+
+
 def fail_for_odd_rows(pipe: Connection, folder: str, _: int | None) -> None:
     while True:
         rows = pipe.recv()
@@ -49,7 +70,7 @@ def test_a_request_that_fails_costs_the_others_nothing(
 
     async def use() -> list[Any]:
         worker = Worker(tmp_path)
-        await worker.describe()
+        await worker._load()
         given: list[list[dict[str, Any]]] = [[{}], [{"odd": 1}], [{}, {}]]
         requests = [worker.ask(rows) for rows in given]
         working = asyncio.create_task(worker.work())
@@ -63,6 +84,31 @@ def test_a_request_that_fails_costs_the_others_nothing(
     assert isinstance(failed, RuntimeError)
 
 
+def test_only_rows_that_wait_for_answers_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_run", fail_for_odd_rows)
+
+    async def use() -> list[Any]:
+        worker = Worker(tmp_path)
+        await worker._load()
+        asked = [asyncio.create_task(worker.ask([{}] * count)) for count in [2000] * 5 + [192]]
+        await asyncio.sleep(0)
+        assert worker.waiting == 4 * 2000 + 192
+        asked[0].cancel()  # its client has left
+        working = asyncio.create_task(worker.work())
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert (worker.waiting, len(await worker.ask([{}] * 2000))) == (0, 2000)
+        working.cancel()
+        await asyncio.wait([working])
+        return found
+
+    left, *found, full, last = asyncio.run(use())
+    assert [len(each) for each in (*found, last)] == [2000, 2000, 2000, 192]
+    assert isinstance(left, asyncio.CancelledError)
+    assert isinstance(full, FullError)
+
+
 def test_a_process_that_ends_within_an_answer_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +118,8 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
         worker = Worker(tmp_path)
         with pytest.raises(LostError):  # it is still loading
             await worker.ask([{}])
-        assert (await worker.describe()).task == "embed"
+        await worker._load()
+        assert worker.model == Model("embed", ("text",))
         working = asyncio.create_task(worker.work())
         lost = [worker.ask([{}]), worker.ask([{}, {}])]
         found = await asyncio.gather(*lost, return_exceptions=True)
@@ -81,10 +128,16 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
             await worker.ask([{}])
         for _ in range(600):
             await asyncio.sleep(0.1)
-            if worker._is_ready:
+            if worker.model:
                 break
         assert await worker.ask([{}, {}]) == [{"row": 1}, {"row": 2}]
         assert worker.restarts == 1
+        worker._process.kill()  # between requests
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            if worker.restarts == 2 and worker.model:
+                break
+        assert await worker.ask([{}]) == [{"row": 1}]
         working.cancel()
         await asyncio.wait([working])
         assert not worker._process.is_alive()
@@ -119,21 +172,33 @@ def test_the_column_of_training_is_a_name_for_a_text() -> None:
     assert "text" not in read_row(kind, {"text": "question"}, 1, {"question": 5}).values
 
 
-def fail_to_load(pipe: Connection, *_: object) -> None:
-    pipe.recv()
-    pipe.send(UnloadableError("no weights"))
+def load_once(pipe: Connection, folder: str, _: int | None) -> None:
+    """The first process ends at its first row; the second one can't load the model."""
+    mark = Path(folder, "mark")
+    while pipe.recv() is None:
+        pipe.send(UnloadableError("no weights") if mark.exists() else Model("embed", ("text",)))
+    mark.touch()
+    os._exit(1)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
 def test_a_model_that_can_not_be_loaded_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
-    monkeypatch.setattr(module, "_run", fail_to_load)
+    monkeypatch.setattr(module, "_run", load_once)
+    if is_first:
+        Path(tmp_path, "mark").touch()
 
     async def use() -> None:
         worker = Worker(tmp_path)
+        working = asyncio.create_task(worker.work())
+        while not is_first and worker.model is None:
+            await asyncio.sleep(0.05)
+        with pytest.raises(LostError):
+            await worker.ask([{}])
         with pytest.raises(UnloadableError, match="no weights"):
-            await worker.describe()
-        worker.stop()
+            await working
+        assert not worker._process.is_alive()
 
     asyncio.run(asyncio.wait_for(use(), 60))
 

@@ -30,6 +30,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for client in ("MLFLOW_TRACKING_", "WANDB_"):
         for name in ("URI", "TOKEN", "API_KEY", "MODE"):
             monkeypatch.delenv(f"{client}{name}", raising=False)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
 
 
 def parse(*words: str) -> Any:
@@ -39,14 +40,16 @@ def parse(*words: str) -> Any:
 def test_the_shells_variables_go_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(URI, "https://here")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "7")
     monkeypatch.setenv("WANDB_API_KEY", "not wanted")
 
     request = build_request(parse("--report-to=mlflow", "--env=SEED=7"), NOW)
 
-    assert request.env == ("SEED=7", f"{URI}=https://here", f"MLFLOW_TRACKING_TOKEN={SECRET}")
+    more = (f"MLFLOW_TRACKING_TOKEN={SECRET}", "MLFLOW_EXPERIMENT_ID=7")
+    assert request.env == ("SEED=7", f"{URI}=https://here", *more)
     assert build_request(parse(), NOW).env == ()
     given = build_request(parse("--report-to=mlflow", f"--env={URI}=https://there"), NOW)
-    assert given.env == (f"{URI}=https://there", f"MLFLOW_TRACKING_TOKEN={SECRET}")
+    assert given.env == (f"{URI}=https://there", *more)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,21 @@ def test_a_tracker_without_an_address_or_a_login_is_refused(
     with pytest.raises(UsageError, match=f"needs {missing}") as refused:
         tracker_variables(report_to, words)
     assert "export " in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("mlruns", "mlruns"),
+        ("databricks", "databricks"),
+        ("file:///tmp/runs", "file"),
+        (f"postgresql://me:{SECRET}@db/runs", "postgresql"),
+        ("arn:aws:sagemaker:eu-west-1:1:mlflow-tracking-server/a", "arn"),
+    ],
+)
+def test_mlflow_without_a_server_is_refused_before_a_node_fails(uri: str, shown: str) -> None:
+    with pytest.raises(UsageError, match=f"{URI}: expected http:// or https://, not {shown}\n"):
+        tracker_variables("mlflow", (f"{URI}={uri}",))
 
 
 def test_weights_and_biases_offline_needs_no_login() -> None:

@@ -258,8 +258,9 @@ class Embed(TaughtTask[EmbedOptions]):
 
         texts = [[row.text("text").strip()] for row in rows]
         pooling = find_pooling(read_declared(loaded.model.name_or_path))
-        return [
-            {"embedding": vector}
-            for tokens, output in run_texts(loaded, texts)
-            for vector in pool(output[0], tokens["attention_mask"], pooling).tolist()
-        ]
+        found = run_texts(
+            loaded,
+            texts,
+            lambda tokens, output: pool(output[0], tokens["attention_mask"], pooling).tolist(),
+        )
+        return [{"embedding": vector} for vector in found]

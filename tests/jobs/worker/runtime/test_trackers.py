@@ -138,7 +138,7 @@ def test_a_job_is_one_mlflow_run_also_after_a_failure(
     assert sorted({each.step for each in history}) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_refused_connection_is_one_note_without_the_password(
+def test_a_refused_connection_is_said_without_the_password(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:{free_port()}")
@@ -146,7 +146,7 @@ def test_a_refused_connection_is_one_note_without_the_password(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     job.run("mlflow,tensorboard", range(1, 7), accuracy=97.5)
 
-    (note,) = job.notes
+    note = job.notes[-1]
     assert note.startswith("warning: mlflow gets no more metrics: ")
     assert "refused" in note
     assert SECRET not in job.printed.getvalue()
@@ -169,14 +169,15 @@ def test_a_server_that_hangs_is_one_note_at_the_end(
 
 
 def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    go, seen = threading.Event(), list[Point]()
+    monkeypatch.setattr(trackers, "_KEPT_POINTS", 200)
+    go, sent = threading.Event(), list[list[Point]]()
 
     class Slow:
         def __init__(self, run: TrackedRun) -> None:
             go.wait(60)
 
         def log(self, points: list[Point]) -> None:
-            seen.extend(points)
+            sent.append(points)
 
         def finish(self, *, succeeded: bool) -> None:
             assert succeeded
@@ -189,9 +190,49 @@ def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.Mo
             job.clock.sleep(2)
         events.emit("result", scores={"accuracy": 1.0})
         go.set()
-    assert len(seen) == 100
-    assert seen[-1].figures == {"eval/accuracy": 1.0}
-    assert [point.step for point in seen[:-1]] == list(range(902, 1001))
+    assert [len(points) for points in sent] == [100, 100]
+    *seen, last = [point for points in sent for point in points]
+    assert last.figures == {"eval/accuracy": 1.0}
+    assert [point.step for point in seen] == list(range(802, 1001))
+
+
+@pytest.mark.parametrize("failing", ["__init__", "log"])
+def test_an_outage_costs_no_points_and_two_notes(
+    job: Job, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    monkeypatch.setattr(trackers, "RETRY_SECONDS", 0.02)
+    back, seen, failures = threading.Event(), list[Point](), list[str]()
+
+    class Outage:
+        def __init__(self, run: TrackedRun) -> None:
+            self.fail("__init__")
+
+        def fail(self, where: str) -> None:
+            if failing == where and len(failures) < 3:
+                failures.append(where)
+                raise ConnectionError("503")
+            back.set()
+
+        def log(self, points: list[Point]) -> None:
+            self.fail("log")
+            seen.extend(points)
+
+        def finish(self, *, succeeded: bool) -> None:
+            assert succeeded
+
+    monkeypatch.setattr(trackers, "TRACKERS", {"outage": Outage})
+    events = Events(stream=job.printed, clock=job.clock.monotonic)
+    with report_to("outage", TrackedRun(job.output, {}), events, job.clock.monotonic):
+        for step in range(1, 7):
+            events.step(step, 6, loss=1.0)
+            job.clock.sleep(2)
+        while len(failures) < 3 or not back.wait(60):
+            pass
+    assert [point.step for point in seen] == [1, 2, 3, 4, 5, 6]
+    assert job.notes == [
+        "warning: outage gets no metrics: 503; trying again every 0 s",
+        "outage gets metrics again",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -202,14 +243,13 @@ def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.Mo
         ("wandb", "", "warning: wandb gets no more metrics: import of wandb halted"),
     ],
 )
-def test_a_wrong_setting_or_a_missing_client_is_one_note(
+def test_a_wrong_setting_or_a_missing_client_is_said(
     job: Job, monkeypatch: pytest.MonkeyPatch, name: str, address: str, reason: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.setitem(sys.modules, "wandb", None)
     job.run(name, range(1, 7), accuracy=97.5)
-    (note,) = job.notes
-    assert reason in note
+    assert reason in job.notes[-1]
 
 
 def test_weights_and_biases_offline_keeps_the_run_with_the_results(

@@ -373,11 +373,13 @@ def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
 def test_texts_of_all_lengths_have_few_shapes(tmp_path: Path) -> None:
     task = classify(tmp_path, [{"text": "b c d", "label": "xyz"[n % 3]} for n in range(9)])
     loaded, _ = prepare(task)
+    make_lively(loaded.model)
     most = reading_limit(loaded)
     assert most == task.options.max_length
-    needed, found = list[int](), list[int]()
+    needed, found, rows = list[int](), list[int](), list[int]()
 
     def note(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:
+        rows.append(len(inputs["input_ids"]))
         found.append(inputs["input_ids"].shape[1])
         needed.append(int(inputs["attention_mask"].sum(1).max()))
 
@@ -387,3 +389,12 @@ def test_texts_of_all_lengths_have_few_shapes(tmp_path: Path) -> None:
     assert all(own <= width <= own * 1.125 for own, width in zip(needed, found, strict=True))
     assert max(found) == most
     assert len(set(found)) < 50
+
+    del rows[:], found[:]
+    texts = [*["b c d"] * 16, "d c " * most, *["b c d"] * 15]
+    together = Classify.predict(loaded, [Row("row", {"text": text}) for text in texts])
+    assert (rows, found) == ([4, 28], [most, 5]), "all short texts were padded to the long one"
+    for number in (0, 16, 31):
+        alone = Classify.predict(loaded, [Row("row", {"text": texts[number]})])
+        assert together[number]["labels"] == pytest.approx(alone[0]["labels"], abs=1e-3)
+    assert together[0]["labels"] != pytest.approx(together[16]["labels"], abs=0.05)

@@ -17,7 +17,7 @@ from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import load_trained, predict
-from jobs.worker.tasks.score import Score, Scored, ScoreOptions
+from jobs.worker.tasks.score import Score, Scored, ScoreOptions, is_ranking
 from jobs.worker.training.model import load_pretrained, write_model
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH, SMALL
@@ -75,6 +75,8 @@ def test_a_trained_model_is_a_cross_encoder(
     result = train(Score, node, **options)
     inputs = [{"text": text, "pair": pair} for text, pair in pairs]
     own = [each["score"] for each in predict(node / "out" / "model", inputs)]
+
+    assert is_ranking(load_trained(str(node / "out" / "model"))[1]) == (objective == "ranking")
 
     from sentence_transformers import CrossEncoder
 

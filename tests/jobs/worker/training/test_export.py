@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,3 +230,25 @@ def test_the_nodes_install_what_the_export_needs() -> None:
     assert both.source == "--tune, --export"
     assert len(both.lines) == 3
     assert job_packages(replace(plain, report_to="none"), {}) is None
+
+
+_BOUND = """
+import os, sys, torch
+cpus = sorted(os.sched_getaffinity(0))[:2]
+torch.set_num_threads(2)
+os.sched_setaffinity(0, cpus[:1])  # as Intel's OpenMP does
+import numpy as np
+from jobs.worker.training.export import Compiled, _openvino
+from jobs.worker.runtime.pinning import format_cpus
+ops = _openvino().opset13
+x = ops.parameter([-1, 8], np.float32)
+graph = _openvino().Model([ops.matmul(x, x, False, True)], [x], "m")
+print(Compiled(None, ["y"], graph, format_cpus(cpus)).threads)
+assert os.sched_getaffinity(0) == {cpus[0]}
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_openvino_has_a_ranks_cpus_also_where_its_main_thread_has_one() -> None:
+    done = subprocess.run([sys.executable, "-c", _BOUND], capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr

@@ -12,6 +12,7 @@ from cluster.console.display import format_seconds, format_table
 from cluster.console.output import ask, emit, wrap
 from cluster.console.parser import Parser, add_request
 from cluster.context import Context
+from cluster.lifecycle.deadline import describe_lifetime
 from cluster.lifecycle.down import has_begun
 from cluster.lifecycle.host_identity import verified_by
 from cluster.local_files import nearest_cluster, utc_now
@@ -19,7 +20,6 @@ from cluster.nodes import Node, describe_stuck, is_unconnected, rank_nodes
 from cluster.overview import Overview, look_up_prices
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from infra.ec2 import tags
-from infra.ec2.cluster_record import spoken_end
 from infra.ec2.instances import describe_spot_notices
 from infra.ec2.inventory import describe_inventory, describe_terminated
 from infra.ec2.termination_schedule import is_guarded, with_guard
@@ -232,9 +232,9 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
         text = f"Its time to live is over{f', but {stuck}' if stuck else ''}."
         text += f" To remove what is left: spr-cluster down {flags}"
         if row["left_s"] > 0:
-            end = spoken_end(overview.expires, record.job_ends if record else None, now)
+            end = f"at {spoken_time(overview.expires, now)}"
             text = (
-                f"Nodes are set to shut down at {end}; "
+                f"Nodes are set to shut down {describe_lifetime(record, now) if record else end}; "
                 "`spr-cluster verify` checks each node's timer"
             )
         elif overview.latest and now < overview.latest:

@@ -156,7 +156,8 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     assert re.search(rf"^node1 +running +r7iz.metal-16xl +{worker} .* head$", text, re.MULTILINE)
     assert "Cluster spr is running: 2 of 2 nodes, stack upstream" in text
     set_to = (
-        rf"^Nodes are set to shut down at {UNTIL}; `spr-cluster verify` checks each node's timer$"
+        rf"^Nodes are set to shut down at {UNTIL}, or up to .* UTC while results wait for `fetch`; "
+        "`spr-cluster verify` checks each node's timer$"
     )
     assert re.search(set_to, text, re.M)
     assert "Resources: 2 instances" in text

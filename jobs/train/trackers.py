@@ -29,6 +29,8 @@ class Client(NamedTuple):
 
 _MLFLOW = ("TRACKING_URI", "TRACKING_TOKEN", "TRACKING_USERNAME", "TRACKING_PASSWORD")
 _URI = "MLFLOW_TRACKING_URI"
+# The nodes' package for MLflow has no stores of its own.
+_STORES = {"file", "mssql", "mysql", "postgresql", "sqlite"}
 _CLIENTS = {
     "tensorboard": Client("tensorboard>=2.18,<3"),
     "mlflow": Client(
@@ -89,10 +91,16 @@ def tracker_variables(report_to: str, words: Sequence[str]) -> tuple[str, ...]:
                 hint=f"export {client.needs[0]}=…, give it with --env, or use --report-to none",
             )
         uri = given.get(_URI, "").partition("=")[2].strip()
-        if name == "mlflow" and uri and not uri.startswith(("http://", "https://")):
+        kind = uri.partition(":")[0]
+        if (
+            name == "mlflow"
+            and uri
+            and ("://" not in uri or kind.partition("+")[0] in _STORES)
+            and kind != "databricks"
+        ):
             # The rest may hold a password.
             raise UsageError(
-                f"{_URI}: expected http:// or https://, not {uri.partition(':')[0]}",
+                f"{_URI}: expected the address of a server, not {kind}",
                 hint="the nodes report to an MLflow server; tensorboard writes files to the results",
             )
     return tuple(given.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -15,12 +16,14 @@ from .state import TrainContext
 
 TALK_SECONDS = 60.0
 """Time between two messages in which rank 0 tells the others that it is still sending the model."""
-_REPLACED = (
-    *("model*.safetensors*", "adapter_*", "openvino/*", "[0-9]_*/*", "modules.json"),
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
-    *("*.model", "chat_template*", "generation_config.json"),
+_REPLACED = re.compile(
+    r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|adapter_(config\.json|model\.safetensors)"
+    r"|modules\.json|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json"
+    r"|vocab\.(txt|json)|merges\.txt|(tokenizer|sentencepiece|spiece)(\.bpe)?\.model"
+    r"|chat_template\.\w+|generation_config\.json|(openvino|\d+_\w+)/[^/]+"
 )
 """Files of an earlier model that would be loaded with this one, or instead of it."""
+_DELETE = ("--delete=adapter_config.json", "--delete=adapter_model.safetensors")
 
 
 def push_model(context: TrainContext, target: str, step: int) -> dict[str, str]:
@@ -43,8 +46,7 @@ def push_model(context: TrainContext, target: str, step: int) -> dict[str, str]:
         cause = None if hasattr(error, "response") else error.__cause__
         reasons = [first_line(each) for each in (error, cause) if each]
         why = f"the model was not pushed to {target}: {': '.join(reasons)}"
-        words = ["--private", *(f"--delete={each}" for each in _REPLACED)]
-        again = shlex.join(["hf", "upload", repo, str(folder), *words])
+        again = shlex.join(["hf", "upload", repo, str(folder), "--private", *_DELETE])
         context.events.warn(f"warning: {why}; to do it later: {again}")
         return {"push_error": f"{why}; to do it later: {again}"}
     context.events.note(f"the model is at {sending.result()}")
@@ -60,11 +62,13 @@ def _push(context: TrainContext, repo: str, step: int) -> str:
     is_sent = context.options.resume and mark.exists()
     if not is_sent or json.loads(mark.read_text(encoding="utf-8")) != sent:
         api.create_repo(repo, private=True, exist_ok=True)
+        old = [name for name in api.list_repo_files(repo) if _REPLACED.fullmatch(name)]
         api.upload_folder(
             repo_id=repo,
             folder_path=folder,
             commit_message="Trained by spr-cluster",
-            delete_patterns=[*_REPLACED],
+            # Patterns, but none of these names has a wildcard; `*` would also match other folders.
+            delete_patterns=old,
         )
         save_json(mark, sent)
     return f"{api.endpoint}/{repo}"

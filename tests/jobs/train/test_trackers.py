@@ -71,15 +71,19 @@ def test_a_tracker_without_an_address_or_a_login_is_refused(
     ("uri", "shown"),
     [
         ("mlruns", "mlruns"),
-        ("databricks", "databricks"),
         ("file:///tmp/runs", "file"),
         (f"postgresql://me:{SECRET}@db/runs", "postgresql"),
         ("arn:aws:sagemaker:eu-west-1:1:mlflow-tracking-server/a", "arn"),
     ],
 )
 def test_mlflow_without_a_server_is_refused_before_a_node_fails(uri: str, shown: str) -> None:
-    with pytest.raises(UsageError, match=f"{URI}: expected http:// or https://, not {shown}\n"):
+    with pytest.raises(UsageError, match=f"{URI}: expected the address of a server, not {shown}\n"):
         tracker_variables("mlflow", (f"{URI}={uri}",))
+
+
+@pytest.mark.parametrize("uri", ["https://a", "databricks", "databricks://team", "plugin://a"])
+def test_other_mlflow_servers_are_left_to_its_client(uri: str) -> None:
+    assert tracker_variables("mlflow", (f"{URI}={uri}",)) == (f"{URI}={uri}",)
 
 
 def test_weights_and_biases_offline_needs_no_login() -> None:

@@ -17,7 +17,7 @@ from ...data.groups import (
     read_groups,
 )
 from ...data.readers import read_table
-from ...data.records import require_text
+from ...data.records import require_single, require_text
 from ...data.table import Table, choose_column, read_records
 from ...runtime.errors import DatasetError, ModelError
 from ...training.options import NO_CACHE, SCRATCH, SMALL
@@ -110,6 +110,7 @@ class Embed(TaughtTask[EmbedOptions]):
         note(f"{table.source}: passages from column {column!r}{more}")
 
         def convert(where: str, row: Any) -> str:
+            require_single(row.get(column), where)
             return require_text(row.get(column), f"{where}: column {column!r}").strip()
 
         return read_records(table, convert, None)

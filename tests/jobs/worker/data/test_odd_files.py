@@ -5,17 +5,26 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
-from pyarrow import Table, array
+from pyarrow import array
 from pyarrow.parquet import write_table
 
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
+from jobs.worker.corpus.options import PredictOptions
+from jobs.worker.corpus.shards import make_converter
+from jobs.worker.data.table import Table
+from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks import TASKS
+from jobs.worker.tasks.embed.task import Embed
+from jobs.worker.tasks.lm.task import Lm
 from tests.jobs.worker.data.test_readers import GLUE
 
 XY = "a{0}x\nb{0}y\n"
@@ -36,7 +45,7 @@ def squad(**changes: Any) -> str:
 
 def parquet(**columns: Any) -> bytes:
     names, file = [name.rstrip("_") for name in columns], io.BytesIO()
-    write_table(Table.from_arrays([*map(array, columns.values())], names=names), file)
+    write_table(pyarrow.Table.from_arrays([*map(array, columns.values())], names=names), file)
     return file.getvalue()
 
 
@@ -69,7 +78,7 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("controls.txt", f"{CONTROLS}\r\n more\r\n\r\nb\r\n more", [f"{CONTROLS}\n more", "b\n more"]),
     ("quote.conll", '"\tO\na\u00a0b\tB-X\n#\tO\n', [['"', "a\u00a0b", "#"]]),
     ("docstart.conll", "-DOCSTART- -X- O\n\na N O \n1 N B-X \n", [["a", "1"]]),
-    ("long.txt", "a\n" * 1000, ["\n".join("a" * 1000)]),
+    ("long.txt", "a\n" * 2000, ["\n".join("a" * 2000)]),
     ("form_feed.txt", "one\x0ctwo\r\rthree\r", ["one\x0ctwo", "three"]),
     ("number_squad.json", squad(id=1), 1),
     ("plausible.json", squad(answers=[], is_impossible=True, plausible_answers=[{"text": "Ada"}]), 1),
@@ -149,7 +158,6 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("tag_null.jsonl", '{"words": ["a"], "tags": [null]}', "column 'tags', word 1 is not a text"),
     ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),
     ("nul.conll", "a\tO\nb\0\tB-X\n", "line 2: contains NUL bytes"),
-    ("lines.txt", "a\n\n" + "b\n" * 1001, "line 3: has a text of more than 1000 lines"),
     ("blank.txt", "\n \n\t\n", "has no rows"),
     ("twice_squad.json", squad().replace('"id"', '"id": "2", "id"'), "an object has a name twice"),
 ]  # fmt: skip
@@ -187,3 +195,18 @@ def test_what_can_not_be_read_is_refused_in_a_line(
     assert refused.value.message.startswith(f"{tmp_path / name}: ")
     assert said in f"{refused.value.message}; {refused.value.hint}"
     assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("count", [1000, 1001])
+def test_lines_that_may_be_texts_are_refused_where_each_text_counts(
+    tmp_path: Path, count: int
+) -> None:
+    passages = tmp_path / "a.txt"
+    passages.write_text("a\n\n" + "b\n" * count)
+    corpus = replace(Embed.demo, corpus=str(passages), token_cache="none")
+    place, row = f"{passages}: line 3", {"text": "\n".join("b" * count)}
+    convert = make_converter(Lm, Table(str(passages), ("text",), []), PredictOptions("", "", ""))
+    for use in (lambda: convert(place, row), lambda: Embed(corpus).check()):
+        refusing = pytest.raises(DatasetError, match="line 3: has a text of more than 1000 lines")
+        with refusing if count > 1000 else nullcontext():
+            use()

@@ -32,6 +32,8 @@ _ROLES = tuple(_NEXT)[1:]
 _SHAPE = '{"role": "user", "content": "Why?"}'
 _MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """What encloses the assistant's words in a template, for transformers."""
+_ROW = re.compile(r"(?<!\.json)(?<!\.gz): row \d", re.IGNORECASE)
+"""What places of rows have that are from Parquet, Arrow, or the hub; text files have lines."""
 
 Turn = Mapping[str, Any]
 
@@ -163,7 +165,8 @@ def read_turns(what: str, value: Any) -> list[Turn]:
 def _read_turn(what: str, value: Any) -> Turn:
     if not isinstance(value, dict) or "role" not in value:
         raise DatasetError(f"{what} has no role and content", hint=f"write it as {_SHAPE}")
-    turn: dict[str, Any] = _without_nulls(value)
+    copy = _copy(value, is_padded=_is_padded(what))
+    turn = {name: each for name, each in copy.items() if each is not None}
     _read_arguments(turn.get("tool_calls"))
     role, content = turn.get("role"), turn.setdefault("content", "")
     if role not in _ROLES:
@@ -192,11 +195,17 @@ def is_learned(turn: Turn) -> bool:
     return bool(turn.get("weight", 1))
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a value without the names that other rows have: Arrow's rows have all."""
+def _is_padded(what: str) -> bool:
+    """Return whether a row, by its place, is one of Arrow, whose objects have the names of all rows' ones."""
+    return bool(_ROW.search(what))
+
+
+def _copy(value: Any, *, is_padded: bool) -> Any:
+    """Return a copy of a value, without what may be padding."""
     if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+        found = value.items()
+        return {k: _copy(v, is_padded=is_padded) for k, v in found if not (is_padded and v is None)}
+    return [_copy(v, is_padded=is_padded) for v in value] if isinstance(value, list) else value
 
 
 def _read_arguments(calls: Any) -> None:
@@ -260,7 +269,7 @@ def _read_tools(what: str, value: Any) -> Any:
     """Return the tools that a chat's template gets, which may be JSON, as in TRL."""
     try:
         is_json = isinstance(value, str) and value
-        found = json.loads(value) if is_json else _without_nulls(value)
+        found = json.loads(value) if is_json else _copy(value, is_padded=_is_padded(what))
     except ValueError:
         found = value
     if found and not (isinstance(found, list) and all(isinstance(each, dict) for each in found)):

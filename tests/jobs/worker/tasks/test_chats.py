@@ -308,7 +308,7 @@ def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool
     call = {"name": "f", "arguments": given}
     called = {**CALL, "tool_calls": [call if flat else {"function": call, "id": None}]}
     row = chat(USER, called, TOOL, ANSWER, tools=[{"properties": FROM_ARROW}])
-    exchange = read_exchange("row 1", row, ["messages"])
+    exchange = read_exchange("a.parquet: row 1", row, ["messages"])
     assert exchange.tools == [{"properties": {"x": 1, "z": [{"a": "é"}]}}]
     path = "m.tool_calls[0]" if flat else "m.tool_calls[0].function"
     said = f"{{% if m.tool_calls %}}{{% set c = {path} %}}{use}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
@@ -316,5 +316,17 @@ def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool
     text = Renderer(tokenizer, learn_all=False)(exchange).text
     assert text == 'Why?{"x": 1, "z": [{"a": "é"}]}5So.'
     assert "id" not in exchange.turns[1]["tool_calls"][0]
-    prompt = encode_prompt(Loaded(None, tokenizer), Row("row 1", row))
+    prompt = encode_prompt(Loaded(None, tokenizer), Row("a.parquet: row 1", row))
     assert tokenizer.decode(prompt) == text.removesuffix("So.")
+
+
+@pytest.mark.parametrize("place", ["a.jsonl: line 1", "a.json: row 1", "a.JSON.gz: row 1", "row 1"])
+def test_nulls_in_json_are_kept(place: str) -> None:
+    function = {"name": "f", "arguments": {"unit": None}}
+    called, tools = {**CALL, "tool_calls": [{"function": function}]}, [{"default": None}]
+    row = chat(USER, called, TOOL, ANSWER, tools=tools)
+    exchange = read_exchange(place, row, ["messages"])
+    assert exchange.turns[1]["tool_calls"] == called["tool_calls"]
+    assert exchange.turns[1]["content"] == ""
+    assert exchange.tools == tools
+    assert type(function["arguments"]) is dict, "the row stays as it is"

@@ -21,6 +21,7 @@ from .chats import (
     PAIR,
     Exchange,
     find_columns,
+    is_learned,
     may_have_template,
     read_chat_template,
     read_exchange,
@@ -91,6 +92,11 @@ class Lm(TableTask[LmOptions]):
                 )
             return require_text(row.get(column), f"{place}: column {column!r}")
         found = read_exchange(place, row, columns)
+        if self.options.train_on == "all" and not all(map(is_learned, found.turns)):
+            raise DatasetError(
+                f"{place}: has a turn with the weight 0, and --train-on all would learn it",
+                hint="leave out --train-on all, or remove the weight",
+            )
         is_chat = bool(found.turns)
         if self._are_chats is None:
             self._are_chats = is_chat

@@ -83,6 +83,13 @@ ROWS = (
         CHAT, chat(USER, {**ANSWER, "weight": 0.5}), "turn 2 has the weight '0.5'", "give 0 to answ"
     ),
     Bad(
+        CHAT,
+        chat(USER, {**ANSWER, "weight": 0}, USER, ANSWER),
+        "has a turn with the weight 0, and --train-on all",
+        "remove the weight",
+        f"{OWN_TEMPLATE} --train-on all",
+    ),
+    Bad(
         TURNS, {**TURNS, "completion": [{**ANSWER, "weight": 0}]}, "learned as a whole", "messages"
     ),
     Bad(

@@ -121,6 +121,7 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
     if len(columns) == 1:
         turns = read_turns(whats[0], values[0])
         _require_order(whats[0], turns)
+        _require_weights(whats[0], turns)
         if not any(each["role"] == "assistant" and is_learned(each) for each in turns):
             raise DatasetError(
                 f"{whats[0]} has no turn of the assistant that can be learned",
@@ -142,6 +143,7 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
             hint="begin it with a turn of the assistant, and end the prompt with one of the user",
         )
     _require_order(f"{place}: prompt and completion", [*prompt, *answer])
+    _require_weights(whats[1], answer)
     if not all(map(is_learned, answer)):
         raise DatasetError(
             f"{whats[1]} has a turn with the weight 0, and completions are learned as a whole",
@@ -173,11 +175,6 @@ def _read_turn(what: str, value: Any) -> Turn:
         raise DatasetError(
             f"{what} has the role {show(str(role))}", hint=f"roles are {', '.join(_ROLES)}"
         )
-    if turn.get("weight", 1) not in (0, 1):
-        raise DatasetError(
-            f"{what} has the weight {show(str(turn['weight']))}",
-            hint="give 0 to answers that are not learned, and 1 to others",
-        )
     # A call of a tool may have no words, and a tool may return none.
     if content == "" and (role == "tool" or (role == "assistant" and turn.get("tool_calls"))):
         return turn
@@ -188,6 +185,15 @@ def _read_turn(what: str, value: Any) -> Turn:
         )
     require_text(content, f"{what}: the content")
     return turn
+
+
+def _require_weights(what: str, turns: Sequence[Turn]) -> None:
+    for number, turn in enumerate(turns, start=1):
+        if turn["role"] == "assistant" and turn.get("weight", 1) not in (0, 1):
+            raise DatasetError(
+                f"{what}, turn {number} has the weight {show(str(turn['weight']))}",
+                hint="give 0 to answers that are not learned, and 1 to others",
+            )
 
 
 def is_learned(turn: Turn) -> bool:

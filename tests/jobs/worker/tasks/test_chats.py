@@ -14,7 +14,7 @@ from jobs.train.request import check_inputs
 from jobs.worker.data.readers import read_table
 from jobs.worker.data.records import SKIP_HINT
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.tasks.lm.chats import Exchange, find_columns, read_exchange
+from jobs.worker.tasks.lm.chats import Exchange, find_columns, read_exchange, read_turns
 from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.task import Lm
@@ -225,6 +225,7 @@ def test_a_jobs_results_are_a_model() -> None:
         PAIR,
         {"text": "x", **PAIR},
         {**TURNS, "prompt": [SYSTEM, USER]},
+        chat({**USER, "weight": 0.5}, ANSWER),
     ],
 )
 def test_good_rows_are_exchanges(row: dict[str, Any]) -> None:
@@ -325,6 +326,11 @@ def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool
     assert "id" not in exchange.turns[1]["tool_calls"][0]
     prompt = encode_prompt(Loaded(None, tokenizer), Row("a.parquet: row 1", row))
     assert tokenizer.decode(prompt) == text.removesuffix("So.")
+
+
+def test_weights_do_not_matter_to_a_chat_that_is_continued() -> None:
+    turns = [USER, {**ANSWER, "weight": 0.5}, USER]
+    assert read_turns("row 1", turns) == turns
 
 
 @pytest.mark.parametrize("place", ["a.jsonl: line 1", "a.json: row 1", "a.JSON.gz: row 1", "row 1"])

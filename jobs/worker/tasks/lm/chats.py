@@ -112,11 +112,6 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
         if value is None:
             raise DatasetError(f"{place}: has no {name!r}", hint="add it, or leave out the row")
     whats = [f"{place}: column {name!r}" for name in columns]
-    if row.get("system"):
-        raise DatasetError(
-            f"{place}: column 'system' would not be learned",
-            hint="make it the first turn of a chat, with the role 'system', or remove it",
-        )
     tools = _read_tools(f"{place}: column 'tools'", row.get("tools"))
     if len(columns) == 1:
         turns = read_turns(whats[0], values[0])

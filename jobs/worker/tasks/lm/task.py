@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
 from math import exp, fsum
@@ -105,6 +105,16 @@ class Lm(TableTask[LmOptions]):
             raise DatasetError(
                 f"{place}: prompt and completion are {this}, and in other rows {others}",
                 hint="give all rows the same form",
+            )
+        return found
+
+    def _records(
+        self, table: Table, skipped: list[DatasetError] | None, note: Callable[[str], None]
+    ) -> Sequence[Any]:
+        found = super()._records(table, skipped, note)
+        if "system" in table.columns and self._are_chats is not None:
+            note(
+                f"{table.source}: column 'system' is not read: a system prompt is a chat's first turn"
             )
         return found
 

@@ -92,12 +92,6 @@ ROWS = (
     Bad(
         TURNS, {**TURNS, "completion": [{**ANSWER, "weight": 0}]}, "learned as a whole", "messages"
     ),
-    Bad(
-        PAIR, {**PAIR, "system": "Be brief."}, "column 'system' would not be learned", "first turn"
-    ),
-    Bad(
-        CHAT, {**CHAT, "system": "Be brief."}, "column 'system' would not be learned", "first turn"
-    ),
     Bad(CHAT, chat(USER, said("bot", "So.")), "turn 2 has the role 'bot'", "roles are system, us"),
     Bad(CHAT, chat(USER, {"content": "a"}), "turn 2 has no role and content", '"role": "user"'),
     Bad(CHAT, chat({"from": "human", "value": "a"}), "turn 1 has no role and content", '"content"'),
@@ -223,6 +217,8 @@ def test_a_jobs_results_are_a_model() -> None:
         {"text": "a", **CHAT},
         {"prompt": "a", **CHAT},
         PAIR,
+        {"system": "linux", **PAIR},
+        {"system": "Be brief.", **chat(SYSTEM, USER, ANSWER)},
         {"text": "x", **PAIR},
         {**TURNS, "prompt": [SYSTEM, USER]},
         chat({**USER, "weight": 0.5}, ANSWER),
@@ -235,7 +231,9 @@ def test_good_rows_are_exchanges(row: dict[str, Any]) -> None:
     notes = list[str]()
     (found,) = Lm(options).read(notes.append).train
     if "completion" in row:
-        assert notes == ["a.jsonl: texts from column 'prompt', completions from 'completion'"]
+        assert notes[0] == "a.jsonl: texts from column 'prompt', completions from 'completion'"
+    assert [each for each in notes[1:] if "'system' is not read" in each] == notes[1:]
+    assert len(notes) == 1 + ("system" in row)
     assert isinstance(found, Exchange)
     assert found.place == "a.jsonl: line 1"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +39,6 @@ _PAIRS = (
 )
 """Columns with the two texts of pairs."""
 _BITS = {"0", "1", "0.0", "1.0", "False", "True"}
-_WRITTEN_LIST = re.compile(r"\[\s*(['\"\d].*)?\]", re.DOTALL)
-"""A list as pandas writes it into a cell."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def _labels(self, what: str, value: Any) -> tuple[str, ...]:
         separator = self.options.label_separator
-        if isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip()):
+        if separator is None and isinstance(value, str) and _is_written_list(value.strip()):
             raise DatasetError(
                 f"{what} is a list, written as a text: {show(value)}",
                 hint="write lists in JSON lines, or the names with --label-separator between them",
@@ -349,6 +347,15 @@ class Classify(TaughtTask[ClassifyOptions]):
                 yield {"labels": labels}
 
         return run_texts(loaded, [texts_of(row) for row in rows], read)
+
+
+def _is_written_list(text: str) -> bool:
+    """Return whether a text is a list of labels, as pandas writes it into a cell, and not a name like [1]."""
+    try:
+        found = ast.literal_eval(text) if text.startswith("[") else None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return isinstance(found, list) and (len(found) > 1 or isinstance(next(iter(found), 0), str))
 
 
 def texts_of(row: Row) -> list[str]:

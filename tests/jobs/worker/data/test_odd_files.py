@@ -61,7 +61,10 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("huge.csv", f"text,label\n{'w' * 1_000_000},x\nb,y\n", [("w" * 1_000_000, "x"), ("b", "y")]),
     ("controls.csv", f"text,label\n{CONTROLS},x\nb,y\n", [(CONTROLS, "x"), ("b", "y")]),
     ("na_are_labels.csv", "text,label\na,nan\nb,NA\n", [("a", "nan"), ("b", "NA")]),
-    ("brackets.csv", "text,label\na,[NAME]\nb,y\n", [("a", "[NAME]"), ("b", "y")]),
+    *(
+        (f"brackets{name}.csv", f"text,label\na,{name}\nb,y\n", [("a", name), ("b", "y")])
+        for name in ("[NAME]", "[18-25]", "[1]", "[]", "[1")
+    ),
     ("few_bits.jsonl", '{"text":"a","label":[0,1]}\n{"text":"b","label":[]}\n', [("a", "0", "1"), ("b",)]),
     ("decimals.parquet", parquet(text=["a", "b"], label=[Decimal(0), Decimal(1)]), [("a", "0"), ("b", "1")]),
     ("zeros.csv", "text,label\na,01\nb,1.0\n", [("a", "01"), ("b", "1.0")]),
@@ -141,6 +144,8 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("one_list.jsonl", '{"text":"a","label":["x"]}\n' + GOOD, "line 2: column 'label' has one label"),
     ("bits.jsonl", '{"text":"a","label":[0.0,1.0,0.0]}\n' + GOOD, "line 1: column 'label' has a 0 or 1 for"),
     ("bits.parquet", parquet(text=["a"], label=[[True, True]]), "row 1: column 'label' has a 0 or 1 for"),
+    ("one.csv", "text,label\na,['x']\n", "line 2: column 'label' is a list, written as"),
+    ("numbers.csv", 'text,label\na,"[1, 0]"\n', "line 2: column 'label' is a list, written as"),
     ("list.csv", "text,label\na,\"['x', 'y']\"\nb,[]\n", "line 2: column 'label' is a list, written as"),
     ("cut.parquet", b"PAR1", "can't be read as Parquet: "),
     ("twice.parquet", parquet(text=["a"], text_=["b"], label=["x"]), "two columns of the same name"),

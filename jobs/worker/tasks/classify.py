@@ -102,6 +102,8 @@ class Classify(TaughtTask[ClassifyOptions]):
             self.other_columns = "label and second text"
         self._several = options.label_separator is not None
         self._kind: type | None = None
+        self._bits = set[int]()
+        """The lengths of the lists of labels so far; 0 for one with others than 0 and 1."""
         self.classes: list[str] = []
         self._weights: list[float] | None = None
 
@@ -118,6 +120,17 @@ class Classify(TaughtTask[ClassifyOptions]):
                     "to learn from it alone",
                 )
         return [text, label, *pair]
+
+    def _records(
+        self, table: Table, skipped: list[DatasetError] | None, note: Callable[[str], None]
+    ) -> Sequence[Any]:
+        found = super()._records(table, skipped, note)
+        if len(self._bits) == 1 and max(self._bits) > 1:
+            raise DatasetError(
+                f"{table.source}: its lists of labels have a 0 or 1 for each class",
+                hint='list the names of the labels instead, such as ["sports", "news"]',
+            )
+        return found
 
     def input_columns(self, table: Table) -> dict[str, str]:
         text, _, *pair = self.choose_columns(table)
@@ -143,11 +156,7 @@ class Classify(TaughtTask[ClassifyOptions]):
             value = [each.strip() for each in value.split(separator) if each.strip()]
         if isinstance(value, list):
             self._several = True
-            if {*map(str, value)} <= _BITS and len({*value}) < len(value):
-                raise DatasetError(
-                    f"{what} has a 0 or 1 for each class: {show(str(value))}",
-                    hint='list the names of the labels instead, such as ["sports", "news"]',
-                )
+            self._bits.add(len(value) if {*map(str, value)} <= _BITS else 0)
             return tuple(dict.fromkeys(self._label(what, each) for each in value))
         if self._several:
             raise DatasetError(f"{what} has one label, and other rows a list of them")

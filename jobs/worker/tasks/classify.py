@@ -91,8 +91,8 @@ class Classify(TaughtTask[ClassifyOptions]):
     pipeline_tag = "text-classification"
     head = HEAD
     text_columns = (
-        *("text", "sentence", "sentence1", "premise", "text1"),
-        *("question", "question1", "content", "description"),
+        *("text", "sentence", "sentence1", "premise", "question"),
+        *("content", "description", "text1", "question1"),
     )
     label_columns = ("label", "labels", "class", "category", "target", "section")
 

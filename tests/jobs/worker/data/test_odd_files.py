@@ -71,6 +71,7 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("zeros.csv", "text,label\na,01\nb,1.0\n", [("a", "01"), ("b", "1.0")]),
     ("backslash.tsv", "text\tlabel\na\\tb\tx\nc\ty\n", [("a\\tb", "x"), ("c", "y")]),
     ("quoted_tab.tsv", 'text\tlabel\n"a\tb"\tx\nc\ty\n', [("a\tb", "x"), ("c", "y")]),
+    ("columns.csv", "text1,question1,content,label\nu,v,a,x\nu,v,b,y\n", LABELED),
     ("bom.jsonl", "\ufeff" + GOOD, LABELED),
     ("big.jsonl", GOOD.replace('"x"', "9" * 25).replace('"y"', "1"), [("a", "9" * 25), ("b", "1")]),
     ("nan_elsewhere.jsonl", GOOD.replace("}", ',"score":NaN}'), LABELED),

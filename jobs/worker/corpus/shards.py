@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..data.readers import stream_file
-from ..data.records import noting, refusal
+from ..data.records import noting, refusal, require_single
 from ..data.table import Table, choose_column
 from ..runtime.errors import DatasetError, TrainingError, WorkerError, first_line
 from ..training.text_task import Row, TextTask
@@ -251,6 +251,7 @@ def make_converter(
     def convert(place: str, row: Mapping[str, Any]) -> Item:
         asked: Values = {}
         for name, column in columns.items():
+            require_single(row.get(column), place)
             asked |= task.read_input(name, row.get(column), f"{place}: column {column!r}")
         return row, Row(place, asked)
 

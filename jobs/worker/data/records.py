@@ -21,6 +21,7 @@ MAGIC = {
 }
 """What files are instead of text, by their first bytes."""
 _SHOWN = 60
+_TEXT_FILE, _MOST_LINES = re.compile(r"\.txt(\.gz)?: line \d+", re.IGNORECASE), 1000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -39,6 +40,15 @@ def require_text(text: object, what: str) -> str:
     if _SURROGATE.search(text):
         raise DatasetError(f"{what} contains half of a surrogate pair")
     return text
+
+
+def require_single(text: object, place: str) -> None:
+    """Raise :class:`DatasetError` for a text of a text file with so many lines that each may be a text."""
+    if _TEXT_FILE.search(place) and str(text).count("\n") >= _MOST_LINES:
+        raise DatasetError(
+            f"{place}: has a text of more than {_MOST_LINES} lines",
+            hint="separate texts by empty lines, or use JSON lines",
+        )
 
 
 @contextmanager

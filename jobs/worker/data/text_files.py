@@ -16,8 +16,6 @@ from .table import Row, Table
 
 LONGEST_LINE = 1 << 24
 """Characters: a longer line is no record, but a file with other contents."""
-MOST_LINES = 1000
-"""A text of more lines may be many texts of a line each."""
 _BLANKS = " \t\r\n"
 _NO_OBJECT = "is not an object with a value for each column"
 
@@ -141,12 +139,9 @@ def _text_rows(source: str, file: TextIO) -> Iterator[Found]:
     for number, line in chain(_lines(source, file), [(0, "")]):
         if line.strip():
             first = first if lines else number
-            if len(lines) <= MOST_LINES:
-                lines.append(line.rstrip("\r\n"))
+            lines.append(line.rstrip("\r\n"))
         elif lines:
-            what = f"{source}: line {first}: has a text of more than {MOST_LINES} lines"
-            long = DatasetError(what, hint="separate texts by empty lines, or use JSON lines")
-            yield first, long if len(lines) > MOST_LINES else {"text": "\n".join(lines)}
+            yield first, {"text": "\n".join(lines)}
             lines = []
 
 

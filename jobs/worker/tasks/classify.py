@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +39,6 @@ _PAIRS = (
 )
 """Columns with the two texts of pairs."""
 _BITS = {"0", "1", "0.0", "1.0", "False", "True"}
-_WRITTEN_LIST = re.compile(r"\[\s*(['\"\d].*)?\]", re.DOTALL)
-"""A list as pandas writes it into a cell."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,8 @@ class Classify(TaughtTask[ClassifyOptions]):
     pipeline_tag = "text-classification"
     head = HEAD
     text_columns = (
-        *("text", "sentence", "sentence1", "premise", "text1"),
-        *("question", "question1", "content", "description"),
+        *("text", "sentence", "sentence1", "premise", "question"),
+        *("content", "description", "text1", "question1"),
     )
     label_columns = ("label", "labels", "class", "category", "target", "section")
 
@@ -104,6 +102,8 @@ class Classify(TaughtTask[ClassifyOptions]):
             self.other_columns = "label and second text"
         self._several = options.label_separator is not None
         self._kind: type | None = None
+        self._bits = set[int]()
+        """The lengths of the lists of labels so far; 0 for one with others than 0 and 1."""
         self.classes: list[str] = []
         self._weights: list[float] | None = None
 
@@ -121,6 +121,17 @@ class Classify(TaughtTask[ClassifyOptions]):
                 )
         return [text, label, *pair]
 
+    def _records(
+        self, table: Table, skipped: list[DatasetError] | None, note: Callable[[str], None]
+    ) -> Sequence[Any]:
+        found = super()._records(table, skipped, note)
+        if len(self._bits) == 1 and max(self._bits) > 1:
+            raise DatasetError(
+                f"{table.source}: its lists of labels have a 0 or 1 for each class",
+                hint='list the names of the labels instead, such as ["sports", "news"]',
+            )
+        return found
+
     def input_columns(self, table: Table) -> dict[str, str]:
         text, _, *pair = self.choose_columns(table)
         return {"text": text, **({"pair": pair[0]} if pair else {})}
@@ -136,7 +147,7 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def _labels(self, what: str, value: Any) -> tuple[str, ...]:
         separator = self.options.label_separator
-        if isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip()):
+        if separator is None and isinstance(value, str) and _is_written_list(value.strip()):
             raise DatasetError(
                 f"{what} is a list, written as a text: {show(value)}",
                 hint="write lists in JSON lines, or the names with --label-separator between them",
@@ -145,11 +156,7 @@ class Classify(TaughtTask[ClassifyOptions]):
             value = [each.strip() for each in value.split(separator) if each.strip()]
         if isinstance(value, list):
             self._several = True
-            if {*map(str, value)} <= _BITS and len({*value}) < len(value):
-                raise DatasetError(
-                    f"{what} has a 0 or 1 for each class: {show(str(value))}",
-                    hint='list the names of the labels instead, such as ["sports", "news"]',
-                )
+            self._bits.add(len(value) if {*map(str, value)} <= _BITS else 0)
             return tuple(dict.fromkeys(self._label(what, each) for each in value))
         if self._several:
             raise DatasetError(f"{what} has one label, and other rows a list of them")
@@ -349,6 +356,15 @@ class Classify(TaughtTask[ClassifyOptions]):
                 yield {"labels": labels}
 
         return run_texts(loaded, [texts_of(row) for row in rows], read)
+
+
+def _is_written_list(text: str) -> bool:
+    """Return whether a text is a list of labels, as pandas writes it into a cell, and not a name like [1]."""
+    try:
+        found = ast.literal_eval(text) if text.startswith("[") else None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return isinstance(found, list) and (len(found) > 1 or isinstance(next(iter(found), 0), str))
 
 
 def texts_of(row: Row) -> list[str]:

@@ -32,8 +32,8 @@ MARGIN = 2.0
 
 A random model has a loss of about the logarithm of its number of tokens, 5.9 for 384, and a good model less
 than 1.5. They differ by more than this value, two good epochs by much less."""
-FEWEST, FIRST = 5, 20
-"""Steps after which the running mean counts as one, and as the loss at the beginning."""
+FIRST = 20
+"""Steps after which the running mean counts, and as the loss at the beginning: of fewer, noise can be low."""
 STUCK_AFTER, STUCK_SHARE = 500, 0.95
 """A loss is stuck if it has not fallen to this share of its beginning after so many steps and a fifth of all
 steps: a run with wrong labels costs as much as a good one."""
@@ -46,7 +46,7 @@ class DivergenceDetector:
     level: float | None = None
     """The loss's running mean."""
     best: float = math.inf
-    """The lowest running mean so far, of :data:`FEWEST` steps or more."""
+    """The lowest running mean so far, of :data:`FIRST` steps or more."""
     high: int = 0
     """The number of steps since the median of :attr:`recent` was last within :attr:`limit`."""
     steps: int = 0
@@ -60,7 +60,7 @@ class DivergenceDetector:
         self.steps += 1
         level = self.level or 0.0
         self.level = level + max(SMOOTHING, 1 / self.steps) * (loss - level)
-        if self.steps >= FEWEST:
+        if self.steps >= FIRST:
             self.best = min(self.best, self.level)
         if self.steps == FIRST:
             self.first = self.level

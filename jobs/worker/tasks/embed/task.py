@@ -17,7 +17,7 @@ from ...data.groups import (
     read_groups,
 )
 from ...data.readers import read_table
-from ...data.records import require_text
+from ...data.records import require_single, require_text
 from ...data.table import Table, choose_column, read_records
 from ...runtime.errors import DatasetError, ModelError
 from ...training.options import NO_CACHE, SCRATCH, SMALL
@@ -38,7 +38,15 @@ if TYPE_CHECKING:
 
 
 _SIMILARITIES = {"score", "label", "similarity", "is_duplicate"}
-"""Columns which tell whether a row's texts belong together."""
+"""Columns which may tell whether a row's texts belong together."""
+
+
+def _is_low(value: Any) -> bool:
+    """Return whether a value is false or a number below 1."""
+    try:
+        return float({"false": 0}.get(str(value).strip().lower(), value)) < 1
+    except (TypeError, ValueError):
+        return False
 
 
 class Embed(TaughtTask[EmbedOptions]):
@@ -71,16 +79,17 @@ class Embed(TaughtTask[EmbedOptions]):
         options = self.options
         text = choose_column(table, options.text_column, self.text_columns, "--text-column")
         pair = choose_column(table, options.pair_column, POSITIVE_COLUMNS, "--pair-column")
-        rated = sorted(_SIMILARITIES & {each.strip() for each in table.columns})
-        if rated and options.pair_column is None and not pair.strip().startswith("pos"):
-            name = pair.strip()
-            raise DatasetError(
-                f"{table.source}: has a column {rated[0]!r}, and every row would be learned as similar",
-                hint=f"remove rows that are not and add --pair-column {name}, or use `train score`",
-            )
         return [text, pair, *choose_negatives(table, options.negative_column)]
 
     def convert(self, place: str, row: Any, *columns: str) -> tuple[Group, ...]:
+        name = columns[1].strip()
+        if self.options.pair_column is None and not name.startswith("pos"):
+            for rated in sorted(_SIMILARITIES & row.keys()):
+                if _is_low(row[rated]):
+                    raise DatasetError(
+                        f"{place}: column {rated!r} is {row[rated]}, and every row is learned as similar",
+                        hint=f"remove such rows, use `train score`, or learn all with --pair-column {name}",
+                    )
         return read_groups(place, row, *columns)
 
     def _records(self, *table: Any) -> Sequence[Group]:
@@ -110,6 +119,7 @@ class Embed(TaughtTask[EmbedOptions]):
         note(f"{table.source}: passages from column {column!r}{more}")
 
         def convert(where: str, row: Any) -> str:
+            require_single(row.get(column), where)
             return require_text(row.get(column), f"{where}: column {column!r}").strip()
 
         return read_records(table, convert, None)

@@ -32,6 +32,8 @@ _ROLES = tuple(_NEXT)[1:]
 _SHAPE = '{"role": "user", "content": "Why?"}'
 _MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """What encloses the assistant's words in a template, for transformers."""
+_ROW = re.compile(r"(?<!\.json)(?<!\.gz): row \d", re.IGNORECASE)
+"""What places of rows have that are from Parquet, Arrow, or the hub; text files have lines."""
 
 Turn = Mapping[str, Any]
 
@@ -110,15 +112,11 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
         if value is None:
             raise DatasetError(f"{place}: has no {name!r}", hint="add it, or leave out the row")
     whats = [f"{place}: column {name!r}" for name in columns]
-    if row.get("system"):
-        raise DatasetError(
-            f"{place}: column 'system' would not be learned",
-            hint="make it the first turn of a chat, with the role 'system', or remove it",
-        )
     tools = _read_tools(f"{place}: column 'tools'", row.get("tools"))
     if len(columns) == 1:
         turns = read_turns(whats[0], values[0])
         _require_order(whats[0], turns)
+        _require_weights(whats[0], turns)
         if not any(each["role"] == "assistant" and is_learned(each) for each in turns):
             raise DatasetError(
                 f"{whats[0]} has no turn of the assistant that can be learned",
@@ -140,6 +138,7 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
             hint="begin it with a turn of the assistant, and end the prompt with one of the user",
         )
     _require_order(f"{place}: prompt and completion", [*prompt, *answer])
+    _require_weights(whats[1], answer)
     if not all(map(is_learned, answer)):
         raise DatasetError(
             f"{whats[1]} has a turn with the weight 0, and completions are learned as a whole",
@@ -163,17 +162,13 @@ def read_turns(what: str, value: Any) -> list[Turn]:
 def _read_turn(what: str, value: Any) -> Turn:
     if not isinstance(value, dict) or "role" not in value:
         raise DatasetError(f"{what} has no role and content", hint=f"write it as {_SHAPE}")
-    turn: dict[str, Any] = _without_nulls(value)
+    copy = _copy(value, is_padded=_is_padded(what))
+    turn = {name: each for name, each in copy.items() if each is not None}
     _read_arguments(turn.get("tool_calls"))
     role, content = turn.get("role"), turn.setdefault("content", "")
     if role not in _ROLES:
         raise DatasetError(
             f"{what} has the role {show(str(role))}", hint=f"roles are {', '.join(_ROLES)}"
-        )
-    if turn.get("weight", 1) not in (0, 1):
-        raise DatasetError(
-            f"{what} has the weight {show(str(turn['weight']))}",
-            hint="give 0 to answers that are not learned, and 1 to others",
         )
     # A call of a tool may have no words, and a tool may return none.
     if content == "" and (role == "tool" or (role == "assistant" and turn.get("tool_calls"))):
@@ -187,16 +182,31 @@ def _read_turn(what: str, value: Any) -> Turn:
     return turn
 
 
+def _require_weights(what: str, turns: Sequence[Turn]) -> None:
+    for number, turn in enumerate(turns, start=1):
+        if turn["role"] == "assistant" and turn.get("weight", 1) not in (0, 1):
+            raise DatasetError(
+                f"{what}, turn {number} has the weight {show(str(turn['weight']))}",
+                hint="give 0 to answers that are not learned, and 1 to others",
+            )
+
+
 def is_learned(turn: Turn) -> bool:
     """Return whether a turn may be learned: in OpenAI's chats, one with the weight 0 is not."""
     return bool(turn.get("weight", 1))
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a value without the names that other rows have: Arrow's rows have all."""
+def _is_padded(what: str) -> bool:
+    """Return whether a row, by its place, is one of Arrow, whose objects have the names of all rows' ones."""
+    return bool(_ROW.search(what))
+
+
+def _copy(value: Any, *, is_padded: bool) -> Any:
+    """Return a copy of a value, without what may be padding."""
     if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+        found = value.items()
+        return {k: _copy(v, is_padded=is_padded) for k, v in found if not (is_padded and v is None)}
+    return [_copy(v, is_padded=is_padded) for v in value] if isinstance(value, list) else value
 
 
 def _read_arguments(calls: Any) -> None:
@@ -260,7 +270,7 @@ def _read_tools(what: str, value: Any) -> Any:
     """Return the tools that a chat's template gets, which may be JSON, as in TRL."""
     try:
         is_json = isinstance(value, str) and value
-        found = json.loads(value) if is_json else _without_nulls(value)
+        found = json.loads(value) if is_json else _copy(value, is_padded=_is_padded(what))
     except ValueError:
         found = value
     if found and not (isinstance(found, list) and all(isinstance(each, dict) for each in found)):

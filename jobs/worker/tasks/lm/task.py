@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
 from math import exp, fsum
@@ -21,6 +21,7 @@ from .chats import (
     PAIR,
     Exchange,
     find_columns,
+    is_learned,
     may_have_template,
     read_chat_template,
     read_exchange,
@@ -91,6 +92,11 @@ class Lm(TableTask[LmOptions]):
                 )
             return require_text(row.get(column), f"{place}: column {column!r}")
         found = read_exchange(place, row, columns)
+        if self.options.train_on == "all" and not all(map(is_learned, found.turns)):
+            raise DatasetError(
+                f"{place}: has a turn with the weight 0, and --train-on all would learn it",
+                hint="leave out --train-on all, or remove the weight",
+            )
         is_chat = bool(found.turns)
         if self._are_chats is None:
             self._are_chats = is_chat
@@ -99,6 +105,16 @@ class Lm(TableTask[LmOptions]):
             raise DatasetError(
                 f"{place}: prompt and completion are {this}, and in other rows {others}",
                 hint="give all rows the same form",
+            )
+        return found
+
+    def _records(
+        self, table: Table, skipped: list[DatasetError] | None, note: Callable[[str], None]
+    ) -> Sequence[Any]:
+        found = super()._records(table, skipped, note)
+        if "system" in table.columns and self._are_chats is not None:
+            note(
+                f"{table.source}: column 'system' is not read: a system prompt is a chat's first turn"
             )
         return found
 

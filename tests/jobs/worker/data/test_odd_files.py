@@ -5,17 +5,26 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
-from pyarrow import Table, array
+from pyarrow import array
 from pyarrow.parquet import write_table
 
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
+from jobs.worker.corpus.options import PredictOptions
+from jobs.worker.corpus.shards import make_converter
+from jobs.worker.data.table import Table
+from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks import TASKS
+from jobs.worker.tasks.embed.task import Embed
+from jobs.worker.tasks.lm.task import Lm
 from tests.jobs.worker.data.test_readers import GLUE
 
 XY = "a{0}x\nb{0}y\n"
@@ -36,7 +45,7 @@ def squad(**changes: Any) -> str:
 
 def parquet(**columns: Any) -> bytes:
     names, file = [name.rstrip("_") for name in columns], io.BytesIO()
-    write_table(Table.from_arrays([*map(array, columns.values())], names=names), file)
+    write_table(pyarrow.Table.from_arrays([*map(array, columns.values())], names=names), file)
     return file.getvalue()
 
 
@@ -52,12 +61,17 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("huge.csv", f"text,label\n{'w' * 1_000_000},x\nb,y\n", [("w" * 1_000_000, "x"), ("b", "y")]),
     ("controls.csv", f"text,label\n{CONTROLS},x\nb,y\n", [(CONTROLS, "x"), ("b", "y")]),
     ("na_are_labels.csv", "text,label\na,nan\nb,NA\n", [("a", "nan"), ("b", "NA")]),
-    ("brackets.csv", "text,label\na,[NAME]\nb,y\n", [("a", "[NAME]"), ("b", "y")]),
+    *(
+        (f"brackets{name}.csv", f"text,label\na,{name}\nb,y\n", [("a", name), ("b", "y")])
+        for name in ("[NAME]", "[18-25]", "[1]", "[]", "[1")
+    ),
     ("few_bits.jsonl", '{"text":"a","label":[0,1]}\n{"text":"b","label":[]}\n', [("a", "0", "1"), ("b",)]),
+    ("equal.jsonl", '{"text":"a","label":[1,1]}\n{"text":"b","label":[0]}\n', [("a", "1"), ("b", "0")]),
     ("decimals.parquet", parquet(text=["a", "b"], label=[Decimal(0), Decimal(1)]), [("a", "0"), ("b", "1")]),
     ("zeros.csv", "text,label\na,01\nb,1.0\n", [("a", "01"), ("b", "1.0")]),
     ("backslash.tsv", "text\tlabel\na\\tb\tx\nc\ty\n", [("a\\tb", "x"), ("c", "y")]),
     ("quoted_tab.tsv", 'text\tlabel\n"a\tb"\tx\nc\ty\n', [("a\tb", "x"), ("c", "y")]),
+    ("columns.csv", "text1,question1,content,label\nu,v,a,x\nu,v,b,y\n", LABELED),
     ("bom.jsonl", "\ufeff" + GOOD, LABELED),
     ("big.jsonl", GOOD.replace('"x"', "9" * 25).replace('"y"', "1"), [("a", "9" * 25), ("b", "1")]),
     ("nan_elsewhere.jsonl", GOOD.replace("}", ',"score":NaN}'), LABELED),
@@ -69,7 +83,7 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("controls.txt", f"{CONTROLS}\r\n more\r\n\r\nb\r\n more", [f"{CONTROLS}\n more", "b\n more"]),
     ("quote.conll", '"\tO\na\u00a0b\tB-X\n#\tO\n', [['"', "a\u00a0b", "#"]]),
     ("docstart.conll", "-DOCSTART- -X- O\n\na N O \n1 N B-X \n", [["a", "1"]]),
-    ("long.txt", "a\n" * 1000, ["\n".join("a" * 1000)]),
+    ("long.txt", "a\n" * 2000, ["\n".join("a" * 2000)]),
     ("form_feed.txt", "one\x0ctwo\r\rthree\r", ["one\x0ctwo", "three"]),
     ("number_squad.json", squad(id=1), 1),
     ("plausible.json", squad(answers=[], is_impossible=True, plausible_answers=[{"text": "Ada"}]), 1),
@@ -130,8 +144,11 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("one_number.jsonl", '{"text":"a","label":1}\n' + GOOD, "line 2: column 'label' is a text: 'x'; in"),
     ("true.jsonl", GOOD + '{"text":"a","label":true}\n', "line 3: column 'label' is true or false"),
     ("one_list.jsonl", '{"text":"a","label":["x"]}\n' + GOOD, "line 2: column 'label' has one label"),
-    ("bits.jsonl", '{"text":"a","label":[0.0,1.0,0.0]}\n' + GOOD, "line 1: column 'label' has a 0 or 1 for"),
-    ("bits.parquet", parquet(text=["a"], label=[[True, True]]), "row 1: column 'label' has a 0 or 1 for"),
+    ("bits.jsonl", '{"text":"a","label":[0.0,1.0,0.0]}', "its lists of labels have a 0 or 1 for each class"),
+    ("two.parquet", parquet(text=["a", "b"], label=[[0, 1], [1, 0]]), "its lists of labels have a 0 or 1"),
+    ("true.parquet", parquet(text=["a", "b"], label=[[True, True], [False, True]]), "its lists of labels"),
+    ("one.csv", "text,label\na,['x']\n", "line 2: column 'label' is a list, written as"),
+    ("numbers.csv", 'text,label\na,"[1, 0]"\n', "line 2: column 'label' is a list, written as"),
     ("list.csv", "text,label\na,\"['x', 'y']\"\nb,[]\n", "line 2: column 'label' is a list, written as"),
     ("cut.parquet", b"PAR1", "can't be read as Parquet: "),
     ("twice.parquet", parquet(text=["a"], text_=["b"], label=["x"]), "two columns of the same name"),
@@ -149,7 +166,6 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("tag_null.jsonl", '{"words": ["a"], "tags": [null]}', "column 'tags', word 1 is not a text"),
     ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),
     ("nul.conll", "a\tO\nb\0\tB-X\n", "line 2: contains NUL bytes"),
-    ("lines.txt", "a\n\n" + "b\n" * 1001, "line 3: has a text of more than 1000 lines"),
     ("blank.txt", "\n \n\t\n", "has no rows"),
     ("twice_squad.json", squad().replace('"id"', '"id": "2", "id"'), "an object has a name twice"),
 ]  # fmt: skip
@@ -187,3 +203,18 @@ def test_what_can_not_be_read_is_refused_in_a_line(
     assert refused.value.message.startswith(f"{tmp_path / name}: ")
     assert said in f"{refused.value.message}; {refused.value.hint}"
     assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("count", [1000, 1001])
+def test_lines_that_may_be_texts_are_refused_where_each_text_counts(
+    tmp_path: Path, count: int
+) -> None:
+    passages = tmp_path / "a.txt"
+    passages.write_text("a\n\n" + "b\n" * count)
+    corpus = replace(Embed.demo, corpus=str(passages), token_cache="none")
+    place, row = f"{passages}: line 3", {"text": "\n".join("b" * count)}
+    convert = make_converter(Lm, Table(str(passages), ("text",), []), PredictOptions("", "", ""))
+    for use in (lambda: convert(place, row), lambda: Embed(corpus).check()):
+        refusing = pytest.raises(DatasetError, match="line 3: has a text of more than 1000 lines")
+        with refusing if count > 1000 else nullcontext():
+            use()

@@ -14,7 +14,7 @@ from jobs.train.request import check_inputs
 from jobs.worker.data.readers import read_table
 from jobs.worker.data.records import SKIP_HINT
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.tasks.lm.chats import Exchange, find_columns, read_exchange
+from jobs.worker.tasks.lm.chats import Exchange, find_columns, read_exchange, read_turns
 from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.task import Lm
@@ -83,13 +83,14 @@ ROWS = (
         CHAT, chat(USER, {**ANSWER, "weight": 0.5}), "turn 2 has the weight '0.5'", "give 0 to answ"
     ),
     Bad(
+        CHAT,
+        chat(USER, {**ANSWER, "weight": 0}, USER, ANSWER),
+        "has a turn with the weight 0, and --train-on all",
+        "remove the weight",
+        f"{OWN_TEMPLATE} --train-on all",
+    ),
+    Bad(
         TURNS, {**TURNS, "completion": [{**ANSWER, "weight": 0}]}, "learned as a whole", "messages"
-    ),
-    Bad(
-        PAIR, {**PAIR, "system": "Be brief."}, "column 'system' would not be learned", "first turn"
-    ),
-    Bad(
-        CHAT, {**CHAT, "system": "Be brief."}, "column 'system' would not be learned", "first turn"
     ),
     Bad(CHAT, chat(USER, said("bot", "So.")), "turn 2 has the role 'bot'", "roles are system, us"),
     Bad(CHAT, chat(USER, {"content": "a"}), "turn 2 has no role and content", '"role": "user"'),
@@ -216,8 +217,11 @@ def test_a_jobs_results_are_a_model() -> None:
         {"text": "a", **CHAT},
         {"prompt": "a", **CHAT},
         PAIR,
+        {"system": "linux", **PAIR},
+        {"system": "Be brief.", **chat(SYSTEM, USER, ANSWER)},
         {"text": "x", **PAIR},
         {**TURNS, "prompt": [SYSTEM, USER]},
+        chat({**USER, "weight": 0.5}, ANSWER),
     ],
 )
 def test_good_rows_are_exchanges(row: dict[str, Any]) -> None:
@@ -227,7 +231,9 @@ def test_good_rows_are_exchanges(row: dict[str, Any]) -> None:
     notes = list[str]()
     (found,) = Lm(options).read(notes.append).train
     if "completion" in row:
-        assert notes == ["a.jsonl: texts from column 'prompt', completions from 'completion'"]
+        assert notes[0] == "a.jsonl: texts from column 'prompt', completions from 'completion'"
+    assert [each for each in notes[1:] if "'system' is not read" in each] == notes[1:]
+    assert len(notes) == 1 + ("system" in row)
     assert isinstance(found, Exchange)
     assert found.place == "a.jsonl: line 1"
 
@@ -308,7 +314,7 @@ def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool
     call = {"name": "f", "arguments": given}
     called = {**CALL, "tool_calls": [call if flat else {"function": call, "id": None}]}
     row = chat(USER, called, TOOL, ANSWER, tools=[{"properties": FROM_ARROW}])
-    exchange = read_exchange("row 1", row, ["messages"])
+    exchange = read_exchange("a.parquet: row 1", row, ["messages"])
     assert exchange.tools == [{"properties": {"x": 1, "z": [{"a": "é"}]}}]
     path = "m.tool_calls[0]" if flat else "m.tool_calls[0].function"
     said = f"{{% if m.tool_calls %}}{{% set c = {path} %}}{use}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
@@ -316,5 +322,22 @@ def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool
     text = Renderer(tokenizer, learn_all=False)(exchange).text
     assert text == 'Why?{"x": 1, "z": [{"a": "é"}]}5So.'
     assert "id" not in exchange.turns[1]["tool_calls"][0]
-    prompt = encode_prompt(Loaded(None, tokenizer), Row("row 1", row))
+    prompt = encode_prompt(Loaded(None, tokenizer), Row("a.parquet: row 1", row))
     assert tokenizer.decode(prompt) == text.removesuffix("So.")
+
+
+def test_weights_do_not_matter_to_a_chat_that_is_continued() -> None:
+    turns = [USER, {**ANSWER, "weight": 0.5}, USER]
+    assert read_turns("row 1", turns) == turns
+
+
+@pytest.mark.parametrize("place", ["a.jsonl: line 1", "a.json: row 1", "a.JSON.gz: row 1", "row 1"])
+def test_nulls_in_json_are_kept(place: str) -> None:
+    function = {"name": "f", "arguments": {"unit": None}}
+    called, tools = {**CALL, "tool_calls": [{"function": function}]}, [{"default": None}]
+    row = chat(USER, called, TOOL, ANSWER, tools=tools)
+    exchange = read_exchange(place, row, ["messages"])
+    assert exchange.turns[1]["tool_calls"] == called["tool_calls"]
+    assert exchange.turns[1]["content"] == ""
+    assert exchange.tools == tools
+    assert type(function["arguments"]) is dict, "the row stays as it is"

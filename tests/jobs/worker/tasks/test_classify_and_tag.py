@@ -134,9 +134,10 @@ def test_several_labels_and_pairs(tmp_path: Path) -> None:
 
 def test_labels_in_one_cell(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text("text,label\na,x; y\nb,y\n")
+    path.write_text("text,label\na,x; y\nb,[1];['2']\n")
     task = Classify(ClassifyOptions(model=SCRATCH, data=str(path), label_separator=";"))
-    assert [each.labels for each in task.read(lambda _: None).train] == [("x", "y"), ("y",)]
+    found = [each.labels for each in task.read(lambda _: None).train]
+    assert found == [("x", "y"), ("[1]", "['2']")]
 
 
 @pytest.mark.parametrize("pair", [False, True])

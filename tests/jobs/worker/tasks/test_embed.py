@@ -315,7 +315,17 @@ def test_rank_0_reads_the_pooling_from_the_hub(
         ("question\nwhy", {}, "has one column, question, and two are needed"),
         ("query,positive,negative\nwhy,because,", {}, "line 2: column 'negative' is empty"),
         ("query,answer\nwhy,because\nhow,because", {}, "all its pairs have the same second text"),
-        ("sentence1,sentence2,score\na,b,0", {}, "has a column 'score', and every row would be"),
+        (
+            "sentence1,sentence2,score\na,b,1\nc,d,0.5",
+            {},
+            "line 3: column 'score' is 0.5, and every",
+        ),
+        ("question,sentence2,is_duplicate\na,b,False", {}, "column 'is_duplicate' is False, and"),
+        (
+            "question,answer,label\na,b,0",
+            {},
+            "line 2: column 'label' is 0, and every row is learned",
+        ),
         ("query,answer\nwhy,so", {"negative_column": "bad"}, "has no column 'bad'"),
     ],
 )
@@ -325,6 +335,14 @@ def test_what_data_lack(tmp_path: Path, content: str, options: Any, message: str
     with pytest.raises(DatasetError) as refused:
         Embed(EmbedOptions(data=str(path), **options)).read(lambda _: None)
     assert message in refused.value.message
+
+
+@pytest.mark.parametrize("rated", ["label,5", "label,Delft", "score,1.0", "similarity,"])
+def test_columns_that_say_nothing_of_similarity_are_ignored(tmp_path: Path, rated: str) -> None:
+    name, value = rated.split(",")
+    path = tmp_path / "rows.csv"
+    path.write_text(f"question,answer,{name}\nwhy,so,{value}\nhow,thus,{value}\n")
+    assert len(Embed(EmbedOptions(data=str(path))).read(lambda _: None).train) == 2
 
 
 def test_lists_of_texts_are_groups(tmp_path: Path) -> None:

@@ -169,3 +169,10 @@ def test_columns_of_different_types_become_one(
     found = pq.read_table(tmp_path / "all.parquet")
     assert found.column("a").to_pylist() == wanted
     assert not pa.types.is_null(found.schema.field("a").type)
+
+
+@pytest.mark.parametrize("output", ["output/predictions", "s3://b/out/"])
+def test_a_folder_of_predictions_is_one_data_set(tmp_path: Path, output: str) -> None:
+    for number, value in enumerate([None, "x"]):
+        write_part(tmp_path / f"{number}.parquet", output, [{"a": value}])
+    assert pq.read_table(tmp_path).column("a").to_pylist() == [None, "x"]

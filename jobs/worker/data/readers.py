@@ -44,9 +44,6 @@ MOST_CHECKED, _LOOK_AT = 64 << 20, 1000
 TRAIN, EVAL = "train", "eval"
 _NAMES = {TRAIN: (TRAIN,), EVAL: ("validation", "valid", "val", "eval", "dev", "test")}
 """The names of files and splits, by their use."""
-_HIDDEN = "."
-_NUMBERED = re.compile(r"[-_.](\d|[0-9a-f]{8}).*$|\d+$")
-"""The end of a file's name that differs between the files of one split."""
 _OTHER_PACKERS = (".zst", ".bz2", ".xz", ".lz4", ".zip", ".7z", ".br")
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
 
@@ -228,22 +225,18 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
             )
         if found:
             return found
-    shards = {each: _use_of(each.relative_to(path)) for each in sorted(path.rglob("*.parquet"))}
-    shards = {each: use for each, use in shards.items() if each.is_file() and use[0] != _HIDDEN}
-    if split == TRAIN and not any(use for use, _ in shards.values()):
-        shards = dict.fromkeys(shards, (TRAIN, ""))
+    shards = _uses_of_shards(path)
     for name in _NAMES[split]:
         named = {each: group for each, (use, group) in shards.items() if use == name}
-        if len(groups := sorted({*named.values()})) > 1:
+        if split == TRAIN and len(groups := sorted({*named.values()})) > 1:
             raise DatasetError(
-                f"{path}: has several data sets for {split}: {', '.join(groups)}",
-                hint="give a folder that has only one of them"
-                + ", or a file with --eval" * (split == EVAL),
+                f"{path}: has several data sets for {split}, in {', '.join(groups)}",
+                hint="give a folder that has only one of them",
             )
         if named:
             _require_all(path, named)
             return [*named]
-    files = [each.relative_to(path) for each in sorted(path.rglob("*.*"))]
+    files = _visible_files(path, "*.*")
     near = next((each for each in files if _use_of(each)[0] in _NAMES[split]), None)
     raise NoSplitError(
         f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …",
@@ -253,23 +246,35 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
     )
 
 
-def _use_of(path: Path) -> tuple[str, str]:
-    """Return a Parquet file's use by its name or its folders', such as ``test``, and what is for that.
+def _uses_of_shards(path: Path) -> dict[Path, tuple[str, str]]:
+    """Return a folder's Parquet files with their uses and their data sets' folders."""
+    names = _visible_files(path, "*.parquet")
+    uses = {path / each: _use_of(each) for each in names}
+    if {TRAIN, ""} & {use for use, _ in uses.values()} == {""}:
+        # Folders such as dev beside prod are not splits.
+        uses = {path / each: _use_of(Path(each.name)) for each in names}
+    is_any = any(use for use, _ in uses.values())
+    return uses if is_any else dict.fromkeys(uses, (TRAIN, ""))
 
-    ``data/train_sft-00000-of-00003.parquet`` is one of ``data/train_sft``, and ``en/train/0.parquet`` of
-    ``en/train``.
+
+def _visible_files(path: Path, pattern: str) -> list[Path]:
+    """Return the files in a folder, relative to it."""
+    found = [each.relative_to(path) for each in sorted(path.rglob(pattern)) if each.is_file()]
+    return [each for each in found if not any(part[0] in "._" for part in each.parts)]
+
+
+def _use_of(path: Path) -> tuple[str, str]:
+    """Return a Parquet file's use by its name or its folders', such as ``test``, and its data set's folder.
+
+    ``en/train-00000-of-00003.parquet`` and ``a=1/en/train/0.parquet`` are for training, and of ``en``.
     """
     *folders, name = path.parts
-    if any(each[0] in "._" for each in path.parts):
-        return _HIDDEN, ""
-    uses = {TRAIN, *_NAMES[EVAL]}
-    if (use := re.split("[-_.]", name)[0]) in uses:
-        return use, "/".join([*folders, _NUMBERED.sub("", path.stem)])
-    for count in range(len(folders), 0, -1):
-        # The hub's branch for Parquet calls a folder so that has only the first rows.
-        use = folders[count - 1].removeprefix("split=").removeprefix("partial-")
-        if use in uses:
-            return use, "/".join(folders[:count])
+    # The hub's branch for Parquet calls a folder so that has only the first rows.
+    said = [each.removeprefix("split=").removeprefix("partial-") for each in folders]
+    said.append(re.split("[-_.]", name)[0])
+    for count in range(len(folders), -1, -1):
+        if said[count] in {TRAIN, *_NAMES[EVAL]}:
+            return said[count], "/".join(each for each in folders[:count] if "=" not in each) or "."
     return "", ""
 
 

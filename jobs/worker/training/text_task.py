@@ -7,6 +7,7 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -19,6 +20,7 @@ from ..data.mapped import Lazy
 from ..data.readers import (
     EVAL,
     TRAIN,
+    NoSplitError,
     first_rows,
     is_small,
     read_table,
@@ -285,6 +287,9 @@ class TableTask(TextTask[OwnTable]):
             return describe(data.train, data.eval if data.has_unseen else None)
         for place, split in self._uses():
             require_files(place, split)
+        if self.options.eval is None and self.options.eval_fraction is None:
+            with suppress(NoSplitError):
+                require_files(self._data(), EVAL)
         bad = list[DatasetError]() if self.options.skip_bad_records else None
         for place in filter(lambda each: Path(each).is_file(), places):
             with first_rows(place) as table:

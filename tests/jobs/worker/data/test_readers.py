@@ -275,6 +275,10 @@ def test_a_folder_that_is_not_read_here_needs_a_file_to_train_on(
     with pytest.raises(UsageError) if why else nullcontext() as refused:
         check_inputs(options)
     assert not refused or why in f"{refused.value.message}; {refused.value.hint}"
+    if name == "data/train.csv":
+        (path.parent / "test-00000-of-00002.parquet").touch()
+        with pytest.raises(UsageError, match="has 1 of 2 files"):
+            check_inputs(options)
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -323,12 +327,10 @@ def test_a_folder_of_parquet_shards(
         ("test/part-0 train/part-0 train/_temporary/part-1 .cache/train-0", "1", "0"),
         ("split=train/a=1/x split=train/a=2/x split=validation/a=1/x split=test/y", "01", "2"),
         ("train-00000-of-00002-6ef3991c train-00001-of-00002-0ab42c9d", "01", "none"),
-        (
-            "d/train_sft-0 d/train_gen-0",
-            "several data sets for train: d/train_gen, d/train_sft",
-            "none",
-        ),
-        ("a/train-0 b/train-0 a/test-0", "several data sets for train: a/train, b/train", "2"),
+        ("train_b-0 train_a-0 dev_a-0-of-1 dev_b-0-of-1", "10", "23"),
+        ("date=1/train-0 date=2/train-0 date=1/en/test/0 date=1/de/test-0", "01", "32"),
+        ("dev/p0 prod/p0", "01", "none"),
+        ("a/train-0 b/train/0 a/test-0", "several data sets for train, in a, b", "2"),
         ("train-00000-of-00003", "1 of 3 files with names that contain -of-00003", "none"),
     ],
 )

@@ -280,7 +280,9 @@ def _use_of(path: Path) -> tuple[str, str]:
 
 def _require_all(path: Path, shards: Iterable[Path]) -> None:
     """Raise :class:`DatasetError` if there are fewer than their names say, such as ``-of-00003``."""
-    totals = Counter(found[1] for each in shards if (found := re.search(r"-of-(\d+)", each.name)))
+    # Names such as best-of-10 say something else.
+    found = filter(None, (re.search(r"(\d+)-of-(\d+)", each.name) for each in shards))
+    totals = Counter(each[2] for each in found if len(each[1]) == len(each[2]))
     for total, count in totals.items():
         if count < int(total):
             raise DatasetError(

@@ -330,6 +330,7 @@ def test_a_folder_of_parquet_shards(
         ("train_b-0 train_a-0 dev_a-0-of-1 dev_b-0-of-1", "10", "23"),
         ("date=1/train-0 date=2/train-0 date=1/en/test/0 date=1/de/test-0", "01", "32"),
         ("dev/p0 prod/p0", "01", "none"),
+        ("end-of-2023 best-of-10 2-of-10", "210", "none"),
         ("a/train-0 b/train/0 a/test-0", "several data sets for train, in a, b", "2"),
         ("train-00000-of-00003", "1 of 3 files with names that contain -of-00003", "none"),
     ],

@@ -175,12 +175,15 @@ def _read_shards(
     schemas, rows, classes = list[Any](), list[Row](), dict[str, Sequence[str]]()
     for path in paths:
         schemas.append(read_schema(path))
-        classes |= class_names(schemas[-1])
-        if {*schemas[-1].names} != {*schemas[0].names}:
+        names, named = schemas[-1].names, class_names(schemas[-1])
+        if len({*names}) < len(names):
+            raise DatasetError(f"{path}: has two columns of the same name")
+        if {*names} != {*schemas[0].names}:
             raise DatasetError(f"{path}: has other columns than {paths[0].name}")
+        if other := [each for each in named if named[each] != classes.get(each, named[each])]:
+            raise DatasetError(f"{path}: column {other[0]!r} has other class names than earlier files")
+        classes |= named
     names = schemas[0].names
-    if len({*names}) < len(names):
-        raise DatasetError(f"{paths[0]}: has two columns of the same name")
     if mapped and sum(map(_size_as_text, paths)) > MOST_IN_MEMORY:
         found = _map(place, paths, mapped, partial(write_arrow, place, paths, schemas))
         return _with_class_names(found, classes)

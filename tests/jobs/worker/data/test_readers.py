@@ -376,6 +376,25 @@ def test_shards_whose_columns_differ_in_type_or_order(
     ]
 
 
+@pytest.mark.parametrize(
+    ("names", "classes", "why"),
+    [
+        ("ab", ["y", "x"], r"1\.parquet: column 'a' has other class names"),
+        ("aba", ["x", "y"], r"1\.parquet: has two columns of the same name"),
+    ],
+)
+def test_shards_that_do_not_fit_together(
+    tmp_path: Path, names: str, classes: list[str], why: str
+) -> None:
+    for number, (columns, each) in enumerate((("ab", ["x", "y"]), (names, classes))):
+        features = {"a": {"names": each, "_type": "ClassLabel"}}
+        known = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = pyarrow.Table.from_arrays([pyarrow.array([0])] * len(columns), names=[*columns])
+        write_table(table.replace_schema_metadata(known), tmp_path / f"{number}.parquet")
+    with pytest.raises(DatasetError, match=why):
+        read_table(str(tmp_path))
+
+
 def test_the_rest_of_a_parquet_file_is_not_read_for_its_first_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_table(

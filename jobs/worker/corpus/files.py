@@ -60,7 +60,9 @@ def local_files(data: Path) -> dict[str, Path]:
         return {"": data}
     found = sorted(each for each in data.rglob("*") if each.is_file())
     names = {each.relative_to(data).as_posix(): each for each in found}
-    return {name: path for name, path in names.items() if _has_format(name) and _is_data(name, names)}
+    return {
+        name: path for name, path in names.items() if _has_format(name) and _is_data(name, names)
+    }
 
 
 def _has_format(name: str) -> bool:

@@ -24,6 +24,7 @@ from .mapped import Lazy, map_rows, write_rows
 from .parquet import (
     class_names,
     explaining_parquet,
+    find_partitions,
     look_at_parquet,
     plain_schema,
     read_schema,
@@ -173,23 +174,27 @@ def _read_shards(
     if find_spec("pyarrow") is None:
         return look_at_parquet(paths)
     schemas, rows, classes = list[Any](), list[Row](), dict[str, Sequence[str]]()
-    for path in paths:
-        schemas.append(read_schema(path))
+    files = find_partitions(place, paths)
+    for file in files:
+        path = file.path
+        schemas.append(read_schema(file))
         names, named = schemas[-1].names, class_names(schemas[-1])
         if len({*names}) < len(names):
             raise DatasetError(f"{path}: has two columns of the same name")
         if {*names} != {*schemas[0].names}:
             raise DatasetError(f"{path}: has other columns than {paths[0].name}")
         if other := [each for each in named if named[each] != classes.get(each, named[each])]:
-            raise DatasetError(f"{path}: column {other[0]!r} has other class names than earlier files")
+            raise DatasetError(
+                f"{path}: column {other[0]!r} has other class names than earlier files"
+            )
         classes |= named
     names = schemas[0].names
     if mapped and sum(map(_size_as_text, paths)) > MOST_IN_MEMORY:
-        found = _map(place, paths, mapped, partial(write_arrow, place, paths, schemas))
+        found = _map(place, paths, mapped, partial(write_arrow, place, files, schemas))
         return _with_class_names(found, classes)
-    for path, schema in zip(paths, schemas, strict=True):
-        with explaining_parquet(path):
-            for table in read_tables(path, plain_schema(schema)):
+    for file, schema in zip(files, schemas, strict=True):
+        with explaining_parquet(file.path):
+            for table in read_tables(file, plain_schema(schema)):
                 rows += table.to_pylist()
                 if limit is not None and len(rows) >= limit:
                     break
@@ -207,7 +212,7 @@ def _read_folder(path: Path, split: str, mapped: Path | None) -> Table:
     if _is_saved(path):
         return _from_splits(str(path), _load_saved(path), split)
     files = _find_files(path, split)
-    if len(files) == 1:
+    if len(files) == 1 and "=" not in str(files[0].relative_to(path)):
         return _read_file(files[0], mapped=mapped)
     return _read_shards(path, files, None, mapped)
 

@@ -125,7 +125,9 @@ def test_every_row_is_written_back(name: str, output: str, given: Rows) -> None:
 
 
 def test_only_what_is_no_data_in_a_folder_is_left_out(tmp_path: Path) -> None:
-    beside = "README.txt notice.txt.gz one/state.json one/dataset_info.json dataset_dict.json _x.csv"
+    beside = (
+        "README.txt notice.txt.gz one/state.json one/dataset_info.json dataset_dict.json _x.csv"
+    )
     data = "requirements.csv license.jsonl readme.parquet state.json two/dataset_info.json a.txt"
     for name in f"{beside} {data} a.md".split():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -364,16 +364,27 @@ def test_shards_whose_columns_differ_in_type_or_order(
         {"c": ["k", None], "b": [1.5, 2.0], "a": pyarrow.array(["z", "y"]).dictionary_encode()},
     ]
     never = pyarrow.array([10**13] * 2, pyarrow.timestamp("s"))
-    for folder, each in zip(("d=__HIVE_DEFAULT_PARTITION__", "d=so%3Dso"), columns, strict=True):
-        (tmp_path / folder).mkdir()
-        write_table(pyarrow.table({**each, "when": never}), tmp_path / folder / "0.parquet")
-    found = read_table(str(tmp_path), mapped=tmp_path / "kept")
+    data = tmp_path / "above=1/data"
+    folders = ("d=__HIVE_DEFAULT_PARTITION__", "d=so%3Dso", "stray")
+    for folder, each in zip(folders, [*columns, columns[1]], strict=True):
+        (data / folder).mkdir(parents=True)
+        write_table(pyarrow.table({**each, "when": never}), data / folder / "0.parquet")
+    found, table = (
+        read_table(str(place), mapped=tmp_path / "kept") for place in (data, data / folders[1])
+    )
+    assert {*found.columns} - {*table.columns} == {"d"}
+    assert "above" not in found.columns
     assert [[row[name] for name in "abcd"] for row in found.rows] == [
         ["x", 1, None, None],
         ["y", 2, None, None],
         ["z", 1.5, "k", "so=so"],
         ["y", 2.0, None, "so=so"],
+        ["z", 1.5, "k", None],
+        ["y", 2.0, None, None],
     ]
+    for name in (folders[0], "stray"):
+        (data / name / "0.parquet").unlink()
+    assert read_table(str(data), mapped=tmp_path / "kept").rows[0]["d"] == "so=so"
 
 
 @pytest.mark.parametrize(

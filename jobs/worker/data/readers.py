@@ -11,7 +11,7 @@ import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -191,7 +191,7 @@ def _read_shards(
     names = schemas[0].names
     if mapped and sum(map(_size_as_text, paths)) > MOST_IN_MEMORY:
         found = _map(place, paths, mapped, partial(write_arrow, place, files, schemas))
-        return _with_class_names(found, classes)
+        return found._replace(classes=classes)
     for file, schema in zip(files, schemas, strict=True):
         with explaining_parquet(file.path):
             for table in read_tables(file, plain_schema(schema)):
@@ -200,7 +200,7 @@ def _read_shards(
                     break
     if not rows:
         raise DatasetError(f"{place}: has no rows")
-    return _with_class_names(Table(str(place), tuple(names), rows[:limit]), classes)
+    return Table(str(place), tuple(names), rows[:limit], classes=classes)
 
 
 def _map(path: Path, files: Sequence[Path], folder: Path, write: Callable[[Path], None]) -> Table:
@@ -360,7 +360,7 @@ def _load_hub(name: str) -> Any:
 
 
 def _from_splits(name: str, found: Any, split: str) -> Table:
-    """Return one split of ``datasets``' result, with class numbers replaced by class names."""
+    """Return one split of ``datasets``' result."""
     if not hasattr(found, "features"):  # a dictionary of splits
         chosen = next((each for each in _NAMES[split] if each in found), None)
         if chosen is None:
@@ -372,24 +372,4 @@ def _from_splits(name: str, found: Any, split: str) -> Table:
     features = {name: getattr(each, "feature", each) for name, each in found.features.items()}
     classes = {name: each.names for name, each in features.items() if hasattr(each, "int2str")}
     rows = Lazy[Row](found, lambda _, row: dict(row))
-    return _with_class_names(Table(name, tuple(found.column_names), rows), classes)
-
-
-def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
-    """Return a table with class numbers replaced by class names. -1 is no label."""
-
-    def name(value: Any, names: Sequence[str]) -> Any:
-        if isinstance(value, list):
-            return [name(each, names) for each in value]
-        if not isinstance(value, int):
-            return value
-        return names[value] if 0 <= value < len(names) else None
-
-    def convert(_: int, row: Row) -> Row:
-        return {**row, **{column: name(row[column], names) for column, names in classes.items()}}
-
-    if not classes:
-        return table
-    if isinstance(table.rows, list):
-        return table._replace(rows=[convert(0, row) for row in table.rows])
-    return table._replace(rows=Lazy(table.rows, convert))
+    return Table(name, tuple(found.column_names), rows, classes=classes)

@@ -22,9 +22,10 @@ from jobs.worker.data.groups import Group
 from jobs.worker.data.mapped import map_rows, write_rows
 from jobs.worker.data.readers import EVAL, NoSplitError, read_table, read_unseen
 from jobs.worker.data.records import require_text
-from jobs.worker.data.table import choose_column, read_records
+from jobs.worker.data.table import choose_column, read_records, with_class_names
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
+from jobs.worker.tasks.score import Score, ScoreOptions
 from jobs.worker.training.text_task import split_off
 
 ROWS = [{"text": "a, b", "label": "x"}, {"text": 'say "c"\nd', "label": "y"}]
@@ -76,12 +77,12 @@ def test_parquet_and_saved_data_sets_give_the_same_rows(
     wanted: list[Any] = [{**row, "tags": [row["label"], None]} for row in ROWS]
     wanted += [{"text": "c", "label": None, "tags": ["x"]}] * 2
     for name in ("a.parquet", "both", "one"):
-        found = read_table(str(tmp_path / name), mapped=tmp_path / "kept")
+        found = with_class_names(read_table(str(tmp_path / name), mapped=tmp_path / "kept"))
         assert [*found.rows] == wanted, name
         assert found.columns == ("text", "label", "tags")
     both = read_unseen(str(tmp_path / "both"), None)
     assert both
-    assert [*both.rows] == wanted
+    assert [*with_class_names(both).rows] == wanted
     assert read_unseen(str(tmp_path / "one"), None) is None
 
 
@@ -385,6 +386,57 @@ def test_shards_whose_columns_differ_in_type_or_order(
     for name in (folders[0], "stray"):
         (data / name / "0.parquet").unlink()
     assert read_table(str(data), mapped=tmp_path / "kept").rows[0]["d"] == "so=so"
+
+
+def write_classes(path: Path, *names: str) -> None:
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    known = {"huggingface": json.dumps({"info": {"features": features}})}
+    columns: Any = {"text": ["a"] * len(names), "label": range(len(names))}
+    write_table(pyarrow.table(columns).replace_schema_metadata(known), path)
+
+
+@pytest.mark.parametrize("most", [1, 1 << 30])
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        ("text,label\na,1\na,0\n", ["ham", "spam"]),
+        ("text,label\na,ham\na,spam\n", ["ham", "spam"]),
+        ('{"text": "a", "label": 1}\n{"text": "a", "label": 0}\n', ["ham", "spam"]),
+        ("text,label\na,7\n", "has no label '7'"),
+    ],
+)
+def test_class_names_of_parquet_and_their_numbers_are_the_same_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, content: str, labels: Any
+) -> None:
+    monkeypatch.setattr(readers, "MOST_IN_MEMORY", most)
+    monkeypatch.setattr(readers, "MOST_CHECKED", most)
+    write_classes(tmp_path / "named.parquet", "spam", "ham")
+    other = write(tmp_path, f"other.{'csv' if content[0] == 't' else 'jsonl'}", content)
+    weights = write(tmp_path, "weights.json", '{"0": 1, "1": 2}')
+    one = ClassifyOptions(
+        model="scratch",
+        data=str(tmp_path / "named.parquet"),
+        eval=str(other),
+        class_weights=str(weights),
+        token_cache=str(tmp_path / "kept"),
+    )
+    if isinstance(labels, str):
+        with pytest.raises(DatasetError, match=labels):
+            Classify(one).read(print)
+        return
+    task = Classify(one)
+    assert [each for record in task.read(print).eval for each in record.labels] == labels
+    assert (task.classes, task._weights) == (["ham", "spam"], [2, 1])
+    swapped = replace(one, data=one.eval, eval=one.data, class_weights=None)
+    for options in (one, swapped):
+        Classify(options).read(print)
+        check_inputs(options)
+
+
+def test_score_learns_the_numbers_of_classes(tmp_path: Path) -> None:
+    write_classes(tmp_path / "a.parquet", "1 star", "2 stars")
+    options = ScoreOptions(model="scratch", data=str(tmp_path / "a.parquet"))
+    assert [each.score for each in Score(options).read(print).train] == [0, 1]
 
 
 @pytest.mark.parametrize(

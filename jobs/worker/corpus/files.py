@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,10 +22,11 @@ from .options import Source
 MANIFEST = "manifest.json"
 _BLOCK = 1 << 20
 _NOT_DATA = re.compile(
-    rf"{MANIFEST}|state\.json|dataset_(infos?|dict)\.json|(readme|license|notice|requirements)\..*",
-    re.I,
+    rf"{MANIFEST}|dataset_(infos|dict)\.json|(readme|license|notice|requirements)\.txt(\.gz)?", re.I
 )
-"""Names of files beside data: those of save_to_disk, and texts for readers."""
+"""Names of files beside data."""
+_SAVED = ("state.json", "dataset_info.json")
+"""What save_to_disk writes beside data, always both."""
 
 
 def list_sources(data: str) -> tuple[Source, ...]:
@@ -36,11 +37,11 @@ def list_sources(data: str) -> tuple[Source, ...]:
     if is_url(data):
         from ..storage.stage import resolve
 
-        found = resolve(connected(), data).objects
+        found = resolve(connected(), data)
         sources = [
             _source(name, str(each.url), each.etag, each.size)
-            for name, each in sorted(found.items())
-            if _is_data(name)
+            for name, each in sorted(found.objects.items())
+            if _has_format(name) and (not found.is_folder or _is_data(name, found.objects))
         ]
     else:
         sources = [
@@ -59,14 +60,21 @@ def local_files(data: Path) -> dict[str, Path]:
         return {"": data}
     found = sorted(each for each in data.rglob("*") if each.is_file())
     names = {each.relative_to(data).as_posix(): each for each in found}
-    return {name: path for name, path in names.items() if _is_data(name)}
+    return {
+        name: path for name, path in names.items() if _has_format(name) and _is_data(name, names)
+    }
 
 
-def _is_data(name: str) -> bool:
-    parts = name.split("/")
+def _has_format(name: str) -> bool:
+    return Path(name.lower().removesuffix(".gz")).suffix in READERS
+
+
+def _is_data(name: str, names: Collection[str]) -> bool:
+    """Return whether a file in a folder with these names is data, and neither hidden nor beside it."""
+    *folders, last = parts = name.split("/")
     is_hidden = any(each.startswith((".", "_")) for each in parts)
-    suffixes = Path(parts[-1].lower().removesuffix(".gz")).suffix
-    return suffixes in READERS and not is_hidden and not _NOT_DATA.fullmatch(parts[-1])
+    is_saved = last in _SAVED and all("/".join([*folders, each]) in names for each in _SAVED)
+    return not (is_hidden or is_saved or _NOT_DATA.fullmatch(last))
 
 
 def _source(name: str, place: str, version: str, size: int) -> Source:

@@ -131,7 +131,7 @@ class Predictor:
                 suffix = part_suffix(self._options.output)
                 name = f"{shard.name}-{len(read)}-{len(rows)}{suffix}"
                 with output.writing(name, self._inputs) as target:
-                    write_part(target, suffix, rows, reader.schema, vector)
+                    write_part(target, self._options.output, rows, reader.schema, vector)
         except DatasetError:
             raise
         except WorkerError as error:

@@ -25,16 +25,18 @@ def part_suffix(output: str) -> str:
 
 
 def write_part(
-    target: Path, suffix: str, rows: Sequence[Values], known: Any = (), vector: str = ""
+    target: Path, output: str, rows: Sequence[Values], known: Any = (), vector: str = ""
 ) -> None:
-    """Write a shard's rows.
+    """Write a shard's rows for this output.
 
     ``known`` has the fields of a Parquet file that they are from; ``vector`` is the column whose lists of
     numbers have one length. Raises :class:`TrainingError` for values that Parquet lacks.
     """
-    if suffix == ".parquet":
+    if part_suffix(output) == ".parquet":
+        # Of another shard, a column that is empty here may have a type; files of a folder stay as they are.
+        empty = None if output.lower().endswith(".parquet") else "string"
         with _as_parquet():
-            _write_parquet(target, rows, {each.name: each for each in known}, vector)
+            _write_parquet(target, rows, {each.name: each for each in known}, vector, empty)
         return
     # JSON writes half of a surrogate pair, which UTF-8 lacks, with the same escape.
     with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
@@ -53,7 +55,11 @@ def _as_parquet() -> Iterator[None]:
 
 
 def _write_parquet(
-    target: Path, rows: Sequence[Values], known: Mapping[str, Any], vector: str
+    target: Path,
+    rows: Sequence[Values],
+    known: Mapping[str, Any],
+    vector: str,
+    empty: str | None,
 ) -> None:
     import pyarrow as pa
     from pyarrow.parquet import write_table
@@ -64,7 +70,8 @@ def _write_parquet(
             return pa.array(values, known[name].type)
         if name == vector:
             return pa.array(values, pa.list_(pa.float32(), len(values[0])))
-        return pa.array(values)  # of another shard, a column that is empty here may have a type
+        found = pa.array(values)
+        return found.cast(empty) if empty and pa.types.is_null(found.type) else found
 
     arrays = {name: to_array(name) for name in dict.fromkeys(name for row in rows for name in row)}
     fields = [known.get(name) or pa.field(name, each.type) for name, each in arrays.items()]

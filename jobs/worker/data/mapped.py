@@ -115,7 +115,8 @@ def map_rows(
     Only one process of the node makes it, and the others wait. Raises :class:`DatasetError`.
     """
     found = [(str(each.resolve()), each.stat()) for each in files]
-    text = str([2, *((name, known.st_size, known.st_mtime_ns) for name, known in found)])
+    states = ((name, known.st_size, known.st_mtime_ns) for name, known in found)
+    text = str([3, str(path.resolve()), *states])
     target = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.arrow"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from ..runtime.errors import DatasetError, first_line
@@ -57,22 +57,46 @@ def stream_parquet(path: Path, first: int) -> Iterator[tuple[str, Row]]:
             at += len(batch)
 
 
-def read_schema(path: Path) -> Any:
+class Partition(NamedTuple):
+    """A Parquet file, and the columns that its folders name, such as ``label=good``, which Spark writes."""
+
+    path: Path
+    folders: Mapping[str, str | None]
+
+
+def find_partitions(place: Path, paths: Sequence[Path]) -> list[Partition]:
+    """Return a place's files. All have the columns that the place's folders name for any."""
+    found = [
+        dict(each.split("=", 1) for each in path.relative_to(place).parts[:-1] if "=" in each)
+        for path in paths
+    ]
+    names = dict.fromkeys(chain.from_iterable(found))
+    return [
+        Partition(path, {name: _folder_value(each.get(name)) for name in names})
+        for path, each in zip(paths, found, strict=True)
+    ]
+
+
+def _folder_value(text: str | None) -> str | None:
+    return None if text in (None, "__HIVE_DEFAULT_PARTITION__") else unquote(text)
+
+
+def read_schema(file: Partition) -> Any:
     """Return a file's schema. Raises :class:`DatasetError`."""
     from pyarrow.parquet import read_schema as read  # noqa: PLC0415 - the laptop may have none
 
-    with explaining_parquet(path):
-        return _with_folders(path, read(path).empty_table()).schema
+    with explaining_parquet(file.path):
+        return _with_folders(file, read(file.path).empty_table()).schema
 
 
-def read_tables(path: Path, schema: Any, count: int = _BATCH) -> Iterator[Any]:
+def read_tables(partition: Partition, schema: Any, count: int = _BATCH) -> Iterator[Any]:
     """Yield a Parquet file's rows as tables of this schema."""
     from pyarrow import Table as ArrowTable  # noqa: PLC0415 - the laptop may have none
     from pyarrow.parquet import ParquetFile  # noqa: PLC0415
 
-    with explaining_parquet(path), ParquetFile(path) as file:
+    with explaining_parquet(partition.path), ParquetFile(partition.path) as file:
         for batch in file.iter_batches(count):
-            table = _with_folders(path, ArrowTable.from_batches([batch])).select(schema.names)
+            table = _with_folders(partition, ArrowTable.from_batches([batch])).select(schema.names)
             yield table if table.schema == schema else table.cast(schema)
 
 
@@ -88,14 +112,12 @@ def plain_schema(schema: Any) -> Any:
     return schema
 
 
-def _with_folders(path: Path, table: Any) -> Any:
-    """Return a table with the columns that its folders name, such as ``label=good``, which Spark writes."""
+def _with_folders(file: Partition, table: Any) -> Any:
     from pyarrow import array, string  # noqa: PLC0415 - the laptop may have none
 
-    for name, is_column, value in (each.partition("=") for each in path.parts[:-1]):
-        if is_column and name not in table.column_names:
-            known = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-            table = table.append_column(name, array([known] * len(table), string()))
+    for name, value in file.folders.items():
+        if name not in table.column_names:
+            table = table.append_column(name, array([value] * len(table), string()))
     return table
 
 
@@ -112,13 +134,15 @@ def class_names(schema: Any) -> dict[str, Sequence[str]]:
     }
 
 
-def write_arrow(place: Path, paths: Sequence[Path], schemas: Sequence[Any], target: Path) -> None:
+def write_arrow(
+    place: Path, files: Sequence[Partition], schemas: Sequence[Any], target: Path
+) -> None:
     """Write the rows of a place's files as one Arrow file. Raises :class:`DatasetError`."""
     from pyarrow import OSFile, ipc, unify_schemas  # noqa: PLC0415 - the laptop may have none
 
     with explaining_parquet(place):
         schema = unify_schemas([*map(plain_schema, schemas)], promote_options="permissive")
     with OSFile(str(target), "wb") as out, ipc.new_file(out, schema) as writer:
-        for path in paths:
-            for table in read_tables(path, schema, TOGETHER):
+        for file in files:
+            for table in read_tables(file, schema, TOGETHER):
                 writer.write_table(table)

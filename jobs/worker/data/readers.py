@@ -11,7 +11,7 @@ import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ from .mapped import Lazy, map_rows, write_rows
 from .parquet import (
     class_names,
     explaining_parquet,
+    find_partitions,
     look_at_parquet,
     plain_schema,
     read_schema,
@@ -44,9 +45,6 @@ MOST_CHECKED, _LOOK_AT = 64 << 20, 1000
 TRAIN, EVAL = "train", "eval"
 _NAMES = {TRAIN: (TRAIN,), EVAL: ("validation", "valid", "val", "eval", "dev", "test")}
 """The names of files and splits, by their use."""
-_HIDDEN = "."
-_NUMBERED = re.compile(r"[-_.](\d|[0-9a-f]{8}).*$|\d+$")
-"""The end of a file's name that differs between the files of one split."""
 _OTHER_PACKERS = (".zst", ".bz2", ".xz", ".lz4", ".zip", ".7z", ".br")
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
 
@@ -176,26 +174,33 @@ def _read_shards(
     if find_spec("pyarrow") is None:
         return look_at_parquet(paths)
     schemas, rows, classes = list[Any](), list[Row](), dict[str, Sequence[str]]()
-    for path in paths:
-        schemas.append(read_schema(path))
-        classes |= class_names(schemas[-1])
-        if {*schemas[-1].names} != {*schemas[0].names}:
+    files = find_partitions(place, paths)
+    for file in files:
+        path = file.path
+        schemas.append(read_schema(file))
+        names, named = schemas[-1].names, class_names(schemas[-1])
+        if len({*names}) < len(names):
+            raise DatasetError(f"{path}: has two columns of the same name")
+        if {*names} != {*schemas[0].names}:
             raise DatasetError(f"{path}: has other columns than {paths[0].name}")
+        if other := [each for each in named if named[each] != classes.get(each, named[each])]:
+            raise DatasetError(
+                f"{path}: column {other[0]!r} has other class names than earlier files"
+            )
+        classes |= named
     names = schemas[0].names
-    if len({*names}) < len(names):
-        raise DatasetError(f"{paths[0]}: has two columns of the same name")
     if mapped and sum(map(_size_as_text, paths)) > MOST_IN_MEMORY:
-        found = _map(place, paths, mapped, partial(write_arrow, place, paths, schemas))
-        return _with_class_names(found, classes)
-    for path, schema in zip(paths, schemas, strict=True):
-        with explaining_parquet(path):
-            for table in read_tables(path, plain_schema(schema)):
+        found = _map(place, paths, mapped, partial(write_arrow, place, files, schemas))
+        return found._replace(classes=classes)
+    for file, schema in zip(files, schemas, strict=True):
+        with explaining_parquet(file.path):
+            for table in read_tables(file, plain_schema(schema)):
                 rows += table.to_pylist()
                 if limit is not None and len(rows) >= limit:
                     break
     if not rows:
         raise DatasetError(f"{place}: has no rows")
-    return _with_class_names(Table(str(place), tuple(names), rows[:limit]), classes)
+    return Table(str(place), tuple(names), rows[:limit], classes=classes)
 
 
 def _map(path: Path, files: Sequence[Path], folder: Path, write: Callable[[Path], None]) -> Table:
@@ -207,7 +212,7 @@ def _read_folder(path: Path, split: str, mapped: Path | None) -> Table:
     if _is_saved(path):
         return _from_splits(str(path), _load_saved(path), split)
     files = _find_files(path, split)
-    if len(files) == 1:
+    if len(files) == 1 and "=" not in str(files[0].relative_to(path)):
         return _read_file(files[0], mapped=mapped)
     return _read_shards(path, files, None, mapped)
 
@@ -228,22 +233,18 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
             )
         if found:
             return found
-    shards = {each: _use_of(each.relative_to(path)) for each in sorted(path.rglob("*.parquet"))}
-    shards = {each: use for each, use in shards.items() if each.is_file() and use[0] != _HIDDEN}
-    if split == TRAIN and not any(use for use, _ in shards.values()):
-        shards = dict.fromkeys(shards, (TRAIN, ""))
+    shards = _uses_of_shards(path)
     for name in _NAMES[split]:
         named = {each: group for each, (use, group) in shards.items() if use == name}
-        if len(groups := sorted({*named.values()})) > 1:
+        if split == TRAIN and len(groups := sorted({*named.values()})) > 1:
             raise DatasetError(
-                f"{path}: has several data sets for {split}: {', '.join(groups)}",
-                hint="give a folder that has only one of them"
-                + ", or a file with --eval" * (split == EVAL),
+                f"{path}: has several data sets for {split}, in {', '.join(groups)}",
+                hint="give a folder that has only one of them",
             )
         if named:
             _require_all(path, named)
             return [*named]
-    files = [each.relative_to(path) for each in sorted(path.rglob("*.*"))]
+    files = _visible_files(path, "*.*")
     near = next((each for each in files if _use_of(each)[0] in _NAMES[split]), None)
     raise NoSplitError(
         f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …",
@@ -253,29 +254,43 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
     )
 
 
-def _use_of(path: Path) -> tuple[str, str]:
-    """Return a Parquet file's use by its name or its folders', such as ``test``, and what is for that.
+def _uses_of_shards(path: Path) -> dict[Path, tuple[str, str]]:
+    """Return a folder's Parquet files with their uses and their data sets' folders."""
+    names = _visible_files(path, "*.parquet")
+    uses = {path / each: _use_of(each) for each in names}
+    if {TRAIN, ""} & {use for use, _ in uses.values()} == {""}:
+        # Folders such as dev beside prod are not splits.
+        uses = {path / each: _use_of(Path(each.name)) for each in names}
+    is_any = any(use for use, _ in uses.values())
+    return uses if is_any else dict.fromkeys(uses, (TRAIN, ""))
 
-    ``data/train_sft-00000-of-00003.parquet`` is one of ``data/train_sft``, and ``en/train/0.parquet`` of
-    ``en/train``.
+
+def _visible_files(path: Path, pattern: str) -> list[Path]:
+    """Return the files in a folder, relative to it."""
+    found = [each.relative_to(path) for each in sorted(path.rglob(pattern)) if each.is_file()]
+    return [each for each in found if not any(part[0] in "._" for part in each.parts)]
+
+
+def _use_of(path: Path) -> tuple[str, str]:
+    """Return a Parquet file's use by its name or its folders', such as ``test``, and its data set's folder.
+
+    ``en/train-00000-of-00003.parquet`` and ``a=1/en/train/0.parquet`` are for training, and of ``en``.
     """
     *folders, name = path.parts
-    if any(each[0] in "._" for each in path.parts):
-        return _HIDDEN, ""
-    uses = {TRAIN, *_NAMES[EVAL]}
-    if (use := re.split("[-_.]", name)[0]) in uses:
-        return use, "/".join([*folders, _NUMBERED.sub("", path.stem)])
-    for count in range(len(folders), 0, -1):
-        # The hub's branch for Parquet calls a folder so that has only the first rows.
-        use = folders[count - 1].removeprefix("split=").removeprefix("partial-")
-        if use in uses:
-            return use, "/".join(folders[:count])
+    # The hub's branch for Parquet calls a folder so that has only the first rows.
+    said = [each.removeprefix("split=").removeprefix("partial-") for each in folders]
+    said.append(re.split("[-_.]", name)[0])
+    for count in range(len(folders), -1, -1):
+        if said[count] in {TRAIN, *_NAMES[EVAL]}:
+            return said[count], "/".join(each for each in folders[:count] if "=" not in each) or "."
     return "", ""
 
 
 def _require_all(path: Path, shards: Iterable[Path]) -> None:
     """Raise :class:`DatasetError` if there are fewer than their names say, such as ``-of-00003``."""
-    totals = Counter(found[1] for each in shards if (found := re.search(r"-of-(\d+)", each.name)))
+    # Names such as best-of-10 say something else.
+    found = filter(None, (re.search(r"(\d+)-of-(\d+)", each.name) for each in shards))
+    totals = Counter(each[2] for each in found if len(each[1]) == len(each[2]))
     for total, count in totals.items():
         if count < int(total):
             raise DatasetError(
@@ -345,7 +360,7 @@ def _load_hub(name: str) -> Any:
 
 
 def _from_splits(name: str, found: Any, split: str) -> Table:
-    """Return one split of ``datasets``' result, with class numbers replaced by class names."""
+    """Return one split of ``datasets``' result."""
     if not hasattr(found, "features"):  # a dictionary of splits
         chosen = next((each for each in _NAMES[split] if each in found), None)
         if chosen is None:
@@ -357,24 +372,4 @@ def _from_splits(name: str, found: Any, split: str) -> Table:
     features = {name: getattr(each, "feature", each) for name, each in found.features.items()}
     classes = {name: each.names for name, each in features.items() if hasattr(each, "int2str")}
     rows = Lazy[Row](found, lambda _, row: dict(row))
-    return _with_class_names(Table(name, tuple(found.column_names), rows), classes)
-
-
-def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
-    """Return a table with class numbers replaced by class names. -1 is no label."""
-
-    def name(value: Any, names: Sequence[str]) -> Any:
-        if isinstance(value, list):
-            return [name(each, names) for each in value]
-        if not isinstance(value, int):
-            return value
-        return names[value] if 0 <= value < len(names) else None
-
-    def convert(_: int, row: Row) -> Row:
-        return {**row, **{column: name(row[column], names) for column, names in classes.items()}}
-
-    if not classes:
-        return table
-    if isinstance(table.rows, list):
-        return table._replace(rows=[convert(0, row) for row in table.rows])
-    return table._replace(rows=Lazy(table.rows, convert))
+    return Table(name, tuple(found.column_names), rows, classes=classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ..runtime.errors import DatasetError
@@ -23,6 +24,8 @@ class Table(NamedTuple):
     lines: Sequence[int] = ()
     problems: Sequence[DatasetError] = ()
     """Rows that could not be read."""
+    classes: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """The names of columns' class numbers, as ``datasets`` keeps them."""
 
     def place(self, row: int) -> str:
         """Return where a row is, such as "train.csv: line 7"."""
@@ -50,6 +53,27 @@ def choose_column(table: Table, asked: str | None, known: Sequence[str], flag: s
     raise DatasetError(
         f"{table.source}: which column? It has {there}", hint=f"name it with {flag}{conll}"
     )
+
+
+def with_class_names(table: Table) -> Table:
+    """Return a table with class numbers replaced by class names. -1 is no label."""
+    classes = table.classes
+
+    def name(value: Any, names: Sequence[str]) -> Any:
+        if isinstance(value, list):
+            return [name(each, names) for each in value]
+        if not isinstance(value, int):
+            return value
+        return names[value] if 0 <= value < len(names) else None
+
+    def convert(_: int, row: Row) -> Row:
+        return {**row, **{column: name(row[column], names) for column, names in classes.items()}}
+
+    if not classes:
+        return table
+    if isinstance(table.rows, list):
+        return table._replace(rows=[convert(0, row) for row in table.rows])
+    return table._replace(rows=Lazy(table.rows, convert))
 
 
 def read_records(

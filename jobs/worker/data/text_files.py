@@ -81,7 +81,8 @@ def _csv_records(
                 yield at, cells, lines
             lines.clear()
     except csv.Error as error:
-        if others := [each for each in ";\t|," if at == 1 and f'"{each}"' in lines[0]]:
+        others = [each for each in ";\t|," if each != mark and f'"{each}"' in lines[0]]
+        if others and at == 1:
             raise _other_mark(source, others[0], mark) from error
         raise DatasetError(f"{source}: line {at}: is not CSV: {error}") from error
 

@@ -212,7 +212,8 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def _weigh(self, data: Data) -> None:
         counts = Counter(label for record in data.train for label in record.labels)
-        self._weights = class_weights(self.options.class_weights, self.classes, counts)
+        asked, names = self.options.class_weights, self.class_names
+        self._weights = class_weights(asked, self.classes, counts, names)
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from ..training.model import class_settings, classes_of

@@ -143,8 +143,8 @@ class Score(TaughtTask[ScoreOptions]):
         )
         return Scored(tuple(texts), _number(f"{place}: column {label!r}", row.get(label)))
 
-    def _records(self, *table: Any) -> Sequence[Any]:
-        records = super()._records(*table)
+    def _records(self, table: Table, *others: Any) -> Sequence[Any]:
+        records = super()._records(table._replace(classes={}), *others)  # their numbers are learned
         return flatten(records) if self.is_ranking else records
 
     def open_teacher(self, context: TrainContext | None = None) -> Loaded:

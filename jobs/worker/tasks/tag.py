@@ -108,7 +108,8 @@ class Tag(TableTask[TagOptions]):
 
     def _weigh(self, data: Data) -> None:
         counts = Counter(tag for record in data.train for tag in record.tags)
-        self._weights = class_weights(self.options.class_weights, self.tags, counts)
+        asked, names = self.options.class_weights, self.class_names
+        self._weights = class_weights(asked, self.tags, counts, names)
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from ..training.model import class_settings, classes_of, load_model

@@ -7,6 +7,7 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -19,6 +20,7 @@ from ..data.mapped import Lazy
 from ..data.readers import (
     EVAL,
     TRAIN,
+    NoSplitError,
     first_rows,
     is_small,
     read_table,
@@ -27,7 +29,7 @@ from ..data.readers import (
     unused_files,
 )
 from ..data.records import require_text, show, skip_note
-from ..data.table import Table, choose_column, read_records
+from ..data.table import Table, choose_column, read_records, with_class_names
 from ..runtime.errors import DatasetError, ModelError
 from ..runtime.events import name_files
 from .options import NO_CACHE, SCRATCH, Range, TextOptions, option
@@ -215,6 +217,8 @@ class TableTask(TextTask[OwnTable]):
     text_columns: ClassVar[Sequence[str]]
     label_columns: ClassVar[Sequence[str]]
     """Names of columns to look for, the likeliest first."""
+    class_names: Sequence[str] = ()
+    """The names of the labels' numbers, in data of ``datasets``."""
 
     def choose_columns(self, table: Table) -> list[str]:
         """Return the columns that :meth:`convert` gets: text and label. Raises :class:`DatasetError`."""
@@ -246,6 +250,9 @@ class TableTask(TextTask[OwnTable]):
             unseen = read_table(options.eval, EVAL, mapped=mapped)
         elif options.eval_fraction is None:
             unseen = read_unseen(self._data(), mapped) or train
+        classes = train.classes or unseen.classes
+        if unseen is not train and not train.classes:
+            unseen = unseen._replace(classes={})
         # Also such as --corpus, and by the names that the user has given.
         given = {
             Path(name_files(each)).name for each in vars(options).values() if isinstance(each, str)
@@ -257,6 +264,10 @@ class TableTask(TextTask[OwnTable]):
         records = self._records(train, bad, note)
         eval_records = records if unseen is train else self._records(unseen, bad, note)
         sources = train.source, unseen.source
+        columns = self.choose_columns(train) if classes else ()
+        self.class_names = next((classes[each] for each in columns if each in classes), ())
+        if self.class_names and unseen is not train and not unseen.classes:
+            eval_records = _name_classes(eval_records, records, self.class_names)
         if unseen is train and options.eval_fraction is not None:
             records, eval_records = split_off(records, options.eval_fraction, options.seed, note)
             sources = train.source, f"{options.eval_fraction:g} of {train.source}"
@@ -285,9 +296,15 @@ class TableTask(TextTask[OwnTable]):
             return describe(data.train, data.eval if data.has_unseen else None)
         for place, split in self._uses():
             require_files(place, split)
+        if self.options.eval is None and self.options.eval_fraction is None:
+            with suppress(NoSplitError):
+                require_files(self._data(), EVAL)
         bad = list[DatasetError]() if self.options.skip_bad_records else None
+        has_names = False
         for place in filter(lambda each: Path(each).is_file(), places):
             with first_rows(place) as table:
+                has_names |= place == self._data() and bool(table.classes)
+                table = table if has_names else table._replace(classes={})
                 if table.columns:  # Parquet may be readable only on the nodes
                     self._records(table, bad, lambda _: None)
         return ""
@@ -306,6 +323,7 @@ class TableTask(TextTask[OwnTable]):
         first, *others = map(repr, columns)
         more = f", {self.other_columns} from {', '.join(others)}" if others else ""
         note(f"{table.source}: texts from column {first}{more}")
+        table = with_class_names(table)
         return read_records(table, lambda place, row: self.convert(place, row, *columns), skipped)
 
 
@@ -332,12 +350,16 @@ def _note_unknown(encoded: Sequence[Tokens], tokenizer: Any, note: Callable[[str
 
 
 def class_weights(
-    option: str | None, classes: Sequence[str], counts: Mapping[str, int]
+    option: str | None,
+    classes: Sequence[str],
+    counts: Mapping[str, int],
+    names: Sequence[str] = (),
 ) -> list[float] | None:
     """Return the weight of each class, as scikit-learn balances them or from a JSON file; None for none.
 
-    ``counts`` are the labels in the training data; classes that they lack have the weight 1. Raises
-    :class:`DatasetError` for a file that is not an object with a positive number for each label.
+    ``counts`` are the labels in the training data; classes that they lack have the weight 1. The file may
+    have the numbers of ``names`` instead. Raises :class:`DatasetError` for a file that is not an object
+    with a positive number for each label.
     """
     if option is None:
         return None
@@ -350,6 +372,8 @@ def class_weights(
         raise DatasetError(f"--class-weights {option}: can't be read: {error}") from None
     if not isinstance(found, dict):
         raise DatasetError(f'--class-weights {option}: is not an object such as {{"spam": 2.5}}')
+    named = _names_of_numbers(found, counts, names)
+    found = {named.get(name, name): value for name, value in found.items()}
     for name in counts:
         value = found.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6:
@@ -377,6 +401,30 @@ def require_known(data: Data, kind: str, known: Collection[str]) -> None:
                 f"{record.place}: the training data has no {kind} {show(unknown[0])}",
                 hint=f"correct the {kind}, or leave the row out of the evaluation data",
             )
+
+
+def _names_of_numbers(
+    found: Collection[str], known: Collection[str], names: Sequence[str]
+) -> dict[str, str]:
+    """Return the names of classes by their numbers, if what is found are numbers of what is known."""
+    numbered = {str(number): name.strip() for number, name in enumerate(names)}
+    are_numbers = {*found} <= numbered.keys() and {*known} <= {*numbered.values()}
+    return numbered if are_numbers and not {*found} <= {*known} else {}
+
+
+def _name_classes(
+    records: Sequence[Any], train: Sequence[Any], names: Sequence[str]
+) -> Sequence[Any]:
+    """Return records for evaluation with the names of classes that they have the numbers of."""
+    found, known = ({x for row in each for x in _labels_of(row)} for each in (records, train))
+    named = _names_of_numbers(found, known, names)
+
+    def rename(_: int, record: Any) -> Any:
+        kind = "labels" if hasattr(record, "labels") else "tags"
+        labels = getattr(record, kind)
+        return record._replace(**{kind: type(labels)(named[each] for each in labels)})
+
+    return Lazy[Any](records, rename) if named else records
 
 
 def _labels_of(record: Any) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.worker.corpus.files import Output
+from jobs.worker.corpus.files import Output, list_sources, local_files
 from jobs.worker.corpus.options import PredictOptions, Shard, Source
 from jobs.worker.corpus.shards import Predictor, look_at
 from jobs.worker.corpus.writers import merge_parts, write_part
@@ -124,6 +124,24 @@ def test_every_row_is_written_back(name: str, output: str, given: Rows) -> None:
     assert found == expected
 
 
+def test_only_what_is_no_data_in_a_folder_is_left_out(tmp_path: Path) -> None:
+    beside = (
+        "README.txt notice.txt.gz one/state.json one/dataset_info.json dataset_dict.json _x.csv"
+    )
+    data = "requirements.csv license.jsonl readme.parquet state.json two/dataset_info.json a.txt"
+    for name in f"{beside} {data} a.md".split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert sorted(local_files(tmp_path)) == sorted(data.split())
+    found = {"requirements.txt": Mock(etag="", size=1), "_a.md": Mock()}
+    objects = Mock(objects=found, is_folder=False)
+    with (
+        patch("jobs.worker.corpus.files.connected"),
+        patch("jobs.worker.storage.stage.resolve", return_value=objects),
+    ):
+        assert len(list_sources("s3://b/requirements.txt")) == 1
+
+
 def test_a_column_of_an_earlier_prediction_is_kept(tmp_path: Path) -> None:
     given = [{"text": "a", "label": "y", "predicted_label": "z"}]
     write_lines(tmp_path / "a.jsonl", given)
@@ -153,3 +171,10 @@ def test_columns_of_different_types_become_one(
     found = pq.read_table(tmp_path / "all.parquet")
     assert found.column("a").to_pylist() == wanted
     assert not pa.types.is_null(found.schema.field("a").type)
+
+
+@pytest.mark.parametrize("output", ["output/predictions", "s3://b/out/"])
+def test_a_folder_of_predictions_is_one_data_set(tmp_path: Path, output: str) -> None:
+    for number, value in enumerate([None, "x"]):
+        write_part(tmp_path / f"{number}.parquet", output, [{"a": value}])
+    assert pq.read_table(tmp_path).column("a").to_pylist() == [None, "x"]

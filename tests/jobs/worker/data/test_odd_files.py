@@ -104,6 +104,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("trailing.csv", "text,label,\na,x,\nb,y,\n", "line 1: needs a different name"),
     ("pipe.csv", "text|label\n" + XY.format("|"), "line 1: its columns are separated by '|'"),
     ("quoted_pipe.csv", '"text";"label"\n"a";"x"\n', "line 1: its columns are separated by ';'"),
+    ("after_quote.csv", '"text","label" x\n"a","x"\n', "line 1: is not CSV: ',' expected after"),
     ("open.csv", 'text,label\n"a,x\nb,y\n', "line 3: is not CSV: unexpected end"),
     ("no_header.csv", "I like it,pos\nnot at all,neg\n", "which column? It has I like it, pos"),
     ("utf16.tsv", ("text\tlabel\n" + XY.format("\t")).encode("utf-16"), "is UTF-16, not UTF-8"),

@@ -22,9 +22,10 @@ from jobs.worker.data.groups import Group
 from jobs.worker.data.mapped import map_rows, write_rows
 from jobs.worker.data.readers import EVAL, NoSplitError, read_table, read_unseen
 from jobs.worker.data.records import require_text
-from jobs.worker.data.table import choose_column, read_records
+from jobs.worker.data.table import choose_column, read_records, with_class_names
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
+from jobs.worker.tasks.score import Score, ScoreOptions
 from jobs.worker.training.text_task import split_off
 
 ROWS = [{"text": "a, b", "label": "x"}, {"text": 'say "c"\nd', "label": "y"}]
@@ -76,12 +77,12 @@ def test_parquet_and_saved_data_sets_give_the_same_rows(
     wanted: list[Any] = [{**row, "tags": [row["label"], None]} for row in ROWS]
     wanted += [{"text": "c", "label": None, "tags": ["x"]}] * 2
     for name in ("a.parquet", "both", "one"):
-        found = read_table(str(tmp_path / name), mapped=tmp_path / "kept")
+        found = with_class_names(read_table(str(tmp_path / name), mapped=tmp_path / "kept"))
         assert [*found.rows] == wanted, name
         assert found.columns == ("text", "label", "tags")
     both = read_unseen(str(tmp_path / "both"), None)
     assert both
-    assert [*both.rows] == wanted
+    assert [*with_class_names(both).rows] == wanted
     assert read_unseen(str(tmp_path / "one"), None) is None
 
 
@@ -275,6 +276,10 @@ def test_a_folder_that_is_not_read_here_needs_a_file_to_train_on(
     with pytest.raises(UsageError) if why else nullcontext() as refused:
         check_inputs(options)
     assert not refused or why in f"{refused.value.message}; {refused.value.hint}"
+    if name == "data/train.csv":
+        (path.parent / "test-00000-of-00002.parquet").touch()
+        with pytest.raises(UsageError, match="has 1 of 2 files"):
+            check_inputs(options)
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -323,12 +328,11 @@ def test_a_folder_of_parquet_shards(
         ("test/part-0 train/part-0 train/_temporary/part-1 .cache/train-0", "1", "0"),
         ("split=train/a=1/x split=train/a=2/x split=validation/a=1/x split=test/y", "01", "2"),
         ("train-00000-of-00002-6ef3991c train-00001-of-00002-0ab42c9d", "01", "none"),
-        (
-            "d/train_sft-0 d/train_gen-0",
-            "several data sets for train: d/train_gen, d/train_sft",
-            "none",
-        ),
-        ("a/train-0 b/train-0 a/test-0", "several data sets for train: a/train, b/train", "2"),
+        ("train_b-0 train_a-0 dev_a-0-of-1 dev_b-0-of-1", "10", "23"),
+        ("date=1/train-0 date=2/train-0 date=1/en/test/0 date=1/de/test-0", "01", "32"),
+        ("dev/p0 prod/p0", "01", "none"),
+        ("end-of-2023 best-of-10 2-of-10", "210", "none"),
+        ("a/train-0 b/train/0 a/test-0", "several data sets for train, in a, b", "2"),
         ("train-00000-of-00003", "1 of 3 files with names that contain -of-00003", "none"),
     ],
 )
@@ -361,16 +365,97 @@ def test_shards_whose_columns_differ_in_type_or_order(
         {"c": ["k", None], "b": [1.5, 2.0], "a": pyarrow.array(["z", "y"]).dictionary_encode()},
     ]
     never = pyarrow.array([10**13] * 2, pyarrow.timestamp("s"))
-    for folder, each in zip(("d=__HIVE_DEFAULT_PARTITION__", "d=so%3Dso"), columns, strict=True):
-        (tmp_path / folder).mkdir()
-        write_table(pyarrow.table({**each, "when": never}), tmp_path / folder / "0.parquet")
-    found = read_table(str(tmp_path), mapped=tmp_path / "kept")
+    data = tmp_path / "above=1/data"
+    folders = ("d=__HIVE_DEFAULT_PARTITION__", "d=so%3Dso", "stray")
+    for folder, each in zip(folders, [*columns, columns[1]], strict=True):
+        (data / folder).mkdir(parents=True)
+        write_table(pyarrow.table({**each, "when": never}), data / folder / "0.parquet")
+    found, table = (
+        read_table(str(place), mapped=tmp_path / "kept") for place in (data, data / folders[1])
+    )
+    assert {*found.columns} - {*table.columns} == {"d"}
+    assert "above" not in found.columns
     assert [[row[name] for name in "abcd"] for row in found.rows] == [
         ["x", 1, None, None],
         ["y", 2, None, None],
         ["z", 1.5, "k", "so=so"],
         ["y", 2.0, None, "so=so"],
+        ["z", 1.5, "k", None],
+        ["y", 2.0, None, None],
     ]
+    for name in (folders[0], "stray"):
+        (data / name / "0.parquet").unlink()
+    assert read_table(str(data), mapped=tmp_path / "kept").rows[0]["d"] == "so=so"
+
+
+def write_classes(path: Path, *names: str) -> None:
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    known = {"huggingface": json.dumps({"info": {"features": features}})}
+    columns: Any = {"text": ["a"] * len(names), "label": range(len(names))}
+    write_table(pyarrow.table(columns).replace_schema_metadata(known), path)
+
+
+@pytest.mark.parametrize("most", [1, 1 << 30])
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        ("text,label\na,1\na,0\n", ["ham", "spam"]),
+        ("text,label\na,ham\na,spam\n", ["ham", "spam"]),
+        ('{"text": "a", "label": 1}\n{"text": "a", "label": 0}\n', ["ham", "spam"]),
+        ("text,label\na,7\n", "has no label '7'"),
+    ],
+)
+def test_class_names_of_parquet_and_their_numbers_are_the_same_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, content: str, labels: Any
+) -> None:
+    monkeypatch.setattr(readers, "MOST_IN_MEMORY", most)
+    monkeypatch.setattr(readers, "MOST_CHECKED", most)
+    write_classes(tmp_path / "named.parquet", "spam", "ham")
+    other = write(tmp_path, f"other.{'csv' if content[0] == 't' else 'jsonl'}", content)
+    weights = write(tmp_path, "weights.json", '{"0": 1, "1": 2}')
+    one = ClassifyOptions(
+        model="scratch",
+        data=str(tmp_path / "named.parquet"),
+        eval=str(other),
+        class_weights=str(weights),
+        token_cache=str(tmp_path / "kept"),
+    )
+    if isinstance(labels, str):
+        with pytest.raises(DatasetError, match=labels):
+            Classify(one).read(print)
+        return
+    task = Classify(one)
+    assert [each for record in task.read(print).eval for each in record.labels] == labels
+    assert (task.classes, task._weights) == (["ham", "spam"], [2, 1])
+    swapped = replace(one, data=one.eval, eval=one.data, class_weights=None)
+    for options in (one, swapped):
+        Classify(options).read(print)
+        check_inputs(options)
+
+
+def test_score_learns_the_numbers_of_classes(tmp_path: Path) -> None:
+    write_classes(tmp_path / "a.parquet", "1 star", "2 stars")
+    options = ScoreOptions(model="scratch", data=str(tmp_path / "a.parquet"))
+    assert [each.score for each in Score(options).read(print).train] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "why"),
+    [
+        ("ab", ["y", "x"], r"1\.parquet: column 'a' has other class names"),
+        ("aba", ["x", "y"], r"1\.parquet: has two columns of the same name"),
+    ],
+)
+def test_shards_that_do_not_fit_together(
+    tmp_path: Path, names: str, classes: list[str], why: str
+) -> None:
+    for number, (columns, each) in enumerate((("ab", ["x", "y"]), (names, classes))):
+        features = {"a": {"names": each, "_type": "ClassLabel"}}
+        known = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = pyarrow.Table.from_arrays([pyarrow.array([0])] * len(columns), names=[*columns])
+        write_table(table.replace_schema_metadata(known), tmp_path / f"{number}.parquet")
+    with pytest.raises(DatasetError, match=why):
+        read_table(str(tmp_path))
 
 
 def test_the_rest_of_a_parquet_file_is_not_read_for_its_first_rows(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from .unfetched import RUNNING, STALLED, QueueError, find_loss, list_queue, modi
 STATE = Path("/run/spr-cluster")
 HOME = Path("/home/ubuntu")
 _EARLY_S = 120
+# A metal worker takes up to 20 minutes to come back.
+_REBOOT_S = 1800
 # The job's own push comes first.
 _PUSH_AFTER_S, _PUSH_PAUSE_S, _LONGEST_PAUSE_S = 45, 60, 900
 _PUSH_LIMIT_S = 1800
@@ -88,8 +90,9 @@ def decide(facts: Facts) -> Decision:
     if facts.now < facts.expires - _EARLY_S or facts.now >= facts.latest:
         return Decision()
     for job in facts.jobs:
-        # `repair` may not come: nodes that only wait for it stay for the grace period.
-        stays = max(facts.expires, job.stalled) + facts.grace if job.stalled else facts.latest
+        # `repair` may not come: nodes that only wait for it, or for a reboot, stay for the grace period.
+        least = max(facts.expires, job.stalled) + max(facts.grace, _REBOOT_S)
+        stays = least if job.stalled else facts.latest
         if job.limited and job.queued and facts.now < stays:
             why = f"job {job.name} is {job.queued}"
             return Decision(ALL, why, min(stays, facts.latest))

@@ -19,8 +19,14 @@ SAFE = Job("squad-1", ended=D - 600, down_when_done=True)
 LIMITED = Job("squad-2", queued="running", limited=True)
 
 
-def look(after_s: float, *jobs: Job, latest: float = LATEST, queue: bool = True) -> Decision:
-    return decide(Facts(D + after_s, D, latest, GRACE, jobs, queue, booted=100.0))
+def look(
+    after_s: float,
+    *jobs: Job,
+    latest: float = LATEST,
+    queue: bool = True,
+    grace: float = GRACE,
+) -> Decision:
+    return decide(Facts(D + after_s, D, latest, grace, jobs, queue, booted=100.0))
 
 
 STALLED = LIMITED._replace(queued="waiting for lost nodes", stalled=D - 3600)
@@ -58,6 +64,13 @@ def test_what_is_held_and_until_when(
     after_s: float, jobs: list[Job], latest: float, hold: str
 ) -> None:
     assert look(after_s, *jobs, latest=latest).hold == hold
+
+
+@pytest.mark.parametrize("grace", [0, 300])
+def test_a_short_grace_period_does_not_end_a_job_whose_node_reboots(grace: float) -> None:
+    assert look(1799, STALLED, latest=LATE, grace=grace).hold == ALL
+    assert look(1800, STALLED, latest=LATE, grace=grace).hold == ""
+    assert look(600, STALLED, latest=D + 900, grace=grace).until == D + 900
 
 
 def test_a_decision_says_why_and_until_when() -> None:

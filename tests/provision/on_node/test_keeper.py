@@ -185,21 +185,26 @@ def test_a_job_may_be_running_while_the_queue_does_not_answer(jobs: Path) -> Non
 
 def test_a_job_waits_for_lost_nodes_since_the_keeper_saw_it(jobs: Path) -> None:
     make(jobs, "busy", asks="max_time_s")
+    make(jobs, "next", asks="max_time_s")
     head, text = keeper.Keeper([]), "7|PENDING||ReqNodeNotAvail, UnavailableNodes:node1|busy"
-    now = time.time()
+    now, then = time.time(), "8|PENDING||Priority|next"
 
-    def hold(state: str, after_s: float) -> bool:
-        (jobs.parent / "squeue").write_text(f"#!/bin/sh\necho '{state}'\n")
-        facts = keeper.gather(now + after_s, now - 9000, now + 9000, GRACE)
-        head.act(facts)
+    def hold(after_s: float, *states: str, code: int = 0) -> bool:
+        lines = "\n".join(states)
+        (jobs.parent / "squeue").write_text(f"#!/bin/sh\necho '{lines}'\nexit {code}\n")
+        head.act(keeper.gather(now + after_s, now - 9000, now + 9000, GRACE))
         return head.is_holding
 
-    assert hold(text, 0)
-    assert hold(text, GRACE - 1)
-    assert hold("7|RUNNING|node0|None|busy", GRACE)
-    assert hold(text, GRACE + 1)
-    assert hold(text, 2 * GRACE)
-    assert not hold(text, 2 * GRACE + 1)
+    assert hold(0, text)
+    assert hold(GRACE - 1, text, then)
+    assert hold(GRACE, "7|RUNNING|node0|None|busy", then)
+    assert hold(GRACE + 1, text, then)
+    # Slurm fails, or names another reason for a moment.
+    assert hold(GRACE + 31, code=1)
+    assert hold(GRACE + 61, text.replace("ReqNodeNotAvail", "Priority"), then)
+    assert hold(2 * GRACE, text, then)
+    assert not hold(2 * GRACE + 1, text, then)
+    assert hold(2 * GRACE + 2, "8|RUNNING|node0|None|next", text)
 
 
 def test_for_the_laptop_a_job_that_waits_for_lost_nodes_is_waiting(

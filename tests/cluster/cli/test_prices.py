@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.local_files import ClusterFiles
+from infra.ec2.instances import WORKER
 from infra.ec2.inventory import describe_inventory
 from tests.harness.command_line import CommandLine
 
@@ -308,3 +309,28 @@ def test_a_new_clusters_time_begins_when_the_user_has_answered(
     if not has_old:
         assert record.expires - line.cloud.ctx.now() > timedelta(minutes=50)
         assert record.bound - record.created == timedelta(hours=9)
+
+
+def test_repair_ends_no_stopped_worker_if_too_little_time_is_left_for_another(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.must("up", "--nodes", "2", "--ttl", "2h", "--yes")
+    inventory = describe_inventory(line.cloud.ec2, "spr")
+    (worker,) = (machine.id for machine in inventory.alive if machine.role == WORKER)
+    line.cloud.ec2.stop_instances(InstanceIds=[worker])
+    assert inventory.record
+    left = inventory.record.expires - line.cloud.ctx.now()
+    line.cloud.clock.now += left.total_seconds() - 30 * 60
+
+    def think(*_: object, **__: object) -> None:
+        line.cloud.clock.now += 6 * 60
+
+    monkeypatch.setattr("cluster.cli.up.confirm", think)
+    result = line.run("repair")
+
+    assert "too little of the time to live is left" in result.message
+    assert "spr-cluster extend 2h --name spr" in result.message
+    alive = {
+        machine.id: machine.state for machine in describe_inventory(line.cloud.ec2, "spr").alive
+    }
+    assert alive[worker] == "stopped"

@@ -95,6 +95,15 @@ class ClusterRecord:
         usual = spoken_time(self.grace_ends, now)
         return f"until {usual}, or {latest} with a job that has --max-time or --budget"
 
+    def begun(self, now: datetime) -> ClusterRecord:
+        """Return it for a cluster that is created now, with all its times moved."""
+        late = now.replace(microsecond=0) - self.created  # tags store whole seconds
+        bound = self.bound + late if self.bound else None
+        expires, latest = self.expires + late, self.latest + late
+        return replace(
+            self, created=self.created + late, expires=expires, latest=latest, bound=bound
+        )
+
     @property
     def lifetime(self) -> Lifetime:
         """What each node has to know."""

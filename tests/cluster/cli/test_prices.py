@@ -334,3 +334,22 @@ def test_repair_ends_no_stopped_worker_if_too_little_time_is_left_for_another(
         machine.id: machine.state for machine in describe_inventory(line.cloud.ec2, "spr").alive
     }
     assert alive[worker] == "stopped"
+
+
+def test_a_time_to_live_must_fit_all_that_comes_before_the_last_purchase(line: CommandLine) -> None:
+    options = ("up", "--dry-run", "--nodes", "4", "--instance-type", "m7i.metal-24xl", "--bake")
+    assert "--ttl 45m or more" in line.run(*options, "head", "--ttl", "40m").err
+    line.must(*options, "head", "--ttl", "45m")
+    assert "--ttl 30m or more" in line.run(*options, "none", "--ttl", "28m").err
+    line.must(*options, "none", "--ttl", "30m")
+
+
+def test_a_short_time_to_live_begins_anew_with_each_try_while_there_is_no_capacity(
+    line: CommandLine,
+) -> None:
+    line.cloud.faults("[[capacity]]\nfree = 0\n")
+    wait = ("--ttl", "30m", "--wait-for-capacity", "20m")
+    assert "waited 20" in line.run("up", "--nodes", "1", *wait, "--yes").message
+    record = describe_inventory(line.cloud.ec2, "spr").record
+    assert record
+    assert record.expires - line.cloud.ctx.now() > timedelta(minutes=20)

@@ -505,9 +505,7 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     assert re.search(rf"Nodes shut down automatically at [^.]*{end}", short)
     assert "this job may take 12 min (--max-time)" in short
     assert find_record(line) == after
-    stay = (
-        rf"{end} .*, or up to {after.job_ends:.*%H:%M} UTC .* while a job with --max-time or --bud"
-    )
+    stay = rf"{end} .*, or up to {after.latest:.*%H:%M} UTC.* while a job with --max-time or --bud"
     assert re.search(stay, line.must("status").out.replace("\n", " "))
 
     spent, ending = {"seconds": 600.0, "usd": 1.0}, Ending(budget=3.0)

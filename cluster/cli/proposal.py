@@ -30,6 +30,8 @@ from provision.stacks.load import load_stack
 
 # A shorter-lived cluster would cost money and end before it could be used.
 _SHORTEST = timedelta(minutes=30)
+# For the answer to the question whether to buy, and a node's least use.
+_SPARE = timedelta(minutes=10)
 _LONG_THOUGHT = timedelta(minutes=2)
 _GUARDED = f"Second guard: AWS terminates machines that do not shut down ({COST})."
 _UNGUARDED = (
@@ -62,13 +64,11 @@ class Proposal:
         """
         given, record = self.plan_input, self.plan_input.record
         old = parse_record(given.group.tags) if given.group else None
-        late = self.ctx.now().replace(microsecond=0) - record.created
+        now = self.ctx.now()
+        late = now - record.created
         if given.found.alive or (old and old.created == record.created) or late < _LONG_THOUGHT:
             return self
-        times = {"created": record.created, "expires": record.expires, "latest": record.latest}
-        times |= {"bound": record.bound} if record.bound else {}
-        later = replace(record, **{name: time + late for name, time in times.items()})  # type: ignore[arg-type]
-        given = replace(given, record=later)
+        given = replace(given, record=record.begun(now))
         return replace(self, plan_input=given, plan=plan_up(given))
 
     @property
@@ -332,12 +332,13 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     """Return a plan with its offers, prices, and quota. Changes nothing."""
     plan = plan_up(plan_input)
     left = plan_input.record.expires - ctx.now()
+    least = max(_SHORTEST, timedelta(minutes=plan.start_min) + _SPARE)
     # A new cluster's time runs since some seconds ago.
-    if plan.buys and ctx.cloud.billed and left < _SHORTEST - timedelta(minutes=1):
+    if plan.buys and ctx.cloud.billed and left < least - timedelta(minutes=1):
         raise UsageError(
-            f"the time to live is only {left.total_seconds() / 60:.0f} min: bare metal may take that "
+            f"the time to live is only {left.total_seconds() / 60:.0f} min: the nodes may take that "
             "long to start",
-            hint=f"new cluster: --ttl {render_duration(_SHORTEST)} or more; existing cluster: "
+            hint=f"new cluster: --ttl {render_duration(least)} or more; existing cluster: "
             f"spr-cluster extend 2h {ctx.flags}",
         )
     stack = load_stack(plan_input.spec.stack) if plan.buys else None

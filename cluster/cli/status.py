@@ -20,7 +20,7 @@ from cluster.nodes import Node, describe_stuck, is_unconnected, rank_nodes
 from cluster.overview import Overview, look_up_prices
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from infra.ec2 import tags
-from infra.ec2.instances import describe_spot_notices
+from infra.ec2.instances import HEAD, describe_spot_notices
 from infra.ec2.inventory import describe_inventory, describe_terminated
 from infra.ec2.termination_schedule import is_guarded, with_guard
 from infra.iam.instance_profile import has_profile, with_profile
@@ -220,12 +220,18 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
         f"{cost or '?'} so far{source}"
     ]
     alive, billed = overview.found.alive, overview.billed
-    if stopped := [machine.id for machine in alive if machine.is_stopped]:
+    if stopped := [machine for machine in alive if machine.is_stopped]:
         disk = "its disk is billed, " if billed else ""
         lines.append(
-            f"Stopped: {', '.join(stopped)}. No timer ends a stopped machine, {disk}and it may have the only "
-            f"copy of results. How to start the head: spr-cluster up {flags}"
+            f"Stopped: {', '.join(each.id for each in stopped)}. No timer ends a stopped machine, {disk}"
+            "and it may have the only copy of results."
         )
+        if any(each.role == HEAD for each in stopped):
+            lines[-1] += f" How to start the head: spr-cluster up {flags}"
+        if workers := " ".join(each.id for each in stopped if each.role != HEAD):
+            start = f"aws ec2 start-instances --region {overview.region} --instance-ids {workers}"
+            keep = f"; to keep it: {start}" if row["left_s"] > 0 else ""
+            lines[-1] += f" `up` and `repair` replace a stopped worker and delete its disk{keep}"
     if overview.expires is not None and len(stopped) < len(alive):
         record = overview.record
         stuck = describe_stuck(record, alive, now, billed=billed) if record else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -175,7 +175,10 @@ def _carry_out(
 
     def plan_again() -> Proposal:
         nonlocal proposal  # its deadline is the one to show
-        proposal = propose(ctx, prepare(ctx, ctx.name, change, request.ssh_cidr))
+        given = prepare(ctx, ctx.name, change, request.ssh_cidr)
+        if not given.found.alive:
+            given = replace(given, record=given.record.begun(ctx.now()))
+        proposal = propose(ctx, given)
         return proposal
 
     wait = CapacityWait(limit, plan_again) if limit else None

@@ -85,6 +85,9 @@ class PlanApplier:
 
         Raises :class:`PlanAgainError` if the rest of the plan no longer fits what exists.
         """
+        if minutes := self.plan.start_min:
+            # The user may have thought for long. Afterward, a stopped node and its disk may be gone.
+            self.machines.check_time(minutes)
         # Before the first resource: `down` must know which cloud to search.
         self.ctx.remember()
         # A past empty listing says nothing about new resources.

@@ -135,7 +135,7 @@ class Machines:
         group: SecurityGroup,
         offers: Sequence[Offer],
     ) -> tuple[Instance, ...]:
-        self._check_time()
+        self.check_time()
         offer, bought = buy(
             self.ctx.clients.buyer,
             self.purchase(role, count, image, group),
@@ -152,16 +152,21 @@ class Machines:
             self.guard.protect([instance.id for instance in bought], self.record.latest)
         return bought
 
-    def _check_time(self) -> None:
+    def check_time(self, minutes: int = 0) -> None:
+        """Raise :class:`SprError` if too little time is left to start nodes, which takes some minutes."""
         slow = any(map(is_metal, self.spec.instance_types))
-        boot = timedelta(minutes=(METAL_BOOT_MIN if slow else VIRTUAL_BOOT_MIN)[1])
-        least = boot + _USEFUL if self.ctx.cloud.billed else timedelta()
-        if self.record.is_over(self.ctx.now() + least):
-            raise SprError(
-                "too little of the time to live is left to buy and start nodes",
-                hint="use a longer --ttl: bare metal takes up to 20 minutes to start, and an image "
-                "may take an hour",
-            )
+        boot = (METAL_BOOT_MIN if slow else VIRTUAL_BOOT_MIN)[1]
+        least = timedelta(minutes=max(boot, minutes)) + _USEFUL
+        if not self.record.is_over(
+            self.ctx.now() + (least if self.ctx.cloud.billed else timedelta())
+        ):
+            return
+        longer = "use a longer --ttl: bare metal takes up to 20 min to start, and an image may take an hour"
+        exists = self.all or self.plan_input.found.alive
+        raise SprError(
+            "too little of the time to live is left to buy and start nodes",
+            hint=f"to extend it: spr-cluster extend 2h {self.ctx.flags}" if exists else longer,
+        )
 
     def _wait_for_end(self) -> bool:
         """Wait for the machines that are shutting down; return whether there were any and they ended."""
@@ -178,7 +183,7 @@ class Machines:
         except DeadlineError as error:
             note(f"{error.message}; continuing")
             return False
-        self._check_time()
+        self.check_time()
         return bool(ids)
 
     def purchase(

@@ -95,6 +95,15 @@ class ClusterRecord:
         usual = spoken_time(self.grace_ends, now)
         return f"until {usual}, or {latest} with a job that has --max-time or --budget"
 
+    def begun(self, now: datetime) -> ClusterRecord:
+        """Return it for a cluster that is created now, with all its times moved."""
+        late = now.replace(microsecond=0) - self.created  # tags store whole seconds
+        bound = self.bound + late if self.bound else None
+        expires, latest = self.expires + late, self.latest + late
+        return replace(
+            self, created=self.created + late, expires=expires, latest=latest, bound=bound
+        )
+
     @property
     def lifetime(self) -> Lifetime:
         """What each node has to know."""
@@ -258,9 +267,10 @@ def limit_record(
     the time that a second guard waits. Raises :class:`UsageError` naming the time to live that fits, if it
     may already run longer.
     """
-    reserve = max(AFTER, SHUTDOWN) if record.options["second_guard"] else SHUTDOWN
+    reserve = AFTER if record.options["second_guard"] else SHUTDOWN
     budget, longest = record.options["budget"], record.options["max_time"] or LONGEST_TTL
-    if usd_per_hour and old and old.created == record.created and old.bound:
+    exists = old is not None and old.created == record.created
+    if usd_per_hour and old and exists and old.bound:
         lived = old.bound - old.created
         if old.options["budget"] and lived < (old.options["max_time"] or LONGEST_TTL) - _SECOND:
             usd_per_hour = max(usd_per_hour, old.options["budget"] / ((lived + reserve) / _HOUR))
@@ -281,7 +291,7 @@ def limit_record(
             f"period, which is longer than {spoken_duration(time.total_seconds())}",
             hint=f"what fits: --ttl {render_duration(timedelta(minutes=fits))} with --grace "
             f"{render_duration(grace)}"
-            if fits >= 1
-            else "use fewer or smaller nodes, a shorter --grace, or a higher limit",
+            if fits >= 1 and not exists
+            else f"use fewer or smaller nodes, {'' if exists else 'a shorter --grace, '}or a higher limit",
         )
     return replace(record, bound=bound)

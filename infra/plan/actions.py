@@ -108,5 +108,16 @@ class Plan:
         return sum(low for low, _ in known), sum(high for _, high in known)
 
     @property
+    def start_min(self) -> int:
+        """Minutes on AWS until the last node has booted, however long it takes; 0 if none is bought."""
+        last = max(
+            (i for i, action in enumerate(self.actions) if action.kind in _RUNS), default=None
+        )
+        if last is None:
+            return 0
+        low, _ = Plan(self.actions[:last]).expected_min
+        return low + (self.actions[last].expected_min or METAL_BOOT_MIN)[1]
+
+    @property
     def terminations(self) -> tuple[Action, ...]:
         return tuple(a for a in self.actions if a.kind is ActionKind.TERMINATE)

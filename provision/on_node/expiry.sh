@@ -25,9 +25,17 @@ fi
 # After a start, the keeper needs time to hold it, and its user to fetch results. Unreadable counts as long ago.
 up=''
 { read -r up _; } 2>/dev/null </proc/uptime
-case ${up%%.*} in
-    '' | *[!0-9]*) ;;
-    *) [ "${up%%.*}" -ge 300 ] || exit 0 ;;
-esac
+case ${up%%.*} in '' | *[!0-9]*) up=300 ;; esac
+if [ "${up%%.*}" -lt 300 ]; then
+    [ "$now" -ge "$latest" ] || exit 0
+    # After the latest end, only one boot waits: a machine that keeps rebooting must end too.
+    { read -r boot; } 2>/dev/null </proc/sys/kernel/random/boot_id || boot=''
+    { read -r waited; } 2>/dev/null <"$expires_file.waited" || waited=''
+    case $waited in
+        "$latest $boot") exit 0 ;;
+        "$latest "*) ;;
+        *) echo "$latest $boot" >"$expires_file.waited"; exit 0 ;;
+    esac
+fi
 echo "<4>expired: powering off"
 systemctl poweroff || systemctl poweroff --force --force

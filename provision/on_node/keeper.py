@@ -17,15 +17,16 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .unfetched import RUNNING, STALLED, QueueError, find_loss, list_queue, modified, read
+from .unfetched import RUNNING, STALLED, WAITING, QueueError, find_loss, list_queue, modified, read
 
 STATE = Path("/run/spr-cluster")
 HOME = Path("/home/ubuntu")
 _EARLY_S = 120
+# A metal worker takes up to 20 minutes to come back.
+_REBOOT_S = 1800
 # The job's own push comes first.
 _PUSH_AFTER_S, _PUSH_PAUSE_S, _LONGEST_PAUSE_S = 45, 60, 900
 _PUSH_LIMIT_S = 1800
@@ -88,8 +89,9 @@ def decide(facts: Facts) -> Decision:
     if facts.now < facts.expires - _EARLY_S or facts.now >= facts.latest:
         return Decision()
     for job in facts.jobs:
-        # `repair` may not come: nodes that only wait for it stay for the grace period.
-        stays = max(facts.expires, job.stalled) + facts.grace if job.stalled else facts.latest
+        # `repair` may not come: nodes that only wait for it, or for a reboot, stay for the grace period.
+        least = max(facts.expires, job.stalled) + max(facts.grace, _REBOOT_S)
+        stays = least if job.stalled else facts.latest
         if job.limited and job.queued and facts.now < stays:
             why = f"job {job.name} is {job.queued}"
             return Decision(ALL, why, min(stays, facts.latest))
@@ -270,7 +272,7 @@ class Keeper:
 
     def act(self, facts: Facts) -> None:
         """Decide, and do it."""
-        facts = facts._replace(jobs=tuple(map(partial(self._note_stall, facts.now), facts.jobs)))
+        facts = self._note_stalls(facts)
         decision = decide(facts)
         self._push(facts)
         held = self._past.get("held")
@@ -293,14 +295,25 @@ class Keeper:
             os.sync()
             _ask(["systemctl", "poweroff"])
 
-    def _note_stall(self, now: float, job: Job) -> Job:
-        """Return a job with since when it waits for lost nodes."""
-        stalls = self._past.setdefault("stalls", {})
-        since = stalls.pop(job.name, now)
-        if job.queued != STALLED:
-            return job
-        stalls[job.name] = since
-        return job._replace(stalled=since)
+    def _note_stalls(self, facts: Facts) -> Facts:
+        """Return the facts with since when jobs wait for lost nodes."""
+        before: dict[str, float] = self._past.get("stalls", {})
+        states = {job.name: job.queued for job in facts.jobs}
+        is_idle = RUNNING not in states.values()
+        if facts.queue:
+            # Slurm may fail, or change its reason: the wait ends with the job, or when one runs.
+            self._past["stalls"] = {
+                name: before.get(name, facts.now)
+                for name, state in states.items()
+                if state == STALLED or (state == WAITING and name in before and is_idle)
+            }
+        since: dict[str, float] = dict(self._past.get("stalls", {}))
+        if STALLED in states.values() and is_idle:
+            # Slurm names lost nodes as the reason of the first job only.
+            first = min(since.values())
+            since.update({name: first for name, state in states.items() if state == WAITING})
+        jobs = (job._replace(stalled=since.get(job.name, 0.0)) for job in facts.jobs)
+        return facts._replace(jobs=tuple(jobs))
 
     def _hold(self, decision: Decision) -> None:
         (STATE / "hold").touch()

@@ -229,8 +229,23 @@ def test_no_end_is_promised_for_stopped_machines(others: int, hours: int) -> Non
     text = _summary(look(found), NOW + hours * HOUR, "--name bert")
 
     assert "Stopped: i-0. No timer ends a stopped machine, its disk is billed, and it may" in text
+    assert "results. How to start the head: spr-cluster up --name bert\n" in f"{text}\n"
     assert ("Nodes are set to shut down" in text) is (others == 1 and hours == 1)
     assert ("To remove what is left" in text) is (others == 1 and hours == 9)
+
+
+@pytest.mark.parametrize("hours", [1, 9])
+def test_nobody_is_sent_to_up_for_what_is_only_on_a_stopped_worker(hours: int) -> None:
+    head, worker = make_machines(2)
+    found = make_found(SPEC, instances=(head, replace(worker, state="stopped")))
+    text = _summary(look(found), NOW + hours * HOUR, "--name bert")
+
+    assert "Stopped: i-1." in text
+    assert "`up` and `repair` replace a stopped worker and delete its disk" in text
+    assert "spr-cluster up" not in text
+    # After its time, a machine that starts would end with its disk.
+    start = "aws ec2 start-instances --region us-east-1 --instance-ids i-1"
+    assert (start in text) is (hours == 1)
 
 
 def test_the_grace_period_is_shown_though_the_record_is_damaged() -> None:

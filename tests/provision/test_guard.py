@@ -131,6 +131,19 @@ def test_a_machine_that_was_just_started_waits_for_its_keeper(
     assert check_expiry(machine, in_(-10, -5)) == ([OFF, OFF] if ends else [])
 
 
+def test_a_machine_that_keeps_rebooting_after_its_latest_end_waits_once(machine: Machine) -> None:
+    random = machine.path("/proc/sys/kernel/random")
+    random.mkdir(parents=True)
+    machine.path("/proc/uptime").write_text("40.12 9.80\n")
+    latest = in_(-10, -5)
+    for boot, ends in ((1, False), (1, False), (2, True)):
+        (random / "boot_id").write_text(f"{boot}\n")
+        assert check_expiry(machine, latest) == ([OFF, OFF] if ends else [])
+    # `extend` has set a later end, which has passed as well; or it has not come yet.
+    for later in (in_(-10, -3), in_(-10, 60), in_(-10, 60)):
+        assert check_expiry(machine, later) == [OFF, OFF]
+
+
 def test_a_refused_shutdown_is_forced(machine: Machine) -> None:
     machine.replace("systemctl", '[ "$*" != poweroff ]')
 

@@ -22,7 +22,7 @@ from cluster.slurm.job_queue import ACTIVE, Losses, find_losses
 from infra.aws.clients import translate_boto_error
 from infra.aws.cloud import CredentialsError, describe_end
 from infra.ec2.inventory import Inventory, describe_inventory
-from infra.errors import DeadlineError, HostsError, JobError, SprError
+from infra.errors import DeadlineError, JobError, SprError
 from infra.wait import wait_until
 from infra.words import counted
 from jobs.places.launcher import QUEUED, Outcome
@@ -30,10 +30,15 @@ from jobs.places.queue.job_output import how_to_come_back
 from jobs.places.queue.session import DetachedError, JobContext
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import SUCCEEDED
-from provision.run_on_nodes import on_all
+from provision.run_on_nodes import Program, query_all
 
 # Slurm may still be cleaning up an ended job's nodes, for at most its `KillWait`.
 _LEAVES_QUEUE_S = 60.0
+# The head, which tells the others, must not end before the last of them has been told.
+_OFF = Program(
+    ("sh", "-c", "sudo -n systemd-run --on-active=180 systemctl poweroff && echo off"), ""
+)
+_OFF_LIMIT_S = 30.0
 OnCluster = Callable[[Context, JobContext], None]
 """Is called when a command knows its cluster."""
 
@@ -216,15 +221,15 @@ class Ends:
 
     def _power_off(self) -> list[str]:
         """End the nodes without AWS's API; return what became of them."""
-        nodes, off = self.job.cluster.nodes, "sudo -n systemd-run --on-active=2 systemctl poweroff"
+        head = self.job.open_host(self.job.cluster.head)
         try:
-            for some in (nodes[1:], nodes[:1]):  # the head may be the way to the others
-                hosts = [self.job.open_host(node) for node in some]
-                on_all("powering off", hosts, lambda host: host.run(off))
-        except HostsError as error:
+            answers = query_all(head, "power-off", _OFF, ["off"].index, _OFF_LIMIT_S)
+        except SprError as error:
             return [f"{error.message}: {self._stays}"]
-        count = counted(len(nodes), "machine")
-        return [f"{count} powered off over SSH, which EC2 terminates; an image is still billed"]
+        on = [f"{node} ({answer.reason})" for node, answer in answers.items() if answer.reason]
+        count = counted(len(answers) - len(on), "machine")
+        text = f"{count} told over SSH to power off, which EC2 terminates; an image is still billed"
+        return [text, *([f"not reached, and still billed: {', '.join(on)}"] if on else [])]
 
     def _why_stays(self, failure: Exception | None) -> list[str] | None:
         """Return why the cluster must remain, unless ``failure`` already says so; ``None`` to remove it."""

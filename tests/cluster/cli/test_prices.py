@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.local_files import ClusterFiles
+from infra.ec2.instances import WORKER
 from infra.ec2.inventory import describe_inventory
 from tests.harness.command_line import CommandLine
 
@@ -308,3 +309,47 @@ def test_a_new_clusters_time_begins_when_the_user_has_answered(
     if not has_old:
         assert record.expires - line.cloud.ctx.now() > timedelta(minutes=50)
         assert record.bound - record.created == timedelta(hours=9)
+
+
+def test_repair_ends_no_stopped_worker_if_too_little_time_is_left_for_another(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.must("up", "--nodes", "2", "--ttl", "2h", "--yes")
+    inventory = describe_inventory(line.cloud.ec2, "spr")
+    (worker,) = (machine.id for machine in inventory.alive if machine.role == WORKER)
+    line.cloud.ec2.stop_instances(InstanceIds=[worker])
+    assert inventory.record
+    left = inventory.record.expires - line.cloud.ctx.now()
+    line.cloud.clock.now += left.total_seconds() - 30 * 60
+
+    def think(*_: object, **__: object) -> None:
+        line.cloud.clock.now += 6 * 60
+
+    monkeypatch.setattr("cluster.cli.up.confirm", think)
+    result = line.run("repair")
+
+    assert "too little of the time to live is left" in result.message
+    assert "spr-cluster extend 2h --name spr" in result.message
+    alive = {
+        machine.id: machine.state for machine in describe_inventory(line.cloud.ec2, "spr").alive
+    }
+    assert alive[worker] == "stopped"
+
+
+def test_a_time_to_live_must_fit_all_that_comes_before_the_last_purchase(line: CommandLine) -> None:
+    options = ("up", "--dry-run", "--nodes", "4", "--instance-type", "m7i.metal-24xl", "--bake")
+    assert "--ttl 45m or more" in line.run(*options, "head", "--ttl", "40m").err
+    line.must(*options, "head", "--ttl", "45m")
+    assert "--ttl 30m or more" in line.run(*options, "none", "--ttl", "28m").err
+    line.must(*options, "none", "--ttl", "30m")
+
+
+def test_a_short_time_to_live_begins_anew_with_each_try_while_there_is_no_capacity(
+    line: CommandLine,
+) -> None:
+    line.cloud.faults("[[capacity]]\nfree = 0\n")
+    wait = ("--ttl", "30m", "--wait-for-capacity", "20m")
+    assert "waited 20" in line.run("up", "--nodes", "1", *wait, "--yes").message
+    record = describe_inventory(line.cloud.ec2, "spr").record
+    assert record
+    assert record.expires - line.cloud.ctx.now() > timedelta(minutes=20)

@@ -236,6 +236,22 @@ def test_a_time_to_live_beyond_its_limit_names_one_that_fits() -> None:
     assert limit_record(fits, None, 3.0).bound == fits.latest
 
 
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_cluster_that_lives_as_long_as_its_limit_may_change_but_not_grow(
+    guarded: bool,
+) -> None:
+    _, record = make(ttl=HOUR, budget=30, second_guard=guarded)
+    old = limit_record(record, None, 7.7)
+    assert old.bound
+    old = replace(old, latest=old.bound)
+    for usd in (1.1, 7.7):
+        assert limit_record(old, old, usd).bound == old.bound
+    with pytest.raises(UsageError) as caught:
+        limit_record(old, old, 7.8)
+    # --ttl and --grace are for new clusters.
+    assert caught.value.hint == "use fewer or smaller nodes, or a higher limit"
+
+
 def test_a_cluster_that_was_larger_keeps_the_limit_of_its_price() -> None:
     _, record = make(ttl=HOUR, budget=30)
     large = limit_record(record, None, 12.0)

@@ -329,16 +329,17 @@ def test_another_command_at_work_on_the_cluster_is_not_disturbed(
 
 
 @pytest.mark.parametrize("losses", ["", "model squad-0\n"])
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("fails", "cut"), [(False, 0), (False, 255), (True, 0)])
 def test_nodes_end_without_aws_when_its_credentials_have_expired(
     line: CommandLine,
     job: StagedJob,
     monkeypatch: pytest.MonkeyPatch,
     losses: str,
+    cut: int,
     *,
     fails: bool,
 ) -> None:
-    job.losses, off = ["", losses], list[str]()
+    job.losses, told = ["", losses], list[str]()
     expired = RefreshWithMFAUnsupportedError()
     monkeypatch.setattr(
         "jobs.cli.shared.when_done.remove_cluster", lambda *_, **__: _raise(expired)
@@ -348,21 +349,27 @@ def test_nodes_end_without_aws_when_its_credentials_have_expired(
     monkeypatch.setattr("jobs.cli.shared.when_done.describe_inventory", find)
     monkeypatch.setattr("jobs.cli.shared.when_done.describe_end", lambda _: "at 15:00 UTC")
 
-    def power_off(node: str) -> Result:
-        off.append(node)
-        return Result(0, "", "")
+    def power_off(command: str) -> Result:
+        told.append(command)
+        codes = {"node0": 0, "node1": cut, "node2": 0}  # node2 was added while the job ran
+        rows = [
+            {"node": node, "code": code, "text": "" if code else "off", "began": 0, "ended": 0}
+            for node, code in codes.items()
+        ]
+        return Result(0, "\n".join(map(json.dumps, rows)), "")
 
-    for node in ("node0", "node1"):
-        done = lambda _, node=node: power_off(node)  # noqa: E731
-        line.stage(node, "systemctl poweroff", _CUT if fails else done)
+    line.stage("node0", "systemctl poweroff", _CUT if fails else power_off)
 
     result = line.run(*_RUN, "--", "hostname")
 
     assert result.code == 1
     assert "These AWS credentials expire at 15:00 UTC. If the job ends later" in result.err
-    assert off == ([] if losses or fails else ["node1", "node0"])
-    assert ("2 machines powered off over SSH" in result.message) is bool(off)
-    assert ("its 2 machines cost $13.13 an hour" in result.message) is not bool(off)
+    assert len(told) == (not (losses or fails))
+    assert (f"{2 if cut else 3} machines told over SSH to power off" in result.message) is bool(
+        told
+    )
+    assert ("billed: node1 (ssh gave no reason)" in result.message) is bool(told and cut)
+    assert ("its 2 machines cost $13.13 an hour" in result.message) is not bool(told)
     assert "spr-cluster down --name spr" in result.message
 
 
@@ -498,9 +505,7 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     assert re.search(rf"Nodes shut down automatically at [^.]*{end}", short)
     assert "this job may take 12 min (--max-time)" in short
     assert find_record(line) == after
-    stay = (
-        rf"{end} .*, or up to {after.job_ends:.*%H:%M} UTC .* while a job with --max-time or --bud"
-    )
+    stay = rf"{end} .*, or up to {after.latest:.*%H:%M} UTC.* while a job with --max-time or --bud"
     assert re.search(stay, line.must("status").out.replace("\n", " "))
 
     spent, ending = {"seconds": 600.0, "usd": 1.0}, Ending(budget=3.0)

@@ -19,8 +19,14 @@ SAFE = Job("squad-1", ended=D - 600, down_when_done=True)
 LIMITED = Job("squad-2", queued="running", limited=True)
 
 
-def look(after_s: float, *jobs: Job, latest: float = LATEST, queue: bool = True) -> Decision:
-    return decide(Facts(D + after_s, D, latest, GRACE, jobs, queue, booted=100.0))
+def look(
+    after_s: float,
+    *jobs: Job,
+    latest: float = LATEST,
+    queue: bool = True,
+    grace: float = GRACE,
+) -> Decision:
+    return decide(Facts(D + after_s, D, latest, grace, jobs, queue, booted=100.0))
 
 
 STALLED = LIMITED._replace(queued="waiting for lost nodes", stalled=D - 3600)
@@ -58,6 +64,13 @@ def test_what_is_held_and_until_when(
     after_s: float, jobs: list[Job], latest: float, hold: str
 ) -> None:
     assert look(after_s, *jobs, latest=latest).hold == hold
+
+
+@pytest.mark.parametrize("grace", [0, 300])
+def test_a_short_grace_period_does_not_end_a_job_whose_node_reboots(grace: float) -> None:
+    assert look(1799, STALLED, latest=LATE, grace=grace).hold == ALL
+    assert look(1800, STALLED, latest=LATE, grace=grace).hold == ""
+    assert look(600, STALLED, latest=D + 900, grace=grace).until == D + 900
 
 
 def test_a_decision_says_why_and_until_when() -> None:
@@ -172,21 +185,26 @@ def test_a_job_may_be_running_while_the_queue_does_not_answer(jobs: Path) -> Non
 
 def test_a_job_waits_for_lost_nodes_since_the_keeper_saw_it(jobs: Path) -> None:
     make(jobs, "busy", asks="max_time_s")
+    make(jobs, "next", asks="max_time_s")
     head, text = keeper.Keeper([]), "7|PENDING||ReqNodeNotAvail, UnavailableNodes:node1|busy"
-    now = time.time()
+    now, then = time.time(), "8|PENDING||Priority|next"
 
-    def hold(state: str, after_s: float) -> bool:
-        (jobs.parent / "squeue").write_text(f"#!/bin/sh\necho '{state}'\n")
-        facts = keeper.gather(now + after_s, now - 9000, now + 9000, GRACE)
-        head.act(facts)
+    def hold(after_s: float, *states: str, code: int = 0) -> bool:
+        lines = "\n".join(states)
+        (jobs.parent / "squeue").write_text(f"#!/bin/sh\necho '{lines}'\nexit {code}\n")
+        head.act(keeper.gather(now + after_s, now - 9000, now + 9000, GRACE))
         return head.is_holding
 
-    assert hold(text, 0)
-    assert hold(text, GRACE - 1)
-    assert hold("7|RUNNING|node0|None|busy", GRACE)
-    assert hold(text, GRACE + 1)
-    assert hold(text, 2 * GRACE)
-    assert not hold(text, 2 * GRACE + 1)
+    assert hold(0, text)
+    assert hold(GRACE - 1, text, then)
+    assert hold(GRACE, "7|RUNNING|node0|None|busy", then)
+    assert hold(GRACE + 1, text, then)
+    # Slurm fails, or names another reason for a moment.
+    assert hold(GRACE + 31, code=1)
+    assert hold(GRACE + 61, text.replace("ReqNodeNotAvail", "Priority"), then)
+    assert hold(2 * GRACE, text, then)
+    assert not hold(2 * GRACE + 1, text, then)
+    assert hold(2 * GRACE + 2, "8|RUNNING|node0|None|next", text)
 
 
 def test_for_the_laptop_a_job_that_waits_for_lost_nodes_is_waiting(

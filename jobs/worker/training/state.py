@@ -32,8 +32,9 @@ MARGIN = 2.0
 
 A random model has a loss of about the logarithm of its number of tokens, 5.9 for 384, and a good model less
 than 1.5. They differ by more than this value, two good epochs by much less."""
-FIRST = 20
-"""Steps after which the running mean counts, and as the loss at the beginning: of fewer, noise can be low."""
+EARLY, FIRST = 7, 20
+"""Steps of which the highest loss counts as the best one, so that an explosion soon after is seen, and steps
+after which the running mean counts, also as the loss at the beginning: of fewer, it can be low by chance."""
 STUCK_AFTER, STUCK_SHARE = 500, 0.95
 """A loss is stuck if it has not fallen to this share of its beginning after so many steps and a fifth of all
 steps: a run with wrong labels costs as much as a good one."""
@@ -46,7 +47,7 @@ class DivergenceDetector:
     level: float | None = None
     """The loss's running mean."""
     best: float = math.inf
-    """The lowest running mean so far, of :data:`FIRST` steps or more."""
+    """The lowest running mean since step :data:`FIRST`, or the highest of the first :data:`EARLY` losses."""
     high: int = 0
     """The number of steps since the median of :attr:`recent` was last within :attr:`limit`."""
     steps: int = 0
@@ -60,11 +61,13 @@ class DivergenceDetector:
         self.steps += 1
         level = self.level or 0.0
         self.level = level + max(SMOOTHING, 1 / self.steps) * (loss - level)
+        self.recent = [*self.recent, loss][-RECENT:]
+        if self.steps == EARLY:
+            self.best = max(self.recent)
         if self.steps >= FIRST:
             self.best = min(self.best, self.level)
         if self.steps == FIRST:
             self.first = self.level
-        self.recent = [*self.recent, loss][-RECENT:]
         self.high = self.high + 1 if median(self.recent) > self.limit else 0
 
     def is_stuck(self, total: int) -> bool:

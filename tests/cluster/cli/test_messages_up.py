@@ -137,7 +137,7 @@ _WHILE_BUYING = (
     ),
     f.Row(
         "time over before the workers",
-        f"{_UP} --ttl 31m",
+        f"{_UP} --ttl 50m",
         faults="boot_s = 1900\n",
         left=f.HEAD_AND_IMAGE,
     ),

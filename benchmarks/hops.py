@@ -60,8 +60,8 @@ LAYERS, SCALE, SLOWER, STEP, GBIT = 6, 20, 64, 0.25, 25
 nodes, and their seconds of computing per step and Gbit/s."""
 SMALL = {"dim": 168, "n_layers": LAYERS, "n_heads": 4, "hidden_dim": 672}
 RATE = GBIT * 1e9 / 8 / SCALE / SLOWER
-MEASURED = 4
-"""Steps, of six."""
+MEASURED = 3
+"""Steps, after two that are not, and before one."""
 
 
 def make_node(number: int) -> int:
@@ -227,8 +227,8 @@ def measure_delays(size: int) -> dict[str, float]:
     return {name: round(value, 1) for name, value in found.items()}
 
 
-def measure_efficiency(size: int) -> dict[str, float]:
-    """Return the speed of each of ``size`` nodes relative to one that trains alone: measured, and modeled.
+def measure_efficiency(sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    """Return the speed of each node relative to one that trains alone, measured and modeled, by their number.
 
     The model: a layer's gradients are sent once they are known, one layer after the other, and the rest, the
     rows of the words, after the backward pass.
@@ -237,19 +237,20 @@ def measure_efficiency(size: int) -> dict[str, float]:
     def seconds(begins: list[float]) -> float:
         return median(end - begin for begin, end in pairwise(begins[-MEASURED - 1 :]))
 
-    alone = seconds(run(size, train_slowly, 1)[0])
-    begins, sent = run(size, train_slowly, size, rate=RATE)
-    weights = 4 * SMALL["dim"] ** 2 + 2 * SMALL["dim"] * SMALL["hidden_dim"]
-    share = 2 * (size - 1) / size * 2  # of two bytes, there and back
-    layer, free, ready = share * weights / RATE, 0.0, STEP * SLOWER / 3
-    for _ in range(LAYERS):
-        ready += STEP * SLOWER * 2 / 3 / LAYERS
-        free = max(free, ready) + layer
-    free += sent / len(begins) / RATE - LAYERS * layer
-    return {
-        "measured": round(alone / seconds(begins), 3),
-        "modeled": round(STEP * SLOWER / free, 3),
-    }
+    found = {}
+    alone = seconds(run(max(sizes), train_slowly, 1)[0])
+    for size in sizes:
+        begins, sent = run(size, train_slowly, size, rate=RATE)
+        weights = 4 * SMALL["dim"] ** 2 + 2 * SMALL["dim"] * SMALL["hidden_dim"]
+        layer = 2 * (size - 1) / size * 2 * weights / RATE  # of two bytes, there and back
+        free, ready = 0.0, STEP * SLOWER / 3
+        for _ in range(LAYERS):
+            ready += STEP * SLOWER * 2 / 3 / LAYERS
+            free = max(free, ready) + layer
+        free += sent / len(begins) / RATE - LAYERS * layer
+        each = {"measured": alone / seconds(begins), "modeled": STEP * SLOWER / free}
+        found[str(size)] = {name: round(value, 3) for name, value in each.items()}
+    return found
 
 
 def main() -> None:
@@ -257,7 +258,7 @@ def main() -> None:
     parser.add_argument("--efficiency", action="store_true")
     if not parser.parse_args().efficiency:
         finish([], one_way_delays={str(size): measure_delays(size) for size in (2, 4, 8, 16)})
-    found = {str(size): measure_efficiency(size) for size in (4, 16)}
+    found = measure_efficiency((4, 16))
     apart = max(abs(each["measured"] / each["modeled"] - 1) for each in found.values())
     finish(
         ["within 5 % of the model"] if apart > 0.05 else [],

@@ -335,11 +335,16 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     least = max(_SHORTEST, timedelta(minutes=plan.start_min) + _SPARE)
     # A new cluster's time runs since some seconds ago.
     if plan.buys and ctx.cloud.billed and left < least - timedelta(minutes=1):
+        hint = f"use --ttl {render_duration(least)} or more"
+        if plan_input.found.alive:
+            hint = f"spr-cluster extend 2h {ctx.flags}"
+        elif plan_input.group:
+            # For some minutes, a new try keeps the times of the last one.
+            hint = f"remove what the last `up` left: spr-cluster down {ctx.flags}; then {hint}"
         raise UsageError(
-            f"the time to live is only {left.total_seconds() / 60:.0f} min: the nodes may take that "
-            "long to start",
-            hint=f"new cluster: --ttl {render_duration(least)} or more; existing cluster: "
-            f"spr-cluster extend 2h {ctx.flags}",
+            f"the time to live is only {left.total_seconds() / 60:.0f} min, and the last node may take "
+            f"{plan.start_min} min to start",
+            hint=hint,
         )
     stack = load_stack(plan_input.spec.stack) if plan.buys else None
     notes = [*summarize_state(stack)] if stack else []

@@ -226,12 +226,13 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
             f"Stopped: {', '.join(each.id for each in stopped)}. No timer ends a stopped machine, {disk}"
             "and it may have the only copy of results."
         )
+        has_time = (row["left_s"] or 0) > 0
         if any(each.role == HEAD for each in stopped):
             lines[-1] += f" How to start the head: spr-cluster up {flags}"
         if workers := " ".join(each.id for each in stopped if each.role != HEAD):
             start = f"aws ec2 start-instances --region {overview.region} --instance-ids {workers}"
-            keep = f"; to keep it: {start}" if row["left_s"] > 0 else ""
-            lines[-1] += f" `up` and `repair` replace a stopped worker and delete its disk{keep}"
+            text = f"`up` and `repair` replace a stopped worker and delete its disk; to keep it: {start}"
+            lines[-1] += f" {text}" if has_time else " `down` deletes its disk."
     if overview.expires is not None and len(stopped) < len(alive):
         record = overview.record
         stuck = describe_stuck(record, alive, now, billed=billed) if record else ""

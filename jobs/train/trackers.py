@@ -29,8 +29,7 @@ class Client(NamedTuple):
 
 _MLFLOW = ("TRACKING_URI", "TRACKING_TOKEN", "TRACKING_USERNAME", "TRACKING_PASSWORD")
 _URI = "MLFLOW_TRACKING_URI"
-# The nodes' package for MLflow has no stores of its own.
-_STORES = {"file", "mssql", "mysql", "postgresql", "sqlite"}
+_SERVERS = {"http", "https", "databricks"}
 _CLIENTS = {
     "tensorboard": Client("tensorboard>=2.18,<3"),
     "mlflow": Client(
@@ -92,12 +91,7 @@ def tracker_variables(report_to: str, words: Sequence[str]) -> tuple[str, ...]:
             )
         uri = given.get(_URI, "").partition("=")[2].strip()
         kind = uri.partition(":")[0]
-        if (
-            name == "mlflow"
-            and uri
-            and ("://" not in uri or kind.partition("+")[0] in _STORES)
-            and kind != "databricks"
-        ):
+        if name == "mlflow" and uri and kind not in _SERVERS:
             # The rest may hold a password.
             raise UsageError(
                 f"{_URI}: expected the address of a server, not {kind}",

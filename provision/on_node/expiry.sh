@@ -28,14 +28,16 @@ up=''
 case ${up%%.*} in '' | *[!0-9]*) up=300 ;; esac
 if [ "${up%%.*}" -lt 300 ]; then
     [ "$now" -ge "$latest" ] || exit 0
-    # After the latest end, only one boot waits: a machine that keeps rebooting must end too.
+    # After the latest end, only the first of several boots in a row waits: a machine that keeps rebooting
+    # must end too.
     { read -r boot; } 2>/dev/null </proc/sys/kernel/random/boot_id || boot=''
     { read -r waited; } 2>/dev/null <"$expires_file.waited" || waited=''
+    last=0
     case $waited in
         "$latest $boot") exit 0 ;;
-        "$latest "*) ;;
-        *) echo "$latest $boot" >"$expires_file.waited"; exit 0 ;;
+        "$latest "*) last=$(stat -c %Y "$expires_file.waited") ;;
     esac
+    [ $((now - last)) -lt 900 ] || { echo "$latest $boot" >"$expires_file.waited"; exit 0; }
 fi
 echo "<4>expired: powering off"
 systemctl poweroff || systemctl poweroff --force --force

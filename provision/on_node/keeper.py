@@ -300,6 +300,8 @@ class Keeper:
         before: dict[str, float] = self._past.get("stalls", {})
         states = {job.name: job.queued for job in facts.jobs}
         is_idle = RUNNING not in states.values()
+        if facts.queue and not is_idle:
+            self._past["ran"] = facts.now
         if facts.queue:
             # Slurm may fail, or change its reason: the wait ends with the job, or when one runs.
             self._past["stalls"] = {
@@ -310,7 +312,7 @@ class Keeper:
         since: dict[str, float] = dict(self._past.get("stalls", {}))
         if STALLED in states.values() and is_idle:
             # Slurm names lost nodes as the reason of the first job only.
-            first = min(since.values())
+            first = max(min(since.values()), self._past.get("ran", 0.0))
             since.update({name: first for name, state in states.items() if state == WAITING})
         jobs = (job._replace(stalled=since.get(job.name, 0.0)) for job in facts.jobs)
         return facts._replace(jobs=tuple(jobs))

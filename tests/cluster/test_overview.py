@@ -241,7 +241,8 @@ def test_nobody_is_sent_to_up_for_what_is_only_on_a_stopped_worker(hours: int) -
     text = _summary(look(found), NOW + hours * HOUR, "--name bert")
 
     assert "Stopped: i-1." in text
-    assert "`up` and `repair` replace a stopped worker and delete its disk" in text
+    replaced = "`up` and `repair` replace a stopped worker and delete its disk"
+    assert (replaced if hours == 1 else "`down` deletes its disk.") in text
     assert "spr-cluster up" not in text
     # After its time, a machine that starts would end with its disk.
     start = "aws ec2 start-instances --region us-east-1 --instance-ids i-1"

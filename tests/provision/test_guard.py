@@ -139,6 +139,10 @@ def test_a_machine_that_keeps_rebooting_after_its_latest_end_waits_once(machine:
     for boot, ends in ((1, False), (1, False), (2, True)):
         (random / "boot_id").write_text(f"{boot}\n")
         assert check_expiry(machine, latest) == ([OFF, OFF] if ends else [])
+    # Started again by hand, after a while.
+    marker = machine.path(f"{EXPIRES_FILE}.waited")
+    os.utime(marker, (time.time() - 1000,) * 2)
+    assert check_expiry(machine, latest) == [OFF, OFF]
     # `extend` has set a later end, which has passed as well; or it has not come yet.
     for later in (in_(-10, -3), in_(-10, 60), in_(-10, 60)):
         assert check_expiry(machine, later) == [OFF, OFF]

@@ -227,6 +227,10 @@ class Ends:
         except SprError as error:
             return [f"{error.message}: {self._stays}"]
         on = [f"{node} ({answer.reason})" for node, answer in answers.items() if answer.reason]
+        if len(on) == len(answers):
+            return [
+                f"no machine could be told to power off: {', '.join(on) or 'none is known'}; {self._stays}"
+            ]
         count = counted(len(answers) - len(on), "machine")
         text = f"{count} told over SSH to power off, which EC2 terminates; an image is still billed"
         return [text, *([f"not reached, and still billed: {', '.join(on)}"] if on else [])]

@@ -20,10 +20,13 @@ _REPLACED = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|adapter_(config\.json|model\.safetensors)"
     r"|modules\.json|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json"
     r"|vocab\.(txt|json)|merges\.txt|(tokenizer|sentencepiece|spiece)(\.bpe)?\.model"
-    r"|chat_template\.\w+|generation_config\.json|(openvino|\d+_\w+)/[^/]+"
+    r"|chat_template\.\w+|generation_config\.json|(openvino|\d_[A-Z]\w*)/[^/]+"
 )
 """Files of an earlier model that would be loaded with this one, or instead of it."""
-_DELETE = ("--delete=adapter_config.json", "--delete=adapter_model.safetensors")
+_DELETE = tuple(
+    f"--delete={name}"
+    for name in ("adapter_config.json", "adapter_model.safetensors", "modules.json", "openvino/*")
+)
 
 
 def push_model(context: TrainContext, target: str, step: int) -> dict[str, str]:

@@ -32,12 +32,16 @@ MARGIN = 2.0
 
 A random model has a loss of about the logarithm of its number of tokens, 5.9 for 384, and a good model less
 than 1.5. They differ by more than this value, two good epochs by much less."""
-EARLY, FIRST = 7, 20
-"""Steps of which the highest loss counts as the best one, so that an explosion soon after is seen, and steps
-after which the running mean counts, also as the loss at the beginning: of fewer, it can be low by chance."""
+EARLY, FIRST = 3, 20
+"""Steps of which the highest loss says what all of the last ones must exceed, so that an explosion soon after
+is seen, and steps after which the running mean counts: of fewer, it can be low by chance."""
 STUCK_AFTER, STUCK_SHARE = 500, 0.95
 """A loss is stuck if it has not fallen to this share of its beginning after so many steps and a fifth of all
 steps: a run with wrong labels costs as much as a good one."""
+
+
+def _limit(loss: float) -> float:
+    return loss + max(MARGIN, loss)
 
 
 @dataclass
@@ -47,7 +51,9 @@ class DivergenceDetector:
     level: float | None = None
     """The loss's running mean."""
     best: float = math.inf
-    """The lowest running mean since step :data:`FIRST`, or the highest of the first :data:`EARLY` losses."""
+    """The lowest running mean since step :data:`FIRST`."""
+    early: float = math.inf
+    """The highest of the first :data:`EARLY` losses."""
     high: int = 0
     """The number of steps since the median of :attr:`recent` was last within :attr:`limit`."""
     steps: int = 0
@@ -62,13 +68,14 @@ class DivergenceDetector:
         level = self.level or 0.0
         self.level = level + max(SMOOTHING, 1 / self.steps) * (loss - level)
         self.recent = [*self.recent, loss][-RECENT:]
-        if self.steps == EARLY:
-            self.best = max(self.recent)
         if self.steps >= FIRST:
             self.best = min(self.best, self.level)
         if self.steps == FIRST:
             self.first = self.level
-        self.high = self.high + 1 if median(self.recent) > self.limit else 0
+        if self.steps == EARLY:
+            self.early = max(self.recent)
+        lost = min(self.recent) > _limit(self.early) or median(self.recent) > self.limit
+        self.high = self.high + 1 if lost else 0
 
     def is_stuck(self, total: int) -> bool:
         """Return whether a run of ``total`` steps has learned nothing, asked after each step."""
@@ -79,12 +86,13 @@ class DivergenceDetector:
     @property
     def limit(self) -> float:
         """The value above which a loss is too high."""
-        return self.best + max(MARGIN, self.best)
+        return _limit(self.best)
 
     @property
     def suspicious(self) -> bool:
         """The loss is too high now, so that no good checkpoint should be replaced."""
-        return self.high > 0 or min(self.recent[-SUSPECT:], default=0.0) > self.limit
+        lowest = min(self.recent[-SUSPECT:], default=0.0)
+        return self.high > 0 or lowest > min(self.limit, _limit(self.early))
 
     @property
     def diverged(self) -> bool:

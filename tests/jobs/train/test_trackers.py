@@ -81,7 +81,7 @@ def test_mlflow_without_a_server_is_refused_before_a_node_fails(uri: str, shown:
         tracker_variables("mlflow", (f"{URI}={uri}",))
 
 
-@pytest.mark.parametrize("uri", ["https://a", "databricks", "databricks://team", "plugin://a"])
+@pytest.mark.parametrize("uri", ["https://a", "databricks", "databricks://team"])
 def test_other_mlflow_servers_are_left_to_its_client(uri: str) -> None:
     assert tracker_variables("mlflow", (f"{URI}={uri}",)) == (f"{URI}={uri}",)
 

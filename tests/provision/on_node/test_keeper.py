@@ -205,6 +205,8 @@ def test_a_job_waits_for_lost_nodes_since_the_keeper_saw_it(jobs: Path) -> None:
     assert hold(2 * GRACE, text, then)
     assert not hold(2 * GRACE + 1, text, then)
     assert hold(2 * GRACE + 2, "8|RUNNING|node0|None|next", text)
+    # It failed, and starts again in a moment.
+    assert hold(2 * GRACE + 60, "8|PENDING||BeginTime|next", text)
 
 
 def test_for_the_laptop_a_job_that_waits_for_lost_nodes_is_waiting(

@@ -206,6 +206,7 @@ def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_is_used(
         # Back at chance.
         ([1.2] * 200 + [5.9] * 160, True),
         ([5.9] * 20 + [40.0] * 110, True),
+        *(([5.9] * good + [40.0] * 140, True) for good in range(3, 8)),
         # Prices: the mean is far above most batches, and hardly any batch is near it.
         (SKEWED, False),
         ([*SKEWED[:200], *(50 * loss for loss in SKEWED[200:500])], True),
@@ -217,6 +218,7 @@ def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_is_used(
         "peak",
         "forgets all",
         "explodes",
+        *(f"explodes after {good} steps" for good in range(3, 8)),
         "skewed",
         "skewed up",
     ],

@@ -216,7 +216,13 @@ def test_a_second_push_removes_what_is_left_of_the_first_model(hub: Hub, model: 
         (model / name).parent.mkdir(exist_ok=True)
         (model / name).write_text(name)
     send(model)
-    users = (".gitattributes", "LICENSE", "images/a.png", "old/model.safetensors", "vocab_notes.md")
+    users = (
+        ".gitattributes",
+        "LICENSE",
+        "images/a.png",
+        "old/model.safetensors",
+        "2024_results/a.png",
+    )
     hub.files[REPO] |= dict.fromkeys(users, b"the user's")
     own = model.rename(model.with_name("first"))
     model.mkdir()

@@ -225,7 +225,7 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
     """Return a folder's file for a use, or its Parquet files. Raises :class:`DatasetError`."""
     files = _data_files(path)
     for name in _NAMES[split]:
-        found = [each for each in files if each.name.split(".")[0] == name]
+        found = [each for each in files if each.name.split(".")[0].lower() == name]
         if len(found) > 1 and {each.suffix.lower() for each in found} != {".parquet"}:
             raise DatasetError(
                 f"{path}: has several files for {split}: {', '.join(each.name for each in found)}",
@@ -246,11 +246,14 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
             return [*named]
     files = _visible_files(path, "*.*")
     near = next((each for each in files if _use_of(each)[0] in _NAMES[split]), None)
+    other = next((each.relative_to(path) for each, (use, _) in shards.items() if not use), None)
+    hint = "give a file, or a folder that save_to_disk has written"
+    if near or other:
+        hint = f"put the rows of {near}, … into one file with such a name"
+    if other and not near:
+        hint = f"if {other} is for {split}, move it into a folder {_NAMES[split][0]}"
     raise NoSplitError(
-        f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …",
-        hint=f"put the rows of {near}, … into one file with such a name"
-        if near
-        else "give a file, or a folder that save_to_disk has written",
+        f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …", hint=hint
     )
 
 
@@ -258,7 +261,7 @@ def _uses_of_shards(path: Path) -> dict[Path, tuple[str, str]]:
     """Return a folder's Parquet files with their uses and their data sets' folders."""
     names = _visible_files(path, "*.parquet")
     uses = {path / each: _use_of(each) for each in names}
-    if {TRAIN, ""} & {use for use, _ in uses.values()} == {""}:
+    if {use for use, _ in uses.values()} == {"", "dev"}:
         # Folders such as dev beside prod are not splits.
         uses = {path / each: _use_of(Path(each.name)) for each in names}
     is_any = any(use for use, _ in uses.values())
@@ -279,7 +282,7 @@ def _use_of(path: Path) -> tuple[str, str]:
     *folders, name = path.parts
     # The hub's branch for Parquet calls a folder so that has only the first rows.
     said = [each.removeprefix("split=").removeprefix("partial-") for each in folders]
-    said.append(re.split("[-_.]", name)[0])
+    said = [each.lower() for each in (*said, re.split("[-_.]", name)[0])]
     for count in range(len(folders), -1, -1):
         if said[count] in {TRAIN, *_NAMES[EVAL]}:
             return said[count], "/".join(each for each in folders[:count] if "=" not in each) or "."

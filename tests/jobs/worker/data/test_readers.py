@@ -248,12 +248,13 @@ def test_of_large_files_the_first_rows_are_checked(
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("names", "why"),
     [
         ("data/sub/", "data: has no file for train: train.csv, .jsonl"),
         ("data/model.safetensors", "data: has no file for train"),
         ("data/sub/train.csv", "data: has no file for train"),
         ("data/sub/test.parquet", "data: has no file for train"),
+        ("data/training/0.parquet data/test/0.parquet", "if training/0.parquet is for train, move"),
         ("data/train.doc", "data: has no file for train: train.csv, .jsonl"),
         (
             "data/a/train-00000-of-00002.jsonl",
@@ -265,18 +266,19 @@ def test_of_large_files_the_first_rows_are_checked(
     ],
 )
 def test_a_folder_that_is_not_read_here_needs_a_file_to_train_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, why: str
 ) -> None:
     monkeypatch.setattr(readers, "MOST_CHECKED", 0)
-    path = tmp_path / name
-    (path if name.endswith("/") else path.parent).mkdir(parents=True)
-    if not name.endswith("/"):
-        path.write_text("x")
+    for name in names.split():
+        path = tmp_path / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True)
+        if not name.endswith("/"):
+            path.write_text("x")
     options = ClassifyOptions(model="scratch", data=str(tmp_path / "data"))
     with pytest.raises(UsageError) if why else nullcontext() as refused:
         check_inputs(options)
     assert not refused or why in f"{refused.value.message}; {refused.value.hint}"
-    if name == "data/train.csv":
+    if names == "data/train.csv":
         (path.parent / "test-00000-of-00002.parquet").touch()
         with pytest.raises(UsageError, match="has 1 of 2 files"):
             check_inputs(options)
@@ -331,6 +333,8 @@ def test_a_folder_of_parquet_shards(
         ("train_b-0 train_a-0 dev_a-0-of-1 dev_b-0-of-1", "10", "23"),
         ("date=1/train-0 date=2/train-0 date=1/en/test/0 date=1/de/test-0", "01", "32"),
         ("dev/p0 prod/p0", "01", "none"),
+        ("part-0 part-1 test/part-0", "none", "2"),
+        ("Train/0 TEST/0", "0", "1"),
         ("end-of-2023 best-of-10 2-of-10", "210", "none"),
         ("a/train-0 b/train/0 a/test-0", "several data sets for train, in a, b", "2"),
         ("train-00000-of-00003", "1 of 3 files with names that contain -of-00003", "none"),

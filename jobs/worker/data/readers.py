@@ -277,7 +277,8 @@ def _visible_files(path: Path, pattern: str) -> list[Path]:
 def _use_of(path: Path) -> tuple[str, str]:
     """Return a Parquet file's use by its name or its folders', such as ``test``, and its data set's folder.
 
-    ``en/train-00000-of-00003.parquet`` and ``a=1/en/train/0.parquet`` are for training, and of ``en``.
+    ``a=1/en/train/0.parquet`` is for training, and of ``en``; ``en/train_sft-00000-of-00003.parquet`` is for
+    training, and of ``en/train_sft``.
     """
     *folders, name = path.parts
     # The hub's branch for Parquet calls a folder so that has only the first rows.
@@ -285,7 +286,10 @@ def _use_of(path: Path) -> tuple[str, str]:
     said = [each.lower() for each in (*said, re.split("[-_.]", name)[0])]
     for count in range(len(folders), -1, -1):
         if said[count] in {TRAIN, *_NAMES[EVAL]}:
-            return said[count], "/".join(each for each in folders[:count] if "=" not in each) or "."
+            group = [each for each in folders[:count] if "=" not in each]
+            if shard := re.match(r"(.+)[-_.]\d{5}-of-\d{5}", name if count == len(folders) else ""):
+                group.append(shard[1])  # such as train_sft
+            return said[count], "/".join(group) or "."
     return "", ""
 
 

@@ -333,6 +333,11 @@ def test_a_folder_of_parquet_shards(
         ("train_b-0 train_a-0 dev_a-0-of-1 dev_b-0-of-1", "10", "23"),
         ("date=1/train-0 date=2/train-0 date=1/en/test/0 date=1/de/test-0", "01", "32"),
         ("dev/p0 prod/p0", "01", "none"),
+        (
+            "train_sft-00000-of-00001 train_gen-00000-of-00001",
+            "several data sets for train, in train_gen, train_sft",
+            "none",
+        ),
         ("part-0 part-1 test/part-0", "none", "2"),
         ("Train/0 TEST/0", "0", "1"),
         ("end-of-2023 best-of-10 2-of-10", "210", "none"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -295,13 +294,19 @@ def _use_of(path: Path) -> tuple[str, str]:
 
 def _require_all(path: Path, shards: Iterable[Path]) -> None:
     """Raise :class:`DatasetError` if there are fewer than their names say, such as ``-of-00003``."""
-    # Names such as best-of-10 say something else.
-    found = filter(None, (re.search(r"(\d+)-of-(\d+)", each.name) for each in shards))
-    totals = Counter(each[2] for each in found if len(each[1]) == len(each[2]))
-    for total, count in totals.items():
-        if count < int(total):
+    totals = dict[str, set[str]]()
+    for each in filter(None, (re.search(r"(\d+)-of-(\d+)", each.name) for each in shards)):
+        totals.setdefault(each[2], set()).add(each[1])
+    for total, found in totals.items():
+        numbers, count = {*map(int, found)}, int(total)
+        # Names such as best-of-10 say something else.
+        are_shards = {*map(len, found)} == {len(total)} or (
+            len(found) > 1 and max(numbers) <= count
+        )
+        # They begin with 0 or 1.
+        if are_shards and max(len(numbers - {end}) for end in (0, count)) < count:
             raise DatasetError(
-                f"{path}: has {count} of {int(total)} files with names that contain -of-{total}",
+                f"{path}: has {len(numbers)} of {count} files with names that contain -of-{total}",
                 hint="add the others, or rename these to train on them alone",
             )
 

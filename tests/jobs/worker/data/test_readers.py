@@ -342,6 +342,9 @@ def test_a_folder_of_parquet_shards(
         ("Train/0 TEST/0", "0", "1"),
         ("end-of-2023 best-of-10 2-of-10", "210", "none"),
         ("a/train-0 b/train/0 a/test-0", "several data sets for train, in a, b", "2"),
+        (" ".join(f"part-{n}-of-10" for n in range(1, 11)), "0912345678", "none"),
+        ("2-of-10 3-of-10", "2 of 10 files with names that contain -of-10", "none"),
+        ("0-of-2-a 0-of-2-b", "1 of 2 files with names that contain -of-2", "none"),
         ("train-00000-of-00003", "1 of 3 files with names that contain -of-00003", "none"),
     ],
 )

@@ -193,7 +193,7 @@ def test_quotation_marks_of_tsv_files_belong_to_texts_or_are_around_cells(
 GOOD = '{"text": "fine", "label": "x"}\n{"text": "good", "label": "y"}\n'
 
 
-def test_a_line_without_an_end_is_not_read_into_memory(
+def test_a_line_or_text_without_an_end_is_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "LONGEST_LINE", 1000)
@@ -201,6 +201,10 @@ def test_a_line_without_an_end_is_not_read_into_memory(
         path = write(tmp_path, name, "x" * 5000)
         with pytest.raises(DatasetError, match="line 1: is longer than 1000 characters"):
             read_table(str(path))
+    path = write(tmp_path, "a.txt", "x\n" * 5000)
+    for limit, size in ((None, 5000), (1000, 500)):
+        (row,) = read_table(str(path), limit=limit).rows
+        assert row["text"].count("x") == size
 
 
 BAD_LINE = '{"text": "", "label": "x"}\n'

@@ -404,10 +404,11 @@ def test_shards_whose_columns_differ_in_type_or_order(
     assert read_table(str(data), mapped=tmp_path / "kept").rows[0]["d"] == "so=so"
 
 
-def write_classes(path: Path, *names: str) -> None:
+def write_classes(path: Path, *names: str, first: int = 0) -> None:
     features = {"label": {"names": names, "_type": "ClassLabel"}}
     known = {"huggingface": json.dumps({"info": {"features": features}})}
-    columns: Any = {"text": ["a"] * len(names), "label": range(len(names))}
+    numbers = range(first, len(names))
+    columns: Any = {"text": ["a"] * len(numbers), "label": numbers}
     write_table(pyarrow.table(columns).replace_schema_metadata(known), path)
 
 
@@ -447,6 +448,25 @@ def test_class_names_of_parquet_and_their_numbers_are_the_same_labels(
     for options in (one, swapped):
         Classify(options).read(print)
         check_inputs(options)
+
+
+@pytest.mark.parametrize(
+    ("content", "names", "first", "labels"),
+    [
+        ("text,category\na,spam\na,ham\na,other\n", ["spam", "ham"], 0, ["spam", "ham"]),
+        ("text,label\na,spam\na,ham\n", ["spam", "ham "], -1, ["spam", "ham"]),
+        ("text,label\na,1\na,2\na,3\n", "123", 1, ["2", "3"]),
+        ("text,label\na,0\na,1\na,2\n", "123", 0, ["0", "1", "2"]),
+    ],
+)
+def test_labels_of_evaluation_data_are_its_own_class_names(
+    tmp_path: Path, content: str, names: Any, first: int, labels: list[str]
+) -> None:
+    write_classes(tmp_path / "named.parquet", *names, first=first)
+    data, unseen = str(write(tmp_path, "a.csv", content)), str(tmp_path / "named.parquet")
+    options = ClassifyOptions(model="scratch", data=data, eval=unseen, skip_bad_records=True)
+    found = Classify(options).read(print).eval
+    assert [each for record in found for each in record.labels] == labels
 
 
 def test_score_learns_the_numbers_of_classes(tmp_path: Path) -> None:

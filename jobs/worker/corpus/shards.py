@@ -46,6 +46,7 @@ class Reader:
         self._rows = self._read(first if is_parquet else 0)
         start = list(islice(self._rows, _LOOK_AT))
         rows = [row for _, row in start if not isinstance(row, DatasetError)]
+        self.start = rows
         self._rows = islice(chain(start, self._rows), 0 if is_parquet else first, None)
         sizes = sum(len(str([*row.values()])) for row in rows)
         self.columns = tuple(dict.fromkeys(name for row in rows for name in row))
@@ -131,7 +132,8 @@ class Predictor:
                 suffix = part_suffix(self._options.output)
                 name = f"{shard.name}-{len(read)}-{len(rows)}{suffix}"
                 with output.writing(name, self._inputs) as target:
-                    write_part(target, self._options.output, rows, reader.schema, vector)
+                    more = reader.schema, vector, reader.start
+                    write_part(target, self._options.output, rows, *more)
         except DatasetError:
             raise
         except WorkerError as error:

@@ -6,7 +6,7 @@ import csv
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,18 +25,25 @@ def part_suffix(output: str) -> str:
 
 
 def write_part(
-    target: Path, output: str, rows: Sequence[Values], known: Any = (), vector: str = ""
+    target: Path,
+    output: str,
+    rows: Sequence[Values],
+    known: Any = (),
+    vector: str = "",
+    first: Sequence[Values] = (),
 ) -> None:
     """Write a shard's rows for this output.
 
     ``known`` has the fields of a Parquet file that they are from; ``vector`` is the column whose lists of
-    numbers have one length. Raises :class:`TrainingError` for values that Parquet lacks.
+    numbers have one length. In a folder, a column that is empty here has its type in the input file's
+    ``first`` rows. Raises :class:`TrainingError` for values that Parquet lacks.
     """
     if part_suffix(output) == ".parquet":
-        # Of another shard, a column that is empty here may have a type; files of a folder stay as they are.
-        empty = None if output.lower().endswith(".parquet") else "string"
+        # merge_parts gives empty columns their types.
+        is_merged = output.lower().endswith(".parquet")
         with _as_parquet():
-            _write_parquet(target, rows, {each.name: each for each in known}, vector, empty)
+            fields = {each.name: each for each in known}
+            _write_parquet(target, rows, fields, vector, None if is_merged else first)
         return
     # JSON writes half of a surrogate pair, which UTF-8 lacks, with the same escape.
     with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
@@ -59,7 +66,7 @@ def _write_parquet(
     rows: Sequence[Values],
     known: Mapping[str, Any],
     vector: str,
-    empty: str | None,
+    first: Sequence[Values] | None,
 ) -> None:
     import pyarrow as pa
     from pyarrow.parquet import write_table
@@ -71,11 +78,23 @@ def _write_parquet(
         if name == vector:
             return pa.array(values, pa.list_(pa.float32(), len(values[0])))
         found = pa.array(values)
-        return found.cast(empty) if empty and pa.types.is_null(found.type) else found
+        is_empty = first is not None and pa.types.is_null(found.type)
+        return found.cast(_type_in(first or (), name)) if is_empty else found
 
-    arrays = {name: to_array(name) for name in dict.fromkeys(name for row in rows for name in row)}
+    names = dict.fromkeys(name for row in (*(first or ()), *rows) for name in row)
+    arrays = {name: to_array(name) for name in names}
     fields = [known.get(name) or pa.field(name, each.type) for name, each in arrays.items()]
     write_table(pa.Table.from_arrays([*arrays.values()], schema=pa.schema(fields)), target)
+
+
+def _type_in(rows: Sequence[Values], name: str) -> Any:
+    """Return the type of a column's values: text if there are none, or of several types."""
+    import pyarrow as pa
+
+    with suppress(pa.ArrowException, ValueError, TypeError, OverflowError):
+        found = pa.array([row.get(name) for row in rows]).type
+        return pa.string() if pa.types.is_null(found) else found
+    return pa.string()
 
 
 def merge_parts(parts: Sequence[Path], output: Path) -> None:

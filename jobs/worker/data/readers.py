@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -225,7 +224,7 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
     """Return a folder's file for a use, or its Parquet files. Raises :class:`DatasetError`."""
     files = _data_files(path)
     for name in _NAMES[split]:
-        found = [each for each in files if each.name.split(".")[0] == name]
+        found = [each for each in files if each.name.split(".")[0].lower() == name]
         if len(found) > 1 and {each.suffix.lower() for each in found} != {".parquet"}:
             raise DatasetError(
                 f"{path}: has several files for {split}: {', '.join(each.name for each in found)}",
@@ -246,11 +245,14 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
             return [*named]
     files = _visible_files(path, "*.*")
     near = next((each for each in files if _use_of(each)[0] in _NAMES[split]), None)
+    other = next((each.relative_to(path) for each, (use, _) in shards.items() if not use), None)
+    hint = "give a file, or a folder that save_to_disk has written"
+    if near or other:
+        hint = f"put the rows of {near}, … into one file with such a name"
+    if other and not near:
+        hint = f"if {other} is for {split}, move it into a folder {_NAMES[split][0]}"
     raise NoSplitError(
-        f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …",
-        hint=f"put the rows of {near}, … into one file with such a name"
-        if near
-        else "give a file, or a folder that save_to_disk has written",
+        f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …", hint=hint
     )
 
 
@@ -258,7 +260,7 @@ def _uses_of_shards(path: Path) -> dict[Path, tuple[str, str]]:
     """Return a folder's Parquet files with their uses and their data sets' folders."""
     names = _visible_files(path, "*.parquet")
     uses = {path / each: _use_of(each) for each in names}
-    if {TRAIN, ""} & {use for use, _ in uses.values()} == {""}:
+    if {use for use, _ in uses.values()} == {"", "dev"}:
         # Folders such as dev beside prod are not splits.
         uses = {path / each: _use_of(Path(each.name)) for each in names}
     is_any = any(use for use, _ in uses.values())
@@ -274,27 +276,37 @@ def _visible_files(path: Path, pattern: str) -> list[Path]:
 def _use_of(path: Path) -> tuple[str, str]:
     """Return a Parquet file's use by its name or its folders', such as ``test``, and its data set's folder.
 
-    ``en/train-00000-of-00003.parquet`` and ``a=1/en/train/0.parquet`` are for training, and of ``en``.
+    ``a=1/en/train/0.parquet`` is for training, and of ``en``; ``en/train_sft-00000-of-00003.parquet`` is for
+    training, and of ``en/train_sft``.
     """
     *folders, name = path.parts
     # The hub's branch for Parquet calls a folder so that has only the first rows.
     said = [each.removeprefix("split=").removeprefix("partial-") for each in folders]
-    said.append(re.split("[-_.]", name)[0])
+    said = [each.lower() for each in (*said, re.split("[-_.]", name)[0])]
     for count in range(len(folders), -1, -1):
         if said[count] in {TRAIN, *_NAMES[EVAL]}:
-            return said[count], "/".join(each for each in folders[:count] if "=" not in each) or "."
+            group = [each for each in folders[:count] if "=" not in each]
+            if shard := re.match(r"(.+)[-_.]\d{5}-of-\d{5}", name if count == len(folders) else ""):
+                group.append(shard[1])  # such as train_sft
+            return said[count], "/".join(group) or "."
     return "", ""
 
 
 def _require_all(path: Path, shards: Iterable[Path]) -> None:
     """Raise :class:`DatasetError` if there are fewer than their names say, such as ``-of-00003``."""
-    # Names such as best-of-10 say something else.
-    found = filter(None, (re.search(r"(\d+)-of-(\d+)", each.name) for each in shards))
-    totals = Counter(each[2] for each in found if len(each[1]) == len(each[2]))
-    for total, count in totals.items():
-        if count < int(total):
+    totals = dict[str, set[str]]()
+    for each in filter(None, (re.search(r"(\d+)-of-(\d+)", each.name) for each in shards)):
+        totals.setdefault(each[2], set()).add(each[1])
+    for total, found in totals.items():
+        numbers, count = {*map(int, found)}, int(total)
+        # Names such as best-of-10 say something else.
+        are_shards = {*map(len, found)} == {len(total)} or (
+            len(found) > 1 and max(numbers) <= count
+        )
+        # They begin with 0 or 1.
+        if are_shards and max(len(numbers - {end}) for end in (0, count)) < count:
             raise DatasetError(
-                f"{path}: has {count} of {int(total)} files with names that contain -of-{total}",
+                f"{path}: has {len(numbers)} of {count} files with names that contain -of-{total}",
                 hint="add the others, or rename these to train on them alone",
             )
 

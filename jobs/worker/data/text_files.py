@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -134,16 +135,22 @@ def _jsonl_rows(source: str, file: TextIO) -> Iterator[Found]:
         yield number, found if isinstance(found, dict) else DatasetError(f"{place}: {_NO_OBJECT}")
 
 
-def _text_rows(source: str, file: TextIO) -> Iterator[Found]:
-    """Yield texts that are separated by empty lines, as the column ``text``."""
+def _text_rows(source: str, file: TextIO, most: float = math.inf) -> Iterator[Found]:
+    """Yield texts that are separated by empty lines, as the column ``text``.
+
+    Stops after ``most`` characters, also inside a text.
+    """
     lines, first = list[str](), 0
     for number, line in chain(_lines(source, file), [(0, "")]):
-        if line.strip():
+        if line.strip() and most > 0:
             first = first if lines else number
             lines.append(line.rstrip("\r\n"))
         elif lines:
             yield first, {"text": "\n".join(lines)}
             lines = []
+        most -= len(line)
+        if most <= 0 and not lines:
+            return
 
 
 def _collect(stream: Stream, source: str, file: TextIO, limit: int | None) -> Table:
@@ -155,6 +162,11 @@ def _collect(stream: Stream, source: str, file: TextIO, limit: int | None) -> Ta
             rows.append(row)
             lines.append(line)
     return Table(source, _columns(rows), rows, lines, problems)
+
+
+def _read_text(source: str, file: TextIO, limit: int | None) -> Table:
+    most = math.inf if limit is None else LONGEST_LINE
+    return _collect(partial(_text_rows, most=most), source, file, limit)
 
 
 def _require_names(source: str, header: Sequence[str], mark: str) -> None:
@@ -281,6 +293,7 @@ def find_stream(kind: str, file: TextIO) -> Stream | None:
 
 READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
     **{name: partial(_collect, stream) for name, stream in STREAMS.items()},
+    ".txt": _read_text,
     ".json": _read_json,
     ".conll": _read_conll,
     ".parquet": lambda *_: Table("", (), []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def _labels(self, what: str, value: Any) -> tuple[str, ...]:
         separator = self.options.label_separator
-        if separator is None and isinstance(value, str) and _is_written_list(value.strip()):
+        if isinstance(value, str) and _is_written_list(value.strip()):
             raise DatasetError(
                 f"{what} is a list, written as a text: {show(value)}",
                 hint="write lists in JSON lines, or the names with --label-separator between them",
@@ -360,7 +361,9 @@ class Classify(TaughtTask[ClassifyOptions]):
 
 
 def _is_written_list(text: str) -> bool:
-    """Return whether a text is a list of labels, as pandas writes it into a cell, and not a name like [1]."""
+    """Return whether a text is a list of labels, as pandas or numpy writes it, and not a name like [1]."""
+    if re.fullmatch(r"\[\s*[\d.]+(\s+[\d.]+)+\s*\]", text):
+        return True
     try:
         found = ast.literal_eval(text) if text.startswith("[") else None
     except (ValueError, SyntaxError, MemoryError, RecursionError):

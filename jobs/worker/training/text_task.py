@@ -250,9 +250,6 @@ class TableTask(TextTask[OwnTable]):
             unseen = read_table(options.eval, EVAL, mapped=mapped)
         elif options.eval_fraction is None:
             unseen = read_unseen(self._data(), mapped) or train
-        classes = train.classes or unseen.classes
-        if unseen is not train and not train.classes:
-            unseen = unseen._replace(classes={})
         # Also such as --corpus, and by the names that the user has given.
         given = {
             Path(name_files(each)).name for each in vars(options).values() if isinstance(each, str)
@@ -262,18 +259,25 @@ class TableTask(TextTask[OwnTable]):
             note(f"{self._data()}: did not read {', '.join(others)}")
         bad = skipped if options.skip_bad_records else None
         records = self._records(train, bad, note)
+        names, own = self._names_in(train), self._names_in(unseen)
+        self.class_names = names or own
+        if own and not names and _names_of_numbers(_all_labels(records), own, own):
+            unseen = unseen._replace(classes={})  # the training data have the numbers
         eval_records = records if unseen is train else self._records(unseen, bad, note)
         sources = train.source, unseen.source
-        columns = self.choose_columns(train) if classes else ()
-        self.class_names = next((classes[each] for each in columns if each in classes), ())
-        if self.class_names and unseen is not train and not unseen.classes:
-            eval_records = _name_classes(eval_records, records, self.class_names)
+        if names and not own:
+            eval_records = _name_classes(eval_records, records, names)
         if unseen is train and options.eval_fraction is not None:
             records, eval_records = split_off(records, options.eval_fraction, options.seed, note)
             sources = train.source, f"{options.eval_fraction:g} of {train.source}"
         if skipped:
             note(skip_note(skipped))
         return Data(records, sources[0], eval_records, sources[1], self.input_columns(train))
+
+    def _names_in(self, table: Table) -> Sequence[str]:
+        columns = self.choose_columns(table) if table.classes else ()
+        found = next((table.classes[each] for each in columns if each in table.classes), ())
+        return [name.strip() for name in found]
 
     def download(self) -> None:
         super().download()
@@ -416,8 +420,7 @@ def _name_classes(
     records: Sequence[Any], train: Sequence[Any], names: Sequence[str]
 ) -> Sequence[Any]:
     """Return records for evaluation with the names of classes that they have the numbers of."""
-    found, known = ({x for row in each for x in _labels_of(row)} for each in (records, train))
-    named = _names_of_numbers(found, known, names)
+    named = _names_of_numbers(_all_labels(records), _all_labels(train), names)
 
     def rename(_: int, record: Any) -> Any:
         kind = "labels" if hasattr(record, "labels") else "tags"
@@ -430,6 +433,10 @@ def _name_classes(
 def _labels_of(record: Any) -> set[str]:
     """Return a record's labels or tags; other records have none."""
     return {*getattr(record, "labels", getattr(record, "tags", ()))}
+
+
+def _all_labels(records: Sequence[Any]) -> set[str]:
+    return {*chain.from_iterable(map(_labels_of, records))}
 
 
 def _share_out(sizes: Mapping[str, int], share: float) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,14 +40,18 @@ if TYPE_CHECKING:
 
 _SIMILARITIES = {"score", "label", "similarity", "is_duplicate"}
 """Columns which may tell whether a row's texts belong together."""
+_UNLIKE = (
+    "false|no|neutral|contradiction|different|dissimilar|unrelated|irrelevant|(not|non)[ _-].+"
+)
 
 
 def _is_low(value: Any) -> bool:
-    """Return whether a value is false or a number below 1."""
+    """Return whether a value is a number below 1, or a text such as ``not_equivalent``."""
+    text = str(value).strip().lower()
     try:
-        return float({"false": 0}.get(str(value).strip().lower(), value)) < 1
-    except (TypeError, ValueError):
-        return False
+        return float(text) < 1
+    except ValueError:
+        return bool(re.fullmatch(_UNLIKE, text))
 
 
 class Embed(TaughtTask[EmbedOptions]):
@@ -84,7 +89,7 @@ class Embed(TaughtTask[EmbedOptions]):
     def convert(self, place: str, row: Any, *columns: str) -> tuple[Group, ...]:
         name = columns[1].strip()
         if self.options.pair_column is None and not name.startswith("pos"):
-            for rated in sorted(_SIMILARITIES & row.keys()):
+            for rated in sorted(each for each in row if each.strip() in _SIMILARITIES):
                 if _is_low(row[rated]):
                     raise DatasetError(
                         f"{place}: column {rated!r} is {row[rated]}, and every row is learned as similar",

@@ -174,7 +174,16 @@ def test_columns_of_different_types_become_one(
 
 
 @pytest.mark.parametrize("output", ["output/predictions", "s3://b/out/"])
-def test_a_folder_of_predictions_is_one_data_set(tmp_path: Path, output: str) -> None:
-    for number, value in enumerate([None, "x"]):
-        write_part(tmp_path / f"{number}.parquet", output, [{"a": value}])
-    assert pq.read_table(tmp_path).column("a").to_pylist() == [None, "x"]
+@pytest.mark.parametrize("value", ["x", 5, ["x"], {"n": 1}])
+def test_a_folder_of_predictions_is_one_data_set(tmp_path: Path, output: str, value: Any) -> None:
+    rows: Rows = [{"a": None}, {"a": value, "b": value}, {"a": None}]
+    for number, row in enumerate(rows):
+        write_part(tmp_path / f"{number}.parquet", output, [row], first=rows)
+    assert pq.read_table(tmp_path).to_pylist() == [{"b": None, **row} for row in rows]
+
+
+def test_a_column_that_no_first_row_has_is_text(tmp_path: Path) -> None:
+    mixed: Rows = [{"a": 1}, {"a": "b"}]
+    for first in ([], mixed):
+        write_part(tmp_path / "0.parquet", "s3://b/out/", [{"a": None}], first=first)
+        assert pq.read_schema(tmp_path / "0.parquet").field("a").type == pa.string()

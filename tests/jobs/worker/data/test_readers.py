@@ -193,7 +193,7 @@ def test_quotation_marks_of_tsv_files_belong_to_texts_or_are_around_cells(
 GOOD = '{"text": "fine", "label": "x"}\n{"text": "good", "label": "y"}\n'
 
 
-def test_a_line_without_an_end_is_not_read_into_memory(
+def test_a_line_or_text_without_an_end_is_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "LONGEST_LINE", 1000)
@@ -201,6 +201,10 @@ def test_a_line_without_an_end_is_not_read_into_memory(
         path = write(tmp_path, name, "x" * 5000)
         with pytest.raises(DatasetError, match="line 1: is longer than 1000 characters"):
             read_table(str(path))
+    path = write(tmp_path, "a.txt", "x\n" * 5000)
+    for limit, size in ((None, 5000), (1000, 500)):
+        (row,) = read_table(str(path), limit=limit).rows
+        assert row["text"].count("x") == size
 
 
 BAD_LINE = '{"text": "", "label": "x"}\n'
@@ -248,12 +252,13 @@ def test_of_large_files_the_first_rows_are_checked(
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("names", "why"),
     [
         ("data/sub/", "data: has no file for train: train.csv, .jsonl"),
         ("data/model.safetensors", "data: has no file for train"),
         ("data/sub/train.csv", "data: has no file for train"),
         ("data/sub/test.parquet", "data: has no file for train"),
+        ("data/training/0.parquet data/test/0.parquet", "if training/0.parquet is for train, move"),
         ("data/train.doc", "data: has no file for train: train.csv, .jsonl"),
         (
             "data/a/train-00000-of-00002.jsonl",
@@ -265,18 +270,19 @@ def test_of_large_files_the_first_rows_are_checked(
     ],
 )
 def test_a_folder_that_is_not_read_here_needs_a_file_to_train_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, why: str
 ) -> None:
     monkeypatch.setattr(readers, "MOST_CHECKED", 0)
-    path = tmp_path / name
-    (path if name.endswith("/") else path.parent).mkdir(parents=True)
-    if not name.endswith("/"):
-        path.write_text("x")
+    for name in names.split():
+        path = tmp_path / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True)
+        if not name.endswith("/"):
+            path.write_text("x")
     options = ClassifyOptions(model="scratch", data=str(tmp_path / "data"))
     with pytest.raises(UsageError) if why else nullcontext() as refused:
         check_inputs(options)
     assert not refused or why in f"{refused.value.message}; {refused.value.hint}"
-    if name == "data/train.csv":
+    if names == "data/train.csv":
         (path.parent / "test-00000-of-00002.parquet").touch()
         with pytest.raises(UsageError, match="has 1 of 2 files"):
             check_inputs(options)
@@ -331,8 +337,18 @@ def test_a_folder_of_parquet_shards(
         ("train_b-0 train_a-0 dev_a-0-of-1 dev_b-0-of-1", "10", "23"),
         ("date=1/train-0 date=2/train-0 date=1/en/test/0 date=1/de/test-0", "01", "32"),
         ("dev/p0 prod/p0", "01", "none"),
+        (
+            "train_sft-00000-of-00001 train_gen-00000-of-00001",
+            "several data sets for train, in train_gen, train_sft",
+            "none",
+        ),
+        ("part-0 part-1 test/part-0", "none", "2"),
+        ("Train/0 TEST/0", "0", "1"),
         ("end-of-2023 best-of-10 2-of-10", "210", "none"),
         ("a/train-0 b/train/0 a/test-0", "several data sets for train, in a, b", "2"),
+        (" ".join(f"part-{n}-of-10" for n in range(1, 11)), "0912345678", "none"),
+        ("2-of-10 3-of-10", "2 of 10 files with names that contain -of-10", "none"),
+        ("0-of-2-a 0-of-2-b", "1 of 2 files with names that contain -of-2", "none"),
         ("train-00000-of-00003", "1 of 3 files with names that contain -of-00003", "none"),
     ],
 )
@@ -388,10 +404,11 @@ def test_shards_whose_columns_differ_in_type_or_order(
     assert read_table(str(data), mapped=tmp_path / "kept").rows[0]["d"] == "so=so"
 
 
-def write_classes(path: Path, *names: str) -> None:
+def write_classes(path: Path, *names: str, first: int = 0) -> None:
     features = {"label": {"names": names, "_type": "ClassLabel"}}
     known = {"huggingface": json.dumps({"info": {"features": features}})}
-    columns: Any = {"text": ["a"] * len(names), "label": range(len(names))}
+    numbers = range(first, len(names))
+    columns: Any = {"text": ["a"] * len(numbers), "label": numbers}
     write_table(pyarrow.table(columns).replace_schema_metadata(known), path)
 
 
@@ -431,6 +448,25 @@ def test_class_names_of_parquet_and_their_numbers_are_the_same_labels(
     for options in (one, swapped):
         Classify(options).read(print)
         check_inputs(options)
+
+
+@pytest.mark.parametrize(
+    ("content", "names", "first", "labels"),
+    [
+        ("text,category\na,spam\na,ham\na,other\n", ["spam", "ham"], 0, ["spam", "ham"]),
+        ("text,label\na,spam\na,ham\n", ["spam", "ham "], -1, ["spam", "ham"]),
+        ("text,label\na,1\na,2\na,3\n", "123", 1, ["2", "3"]),
+        ("text,label\na,0\na,1\na,2\n", "123", 0, ["0", "1", "2"]),
+    ],
+)
+def test_labels_of_evaluation_data_are_its_own_class_names(
+    tmp_path: Path, content: str, names: Any, first: int, labels: list[str]
+) -> None:
+    write_classes(tmp_path / "named.parquet", *names, first=first)
+    data, unseen = str(write(tmp_path, "a.csv", content)), str(tmp_path / "named.parquet")
+    options = ClassifyOptions(model="scratch", data=data, eval=unseen, skip_bad_records=True)
+    found = Classify(options).read(print).eval
+    assert [each for record in found for each in record.labels] == labels
 
 
 def test_score_learns_the_numbers_of_classes(tmp_path: Path) -> None:

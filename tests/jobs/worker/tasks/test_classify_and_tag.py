@@ -138,6 +138,9 @@ def test_labels_in_one_cell(tmp_path: Path) -> None:
     task = Classify(ClassifyOptions(model=SCRATCH, data=str(path), label_separator=";"))
     found = [each.labels for each in task.read(lambda _: None).train]
     assert found == [("x", "y"), ("[1]", "['2']")]
+    path.write_text("text,label\na,x; y\nb,\"['x', 'y']\"\n")
+    with pytest.raises(DatasetError, match="is a list, written as a text"):
+        task.check()
 
 
 @pytest.mark.parametrize("pair", [False, True])

@@ -320,7 +320,8 @@ def test_rank_0_reads_the_pooling_from_the_hub(
             {},
             "line 3: column 'score' is 0.5, and every",
         ),
-        ("question,sentence2,is_duplicate\na,b,False", {}, "column 'is_duplicate' is False, and"),
+        ("question,sentence2, is_duplicate\na,b,False", {}, "column ' is_duplicate' is False, and"),
+        ("sentence1,sentence2,label\na,b,not_equivalent", {}, "column 'label' is not_equivalent, "),
         (
             "question,answer,label\na,b,0",
             {},

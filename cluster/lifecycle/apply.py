@@ -86,7 +86,7 @@ class PlanApplier:
         Raises :class:`PlanAgainError` if the rest of the plan no longer fits what exists.
         """
         if minutes := self.plan.start_min:
-            # The user may have thought for long. Afterward, a stopped node and its disk may be gone.
+            # The user may have taken long to answer, and the first action may delete a stopped node's disk.
             self.machines.check_time(minutes)
         # Before the first resource: `down` must know which cloud to search.
         self.ctx.remember()

@@ -251,12 +251,12 @@ class _Stragglers:
         except (ClientError, BotoCoreError):
             return
         status = {s["InstanceId"]: s.get("InstanceStatus", {}).get("Status", "?") for s in found}
-        each = [status[id_] for id_ in some if id_ in status]
-        words = sorted(set(each))
-        # Wait for machines that are still booting. One that never has says that the others may be at fault
-        # themselves, unless most of them are up.
-        never = sum(status.get(id_) in _BOOTING for id_ in late)
-        if _BOOTING & set(words) or each.count("ok") <= never:
+        known = [status[id_] for id_ in some if id_ in status]
+        words = sorted(set(known))
+        # Wait for machines that are still booting. Machines that never booted may mean that the others are
+        # faulty as well, unless more of those are up.
+        never_booted = sum(status.get(id_) in _BOOTING for id_ in late)
+        if _BOOTING & set(words) or known.count("ok") <= never_booted:
             self.ok_since = None
         elif self.ok_since is None:
             self.ok_since = now

@@ -109,7 +109,7 @@ class Plan:
 
     @property
     def start_min(self) -> int:
-        """Minutes on AWS until the last node has booted, however long it takes; 0 if none is bought."""
+        """Minutes on AWS until the last node has booted, even if it boots slowly; 0 if none is bought."""
         last = max(
             (i for i, action in enumerate(self.actions) if action.kind in _RUNS), default=None
         )

@@ -31,7 +31,7 @@ class UnloadableError(Exception):
 
 
 class Model(NamedTuple):
-    """What the server says of the model: its task, what it reads of a row, and whether it only ranks."""
+    """The model's task, the columns that it reads, and whether its scores are only for ranking."""
 
     task: str
     inputs: tuple[str, ...]
@@ -84,7 +84,7 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
 
 
 def within_quota(cores: int, groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many cores a container's share of time is worth, at most ``cores``.
+    """Return how many cores a container's CPU quota allows, at most ``cores``.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """

@@ -22,7 +22,8 @@ if [ "$now" -lt "$latest" ] && [ -e "$hold" ]; then
     # The head holds this machine for results that nobody has fetched: keeper.py.
     held=$(stat -c %Y "$hold") && [ $((now - held)) -ge 180 ] || exit 0
 fi
-# After a start, the keeper needs time to hold it, and its user to fetch results. Unreadable counts as long ago.
+# After a start, the keeper needs time to hold the machine, and the user to fetch results. If the uptime can't
+# be read, the start counts as long ago.
 up=''
 { read -r up _; } 2>/dev/null </proc/uptime
 case ${up%%.*} in '' | *[!0-9]*) up=300 ;; esac

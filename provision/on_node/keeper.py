@@ -300,9 +300,9 @@ class Keeper:
         before: dict[str, float] = self._past.get("stalls", {})
         states = {job.name: job.queued for job in facts.jobs}
         is_idle = RUNNING not in states.values()
-        if facts.queue and not is_idle:
-            self._past["ran"] = facts.now
         if facts.queue:
+            if not is_idle:
+                self._past["ran"] = facts.now
             # Slurm may fail, or change its reason: the wait ends with the job, or when one runs.
             self._past["stalls"] = {
                 name: before.get(name, facts.now)

@@ -247,9 +247,9 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
     near = next((each for each in files if _use_of(each)[0] in _NAMES[split]), None)
     other = next((each.relative_to(path) for each, (use, _) in shards.items() if not use), None)
     hint = "give a file, or a folder that save_to_disk has written"
-    if near or other:
+    if near:
         hint = f"put the rows of {near}, … into one file with such a name"
-    if other and not near:
+    elif other:
         hint = f"if {other} is for {split}, move it into a folder {_NAMES[split][0]}"
     raise NoSplitError(
         f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …", hint=hint

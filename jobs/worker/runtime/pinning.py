@@ -33,6 +33,7 @@ _NUMA_MAPS = Path("/proc/self/numa_maps")
 _MPOL_PREFERRED = 1  # <linux/mempolicy.h>
 _MAX_NODES = 1024
 LEAST_SHARE = 0.8
+"""The share of the planned threads that a rank keeps at least: see :func:`share_out`."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _take_own_cores(environ: MutableMapping[str, str]) -> RankPlacement | None:
         if local.rank == 0:
             print(
                 f"{socket.gethostname()}: {len(own.cpus)} threads per rank instead of {threads}: "
-                "each has cores of its own NUMA nodes, which differ in size",
+                "the NUMA nodes differ in size, and each rank stays on one",
                 file=sys.stderr,
                 flush=True,
             )
@@ -260,8 +261,8 @@ def share_out(
 ) -> tuple[CoreShare, ...]:
     """Return the ranks' cores; empty if there are too few, or if others may also use them. Pure.
 
-    Where NUMA nodes have different sizes, ranks get fewer than ``threads``, down to :data:`LEAST_SHARE` of
-    them, if each then has cores of its own nodes alone: the other threads would wait for one on another node.
+    Where NUMA nodes differ in size, ranks get fewer than ``threads``, down to :data:`LEAST_SHARE` of them, if
+    that keeps each on its own nodes: its threads would wait for one on another node in every operation.
     """
     each = threads + workers
     # Without the static CPU manager, a pod sees the whole node. If it uses less than half of it, another

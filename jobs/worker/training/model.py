@@ -48,7 +48,7 @@ ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob")
 
 
 class ExactLinear(nn.Linear):
-    """Computes in fp32 whatever the precision: in bf16, all numbers near 2,000 are multiples of 8."""
+    """Computes in fp32, also under autocast: in bf16, all numbers near 2,000 are multiples of 8."""
 
     def forward(self, values: Tensor) -> Tensor:
         with torch.autocast("cpu", enabled=False):
@@ -56,7 +56,7 @@ class ExactLinear(nn.Linear):
 
 
 def _keep_digits(model: Any) -> None:
-    """Compute the output of a model that has only one in fp32: scores differ by less than bf16 tells."""
+    """Compute a model's only output, if it has just one, in fp32: bf16 would make different scores equal."""
     if model.config.get_text_config().num_labels == 1:
         for last in [each for each in model.modules() if type(each) is nn.Linear][-1:]:
             if last.out_features == 1:

@@ -33,14 +33,15 @@ MARGIN = 2.0
 A random model has a loss of about the logarithm of its number of tokens, 5.9 for 384, and a good model less
 than 1.5. They differ by more than this value, two good epochs by much less."""
 EARLY, FIRST = 3, 20
-"""Steps of which the highest loss says what all of the last ones must exceed, so that an explosion soon after
-is seen, and steps after which the running mean counts: of fewer, it can be low by chance."""
+"""A run explodes if all of its last losses are far above the highest of the first :data:`EARLY`. The running
+mean counts from step :data:`FIRST` on, because it can be low by chance before."""
 STUCK_AFTER, STUCK_SHARE = 500, 0.95
 """A loss is stuck if it has not fallen to this share of its beginning after so many steps and a fifth of all
 steps: a run with wrong labels costs as much as a good one."""
 
 
 def _limit(loss: float) -> float:
+    """Return the value up to which a loss is normal after this one."""
     return loss + max(MARGIN, loss)
 
 
@@ -55,7 +56,7 @@ class DivergenceDetector:
     early: float = math.inf
     """The highest of the first :data:`EARLY` losses."""
     high: int = 0
-    """The number of steps since the median of :attr:`recent` was last within :attr:`limit`."""
+    """The number of consecutive steps at which :attr:`recent` was too high."""
     steps: int = 0
     first: float | None = None
     """The running mean after :data:`FIRST` steps."""
@@ -96,7 +97,7 @@ class DivergenceDetector:
 
     @property
     def diverged(self) -> bool:
-        """The loss's median has been too high for :data:`PATIENCE` steps."""
+        """The last losses have been too high for :data:`PATIENCE` steps."""
         return self.high >= PATIENCE
 
 

@@ -533,7 +533,7 @@ def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> No
         "organizations:DescribeEffectivePolicy",
         "s3:GetBucketVersioning",
         "s3:GetLifecycleConfiguration",
-        # A connection that breaks is opened anew.
+        # The command opens a new connection instead.
         "ssm:ResumeSession",
     }
     assert {*_INFORMATIVE, *silent} == OPTIONAL

@@ -144,15 +144,15 @@ class _Stragglers:
     ``witness`` is a node that answered before, if there is one.
     """
 
-    def __init__(self, ctx: Context, open_host: HostOpener, witness: Node | None) -> None:
-        self.ctx, self.open_host, self.witness = ctx, open_host, witness
+    def __init__(
+        self, ctx: Context, nodes: Sequence[Node], open_host: HostOpener, witness: Node | None
+    ) -> None:
+        self.ctx, self.nodes, self.open_host, self.witness = ctx, nodes, open_host, witness
         self.heard: list[Node] = []
         self.not_tried = set[str]()
         """Instances whose last connection failed at the jump, before it reached them."""
         self.ok_since: float | None = None
         self.waiting: dict[str, tuple[Node, str]] = {}
-        self.silent: dict[str, None] = {}
-        """Instances that have not answered, also those that are no longer waited for."""
         self.lock = threading.Lock()
         self.asked_at = ctx.clock.monotonic()
         self.gone: dict[str, str] = {}
@@ -162,7 +162,6 @@ class _Stragglers:
         """Note that a node does not answer. Raises :class:`HostError` if EC2 says it never will."""
         with self.lock:
             self.waiting[node.name] = node, reason
-            self.silent[node.instance.id] = None
             self._ask_ec2()
             if self.find_cut_off():
                 raise _CutOffError(node.name, reason.removeprefix(f"[{node.name}] "))
@@ -230,7 +229,7 @@ class _Stragglers:
             return False
 
     def _ask_ec2(self) -> None:
-        """Once a minute, get EC2's view of the silent nodes: which are gone, and the status checks."""
+        """Once a minute, get EC2's view of silent nodes, also of those that are no longer waited for."""
         now = self.ctx.clock.monotonic()
         if now - self.asked_at < _STATUS_EVERY_S:
             return
@@ -238,7 +237,7 @@ class _Stragglers:
         ec2 = self.ctx.clients.ec2
         waiting = [node.instance.id for node, _ in self.waiting.values()]
         past = {*waiting, *(node.instance.id for node in self.heard)}
-        given_up = [id_ for id_ in self.silent if id_ not in past]
+        given_up = [node.instance.id for node in self.nodes if node.instance.id not in past]
         try:
             asked = describe_by_id(ec2, [*waiting, *given_up])
             self.gone |= {i.id: i.why_gone for i in asked if i.why_gone}
@@ -271,7 +270,7 @@ def reach_nodes(
     ``witness`` answered before. Raises :class:`HostKeyError` for a machine whose host key has changed,
     and :class:`SprError` if the network is at fault.
     """
-    stragglers = _Stragglers(ctx, open_host, witness)
+    stragglers = _Stragglers(ctx, nodes, open_host, witness)
 
     def reach(node: Node) -> HostFacts:
         host = open_host(node)

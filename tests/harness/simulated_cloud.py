@@ -64,14 +64,14 @@ class Steps:
         self.done: list[str] = []
         self.before: dict[str, Callable[[], None]] = {}
         """By a part of the step's name: called just before it, and may raise."""
+        self.after: dict[str, Callable[[], None]] = {}
 
     def __call__(self, name: str, moment: str) -> None:
         if name.startswith("put "):
             return
         if moment == "after":
             self.done.append(name)
-            return
-        for part, act in list(self.before.items()):
+        for part, act in list((self.after if moment == "after" else self.before).items()):
             if part in name:
                 act()
 

@@ -78,7 +78,7 @@ def test_a_machine_that_never_boots_still_counts_when_it_is_given_up(
     clients: Any = SimpleNamespace(ec2=SimpleNamespace(describe_instance_status=answer))
     monkeypatch.setattr(reach, "describe_by_id", lambda *_: [])
     unused: Any = None
-    stragglers = reach._Stragglers(replace(cloud.ctx, clients=clients), unused, None)
+    stragglers = reach._Stragglers(replace(cloud.ctx, clients=clients), nodes, unused, None)
 
     for node in nodes:
         stragglers.report(node, 0, "no answer")
@@ -134,12 +134,12 @@ def test_a_head_that_stops_while_a_worker_is_replaced_is_not_thrown_away(
     cloud.break_ssh(worker)
     cloud.clock.pace = 60
     plan_input = cloud.plan_input(nodes=3)
-    answering = threading.Event()
-    cloud.steps.before["# querying the facts"] = answering.set
+    answered = threading.Event()
+    cloud.steps.after["# querying the facts"] = answered.set
 
     def stop_head(action: str, moment: str) -> None:
         # Asked while the worker is waited for; the head, in a thread of its own, has to answer first.
-        if (action, moment) == ("DescribeInstanceStatus", "after") and answering.wait(10):
+        if (action, moment) == ("DescribeInstanceStatus", "after") and answered.wait(10):
             cloud.fake.backend.stop_instances([head])
 
     cloud.fake.application.on_call = stop_head

@@ -229,7 +229,10 @@ class _Stragglers:
             return False
 
     def _ask_ec2(self) -> None:
-        """Once a minute, get EC2's view of silent nodes, also of those that are no longer waited for."""
+        """Once a minute, get EC2's view of all nodes that have not answered: which are gone, and the checks.
+
+        Some are no longer waited for, and others have not reported yet.
+        """
         now = self.ctx.clock.monotonic()
         if now - self.asked_at < _STATUS_EVERY_S:
             return
@@ -237,15 +240,15 @@ class _Stragglers:
         ec2 = self.ctx.clients.ec2
         waiting = [node.instance.id for node, _ in self.waiting.values()]
         past = {*waiting, *(node.instance.id for node in self.heard)}
-        given_up = [node.instance.id for node in self.nodes if node.instance.id not in past]
+        others = [node.instance.id for node in self.nodes if node.instance.id not in past]
         try:
-            asked = describe_by_id(ec2, [*waiting, *given_up])
+            asked = describe_by_id(ec2, [*waiting, *others])
             self.gone |= {i.id: i.why_gone for i in asked if i.why_gone}
             some = [id_ for id_ in waiting if id_ not in self.gone][:_MOST_STATUSES]
             if not some:
                 self.ok_since = None
                 return
-            late = [id_ for id_ in given_up if id_ not in self.gone][:_MOST_STATUSES]
+            late = [id_ for id_ in others if id_ not in self.gone][:_MOST_STATUSES]
             found = ec2.describe_instance_status(InstanceIds=[*some, *late])["InstanceStatuses"]
         except (ClientError, BotoCoreError):
             return

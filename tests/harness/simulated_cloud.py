@@ -65,6 +65,7 @@ class Steps:
         self.before: dict[str, Callable[[], None]] = {}
         """By a part of the step's name: called just before it, and may raise."""
         self.after: dict[str, Callable[[], None]] = {}
+        """The same, called just after it."""
 
     def __call__(self, name: str, moment: str) -> None:
         if name.startswith("put "):

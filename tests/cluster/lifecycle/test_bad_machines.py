@@ -63,8 +63,9 @@ def test_a_first_machine_without_ssh_is_replaced_if_another_answers_or_boots(
     assert bought == [2, 2 if second else 1]
 
 
-def test_a_machine_that_never_boots_still_counts_when_it_is_given_up(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_machine_that_never_boots_counts_when_it_is_given_up_and_before_it_reports(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, reports: bool
 ) -> None:
     nodes = cloud.prepared(nodes=2).nodes
     status = dict(zip((node.instance.id for node in nodes), ("ok", "initializing"), strict=True))
@@ -80,9 +81,9 @@ def test_a_machine_that_never_boots_still_counts_when_it_is_given_up(
     unused: Any = None
     stragglers = reach._Stragglers(replace(cloud.ctx, clients=clients), nodes, unused, None)
 
-    for node in nodes:
-        stragglers.report(node, 0, "no answer")
-    stragglers.done(nodes[1])
+    if reports:
+        stragglers.report(nodes[1], 0, "no answer")
+        stragglers.done(nodes[1])
     for _ in range(10):
         cloud.clock.sleep(60)
         stragglers.report(nodes[0], 0, "no answer")

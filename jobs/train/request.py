@@ -40,6 +40,10 @@ _VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.tiktoken")
 """Names of files of which a tokenizer has at least one."""
 _ENCODERS = re.compile(r"(?!.*decoder).*bert.*|electra|ernie|mpnet|big_bird|longformer|roformer")
 """Model types that are encoders unless their configuration says `is_decoder`."""
+_AFTER_PADDING = re.compile(
+    r"(xlm-)?roberta|camembert|longformer|mpnet|xmod|luke|esm|data2vec-text"
+)
+"""Models whose first position comes after that of the padding: RoBERTa says 514, and takes 512 tokens."""
 _LM = "CausalLM"
 _HEADS = {_LM: "a causal language model", "SequenceClassification": "a classification head"}
 
@@ -103,7 +107,7 @@ def check_inputs(options: TrainOptions) -> str:
             _check_model(what, model)
             config = read_object(model / "config.json")
             _check_architecture(what, config, TASKS[options.task], is_teacher=name == "teacher")
-            _check_length(what, options, config)
+            _check_sizes(what, options, config)
     try:
         return TASKS[options.task](options).check()
     except DatasetError as error:
@@ -130,14 +134,29 @@ def _check_model(what: str, model: Path) -> None:
     check_folder(model)
 
 
-def _check_length(what: str, options: TrainOptions, config: Mapping[str, Any]) -> None:
-    """Refuse longer texts than a model takes, as far as its configuration says: RoBERTa's says two more."""
-    limits = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
-    limit = next((each for each in limits if isinstance(each, int) and each > 0), None)
-    if limit and isinstance(options, TextOptions) and options.max_length > limit:
+def _check_sizes(what: str, options: TrainOptions, config: Mapping[str, Any]) -> None:
+    """Refuse longer texts than a model takes, and more frozen layers than its configuration says."""
+
+    def find(*names: str) -> int:
+        numbers = [config.get(name) for name in names]
+        return next((each for each in numbers if isinstance(each, int) and each > 0), 0)
+
+    if not isinstance(options, TextOptions):
+        return
+    limit = find("max_position_embeddings", "n_positions")
+    if _AFTER_PADDING.match(str(config.get("model_type"))):
+        limit -= 1 + find("pad_token_id")
+    if 0 < limit < options.max_length:
         raise UsageError(
             f"--max-length {options.max_length} is more than the {limit} tokens of {what}",
             hint="use a smaller --max-length",
+        )
+    layers = find("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+    frozen = options.freeze_layers if what.startswith("--model") else None
+    if frozen and frozen.isdigit() and 0 < layers < int(frozen):
+        raise UsageError(
+            f"--freeze-layers {frozen} is more than the {layers} layers of {what}",
+            hint=f"use --freeze-layers {layers} or less",
         )
 
 

@@ -15,7 +15,7 @@ from tests.e2e.conftest import TWO, LiveCluster, ssh_two
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = TWO[1]
 KEPT = "/home/ubuntu/.spr-cluster-tuned.json"
-STUDY = ("train", "squad", "--name", NAME, "--demo")
+STUDY = ("train", "digits", "--name", NAME)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,7 +67,7 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
     two: LiveCluster, tmp_path: Path
 ) -> None:
     # A batch of two leaves the processor waiting for all that a step does besides.
-    found = two.cli.json(*STUDY, "--tune=ppn=1,batch-size=2,16", "--max-steps=5")
+    found = two.cli.json(*STUDY, "--tune=ppn=1,batch-size=2,16", "--max-steps=20")
 
     speeds = {trial["batch_size"]: trial["samples_per_second"] for trial in found["trials"]}
     assert set(speeds) == {2, 16}
@@ -85,7 +85,7 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
 
 
 def test_numbers_of_nodes_are_compared(two: LiveCluster) -> None:
-    found = two.cli.json("scaling", *STUDY[1:], "--max-steps=5")
+    found = two.cli.json("scaling", *STUDY[1:], "--max-steps=20")
 
     assert [(trial["nodes"], trial["failure"]) for trial in found["trials"]] == [(1, ""), (2, "")]
     one, both = (trial["samples_per_second"] for trial in found["trials"])

@@ -17,7 +17,6 @@ from tests.e2e.conftest import DEMO_JOB, CommandLine, LiveCluster, Trained
 from tests.harness.processes import JobProcesses
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-TRAIN = ("train", "squad", "--demo", "--epochs")
 
 
 def submit(cluster: LiveCluster, *argv: str) -> str:
@@ -46,7 +45,9 @@ def other_laptop(cluster: LiveCluster, tmp_path: Path) -> CommandLine:
 def test_a_job_outlives_its_killed_command_and_is_followed_from_another_laptop(
     cluster: LiveCluster, other_laptop: CommandLine, tmp_path: Path
 ) -> None:
-    running = cluster.cli.start(*TRAIN, "12", "--results", str(tmp_path / "killed"))
+    running = cluster.cli.start(
+        *("train", "squad", "--demo", "--epochs", "12", "--results", str(tmp_path / "killed"))
+    )
     with running:
         assert running.stdout is not None
         job = next(
@@ -73,7 +74,8 @@ def test_a_job_outlives_its_killed_command_and_is_followed_from_another_laptop(
 def test_ctrl_c_leaves_the_job_and_cancel_saves_a_checkpoint(
     cluster: LiveCluster, tmp_path: Path
 ) -> None:
-    running = cluster.cli.start(*TRAIN, "10000", "--results", str(tmp_path))
+    endless = ("train", "digits", "--epochs", "10000", "--checkpoint-every", "1000")
+    running = cluster.cli.start(*endless, "--results", str(tmp_path))
     assert running.stdout is not None
     next(line for line in running.stdout if "step " in line)
     running.send_signal(signal.SIGINT)

@@ -226,6 +226,9 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "predict --model" in str(refused.value.hint)
 
 
+_ROBERTA = {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}
+
+
 @pytest.mark.parametrize(
     ("words", "config", "why"),
     [
@@ -240,6 +243,10 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         ("embed --teacher", {"architectures": ["BertModel"]}, ""),
         ("lm --max-length 512 --model", {"n_positions": 256}, "512 is more than the 256 tokens of"),
         ("lm --max-length 512 --model", {"max_position_embeddings": 512}, ""),
+        ("classify --max-length 513 --model", _ROBERTA, "513 is more than the 512 tokens of"),
+        ("classify --max-length 512 --model", _ROBERTA, ""),
+        ("classify --freeze-layers 7 --model", {"n_layers": 6}, "7 is more than the 6 layers of"),
+        ("classify --freeze-layers 6 --model", {"n_layers": 6}, ""),
     ],
 )
 def test_a_model_of_another_kind_is_refused(

@@ -148,7 +148,7 @@ def _place(words: Sequence[str], project: ProjectFile) -> Rendered:
         return {}
     if _typed("--name", words) not in (None, table.get("name")):
         return {}
-    if words[0] == "fetch" and any(word.startswith("s3://") for word in words):
+    if words[0] in ("fetch", "jobs") and any(word.startswith("s3://") for word in words):
         found.pop("--name", None)  # a stored job needs no cluster
     if _typed("--cloud", words) not in (None, table.get("cloud", "aws")):
         found.pop("--region", None)
@@ -278,8 +278,8 @@ class _Options:
             if not isinstance(value, bool):
                 raise UsageError(f"{shown}: expected true or false")
             return [flag] if value else []
-        if value == [] and flag == "--outputs":
-            return [f"{flag}="]
+        if value == [] and option.repeats:
+            return [f"{flag}={each}" for each in option.if_empty]
         values = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not option.repeats:
             if not option.is_list:

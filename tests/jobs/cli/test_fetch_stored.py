@@ -108,6 +108,11 @@ def test_the_jobs_in_a_bucket_are_listed(s3: Any, capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     assert re.search(r"squad-1 +succeeded", text)
     assert "To get the results of one: spr-cluster fetch s3://results/team/squad-0" in text
+    Path("spr-cluster.toml").write_text('[cluster]\nname = "other"\n')
+    for name, jobs in {"": "10", "--name=spr": "1", "--name=bert": "0", "--name=x": ""}.items():
+        assert main(["jobs", "s3://results/team", "--json", *filter(None, [name])]) == 0
+        found = json.loads(capsys.readouterr().out)["jobs"]
+        assert [job["job"] for job in found] == [f"squad-{number}" for number in jobs]
     assert main(["jobs", "s3://results/nobody"]) == 0
     assert capsys.readouterr().out == "No jobs in s3://results/nobody.\n"
 

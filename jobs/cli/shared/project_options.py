@@ -32,6 +32,8 @@ _JOB_COMMANDS = ("run", "train")
 _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
 _NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume", "to", "apply"})
+# Paths in the folder that `run --folder` names.
+_IN_PROJECT = frozenset({"output_dir", "packages"})
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _SECRET = re.compile(
     r"(^|_)(TOKEN|PAT|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_KEY)$"
@@ -294,12 +296,16 @@ class _Options:
 
     def _path(self, option: Option, value: str) -> str:
         """Return a path of the project as seen from the working folder."""
-        root = self._project.root
-        kind = str(option.metavar or "")
-        if is_url(value) or root == Path.cwd() or not {"PATH", "DIR", "FILE"} & {*kind.split("|")}:
+        root, kinds = self._project.root, {*str(option.metavar).split("|")}
+        mark = "@" if option.name == "env" and value.startswith("@") else ""
+        is_path = bool(mark) or (option.name == "array" and ".csv" in value)
+        is_path |= bool({"PATH", "DIR", "FILE"} & kinds) and option.name not in _IN_PROJECT
+        if not is_path or is_url(value) or value == "none" or root == Path.cwd():
             return value
-        is_name = "NAME" in kind or not (kind == "DIR" or (root / value).exists())
-        return value if is_name and not value.startswith(".") else str(root / value)
+        path = root / os.path.expanduser(value.removeprefix(mark))  # noqa: PTH111 - see expand_home
+        # A word that is no file of the project may be a model on the hub.
+        is_name = len(kinds) > 1 and not value.startswith(".") and not path.exists()
+        return value if is_name else f"{mark}{path}"
 
     def _variables(self, table: Mapping[str, Any]) -> Iterator[str]:
         """Yield ``NAME=VALUE`` words; ``$NAME`` in a value is this machine's variable."""

@@ -300,7 +300,8 @@ def _compare_speeds(request: TrainCommand, now: datetime) -> int:
     for name in names:
         if flag(name) in typed:
             raise UsageError(f"{flag(name)}: not with a study that compares speeds")
-    unset = {each.name: each.default for each in fields(request) if each.name in names}
+    own = [each for each in fields(request) if each.name in names]
+    unset: dict[str, Any] = {each.name: each.default for each in own}
     request = replace(request, **unset)
     if request.placement == "reference":
         raise UsageError("--placement reference: its numbers are fixed")

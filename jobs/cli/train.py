@@ -282,7 +282,7 @@ def _read_tune(request: TrainCommand) -> dict[str, Domain]:
     if request.resume is not None or request.recipe == "reference":
         other = "--resume" if request.resume is not None else "--recipe reference"
         raise UsageError(f"--tune: not with {other}, which has its own options")
-    if request.on_hub:
+    if not is_placement(found) and request.on_hub:
         raise UsageError(
             "--push-to hub: not with --tune", hint="send the best model later: hf upload"
         )

@@ -196,6 +196,7 @@ def test_a_study_of_nodes_keeps_nothing(line: CommandLine) -> None:
     Path("spr-cluster.toml").write_text(
         '[jobs.mine]\ntask = "squad"\ndemo = true\nbackend = "gloo"\ndetach = true\nelastic = 1\n'
         'on-finish = "touch x"\ndown-when-done = true\nbucket = "s3://my-data/x"\n'
+        'push-to = "hub:me/x"\n'
     )
     out = line.must("scaling", "mine").out
     (folder,) = line.cloud.machines.root.glob("i-*/launch.json.*")

@@ -204,7 +204,8 @@ def _require_turns(exchange: Exchange, text: str) -> None:
                 hint=f"remove {'its content' if calls else 'the turn'}, or give another template with "
                 "--chat-template",
             )
-        at = at if is_system else min(ends)
+        # Gemma 4's template, for one, writes what is said beside calls after what the tools return.
+        at = at if is_system or calls else min(ends)
 
 
 def note_dropped(rendered: Sequence[Rendered], note: Callable[[str], None]) -> None:

@@ -311,13 +311,24 @@ def test_a_template_that_does_not_fit_a_row(template: str, turns: Any, text: str
     assert "\n" not in f"{refused.value.message} {refused.value.hint}"
 
 
-@pytest.mark.parametrize("says", ["{{ m.content }}", "{{ m.content | tojson }}"])
+LATE = (  # as Gemma 4's
+    "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
+    "{% if m.role == 'tool' %}{{ messages[loop.index0 - 1].content }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("says", ["{{ m.content }}", "{{ m.content | tojson }}", LATE])
 def test_tools_and_reasoning_that_a_template_drops_are_noted(says: str) -> None:
     """Of reasoning, only that of the last answer counts: Qwen3's template, for one, drops the others."""
     says = f"{{% generation %}}{says}{{% endgeneration %}}"
     thinks = says + "{% if loop.last %}{{ m.reasoning_content }}{% endif %}"
     quote, tool = '"It\'s 5.\n"', {"name": "add"}
-    turns = [USER, {**CALL, "reasoning_content": "So?"}, said("tool", quote), ANSWER]
+    turns = [
+        USER,
+        {**CALL, "content": "So.", "reasoning_content": "So?"},
+        said("tool", quote),
+        ANSWER,
+    ]
     thought = [*turns[:3], {**ANSWER, "reasoning_content": "Aha."}]
     called, notes = "{{ m.tool_calls }}", list[str]()
     for more, ends, known in (

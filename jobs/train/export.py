@@ -16,7 +16,7 @@ from infra.errors import JobError, UsageError
 from infra.files import read_object
 from jobs.places.plan import RECORD, own_folder
 from jobs.places.queue.job_output import JobOutput
-from jobs.train.predict import can_answer_here
+from jobs.train.predict import can_answer_here, has_adapters
 from jobs.train.request import FILES, OTHER_FILES, local_data, s3_data
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import NAMES
@@ -47,10 +47,13 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
     except WorkerError as error:
         raise UsageError(error.message, hint=error.hint) from None
     if not issubclass(kind, EncoderOptions):
+        whole, first = quote(str(model)), ""
+        if has_adapters(model):
+            whole, first = "WHOLE", f"spr-cluster predict --model {whole} --merge WHOLE; then: "
         raise UsageError(
             f"a model of `train {kind.task}` can't be exported: it is not an encoder",
-            hint="for a language model: uvx --from optimum-intel optimum-cli export openvino "
-            f"--task text-generation-with-past --weight-format int8 --model {quote(str(model))} OUTPUT",
+            hint=f"for a language model: {first}uvx --from optimum-intel optimum-cli export openvino "
+            f"--task text-generation-with-past --weight-format int8 --model {whole} OUTPUT",
         )
     own = {**_job_options(model.parent, kind), **_UNUSED, **given}
     if "eval" in given:

@@ -13,6 +13,7 @@ from infra.errors import UsageError
 from jobs.cli import main
 from jobs.train.export import export_options
 from jobs.worker.runtime.events import NAMES
+from jobs.worker.tasks.adapters import ADAPTERS
 from jobs.worker.tasks.classify import ClassifyOptions
 from tests.jobs.worker.fast.test_families import SIZES
 from tests.jobs.worker.tokenizer_families import bert
@@ -79,6 +80,13 @@ def test_a_model_without_a_job_needs_data_and_other_kinds_are_refused(
         with pytest.raises(UsageError, match=why) as refused:
             export_options(job / "model", {"data": "train.jsonl"})
         assert ("uvx --from optimum-intel" in str(refused.value.hint)) == (name != "BertModel")
+    own = {"base_model_name_or_path": "org/base", "task_type": "CAUSAL_LM", "peft_type": "LORA"}
+    (job / "model" / ADAPTERS).write_text(json.dumps(own))
+    with pytest.raises(UsageError, match="train lm") as refused:
+        export_options(job / "model", {"data": "train.jsonl"})
+    hint = str(refused.value.hint)
+    assert f"spr-cluster predict --model {job / 'model'} --merge WHOLE; then: uvx" in hint
+    assert hint.endswith("--model WHOLE OUTPUT")
 
 
 def test_it_runs_here_on_one_row_of_evaluation_data(

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,16 @@ def test_several_labels_and_pairs(tmp_path: Path) -> None:
     assert loss.item() == pytest.approx(0.69, abs=0.1)  # of a new model: as if tossing coins
     scores = task._score(samples, np.array([[1, 0, 1], [0, 0, 1], [0, 1, 0]], dtype=bool))
     assert scores["exact_match"] == pytest.approx(66.667)
+    found = np.array([[1, 0, 0], [0, 0, 0]], dtype=bool)  # neither class 2 nor 3 occurs
+    assert task._score(replace(samples, targets=[[0], []]), found)["macro_f1"] == 100.0
+    assert task._score(replace(samples, targets=[[], []]), found & False)["macro_f1"] == 0.0
+    single = [{**each, "label": n} for n, each in enumerate(rows)]
+    for data, metric, why in (
+        (rows, "accuracy", "several labels per text"),
+        (single, "exact_match", "one label per text"),
+    ):
+        with pytest.raises(DatasetError, match=f"--metric {metric}: .*data.jsonl has {why}"):
+            classify(tmp_path, data, metric=metric).check()
 
 
 def test_labels_in_one_cell(tmp_path: Path) -> None:

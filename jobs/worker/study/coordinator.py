@@ -217,7 +217,7 @@ class Coordinator:
 
     def metric(self, scores: Mapping[str, float]) -> str:
         """Return the name of the score that compares trials: ``--metric``, or the first one there is."""
-        return next((name for name in self._metrics if name in scores), next(iter(scores)))
+        return next((name for name in self._metrics if name in scores), self._metrics[0])
 
     def is_better(self, scores: Mapping[str, float]) -> bool:
         """Return whether a trial with these scores would be the best one so far."""

@@ -26,7 +26,7 @@ from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, step_
 from ..runtime.errors import CheckpointError, first_line
 from ..runtime.output import state_folder
 from ..runtime.ranks import Ranks
-from .options import ANY_RUN, MAY_CHANGE, TrainOptions, flag
+from .options import ANY_RUN, MAY_CHANGE, NEVER, TrainOptions, flag
 from .state import State, TrainingProgress, random_state, set_random_state, share_tensors
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class CheckpointTimer:
 
     def by_step(self, step: int, *, last: bool) -> bool:
         """Return whether a checkpoint is due after this step; the same on every rank."""
+        last = last and self.every != NEVER
         return self.every is not None and (last or step % self.every == 0)
 
     def by_time(self, *, last: bool) -> bool:

@@ -96,7 +96,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         unseen = samples
         if data.eval is not data.train and options.trial_seconds is None:
             unseen = task.prepare(context, loaded, data.eval)
-        samples = task.finish(context, loaded, samples)
+        # Nothing learns them in a run that only evaluates.
+        samples = task.finish(context, loaded, samples) if options.epochs else samples
     run = TrainingRun(context, task, loaded, samples)
     if options.trial_seconds is not None:
         with context.phase("measure"):
@@ -105,7 +106,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         return None
     if exports:
         require_convertible(run)
-    run = replace(run, taught=ask_teacher(task, context, records))
+    if options.epochs:
+        run = replace(run, taught=ask_teacher(task, context, records))
     with context.phase("train"):
         loop = train(run, Unseen(data.eval, unseen, data.has_unseen))
     if loop.progress.resumed:

@@ -89,6 +89,33 @@ def test_a_model_without_a_job_needs_data_and_other_kinds_are_refused(
     assert hint.endswith("--model WHOLE OUTPUT")
 
 
+@pytest.mark.parametrize(
+    ("head", "file", "content", "lengths"),
+    [
+        ("ForTokenClassification", "tokenizer_config", {"model_max_length": 64}, (64, None, None)),
+        (
+            "ForTokenClassification",
+            "tokenizer_config",
+            {"model_max_length": 10**30},
+            (256, None, None),
+        ),
+        ("Model", "sentence_bert_config", {"max_seq_length": 48}, (48, None, None)),
+        ("ForQuestionAnswering", "config", {"answer_window": [128, 32]}, (128, 32, 30)),
+        ("ForQuestionAnswering", "config", {"max_answer_length": 60}, (384, 128, 60)),
+    ],
+)
+def test_a_model_without_a_job_keeps_its_lengths(
+    tmp_path: Path, head: str, file: str, content: dict[str, Any], lengths: tuple[int | None, ...]
+) -> None:
+    files = {"config": {"architectures": [f"Bert{head}"]}, "modules": {}, "tokenizer_config": {}}
+    for name, own in {**files, file: {**files.get(file, {}), **content}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(own))
+    found = export_options(tmp_path, {"data": "train.jsonl", "max_loss": 1.0})
+    names = ("max_length", "stride", "max_answer_length")
+    assert tuple(getattr(found, name, None) for name in names) == lengths
+    assert export_options(tmp_path, {"data": "x", "max_length": 300}).max_length == 300
+
+
 def test_it_runs_here_on_one_row_of_evaluation_data(
     job: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,8 @@ import torch
 from jobs.worker.runtime.errors import CheckpointError
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.study.__main__ import share_options
+from jobs.worker.tasks.digits import Digits
 from jobs.worker.training.checkpoints import (
     EVERY_SECONDS,
     MOST_SHARE,
@@ -46,6 +48,8 @@ def test_a_checkpoint_by_steps_is_due_every_n_steps_and_at_the_end() -> None:
     due = CheckpointTimer(every=4, clock=FakeClock().monotonic)
     assert [step for step in range(1, 11) if due.by_step(step, last=step == 10)] == [4, 8, 10]
     assert not due.by_time(last=True)
+    of_a_trial = CheckpointTimer(share_options(Digits.demo).checkpoint_every)
+    assert not of_a_trial.by_step(10, last=True)
 
 
 def test_a_checkpoint_by_time_costs_at_most_a_small_share_of_it() -> None:

@@ -21,7 +21,7 @@ from jobs.worker.corpus.coordinator import predict_corpus
 from jobs.worker.corpus.files import present
 from jobs.worker.corpus.options import PredictOptions, Source
 from jobs.worker.data.readers import stream_file
-from jobs.worker.runtime.errors import DatasetError, TrainingError
+from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import predict
 from jobs.worker.training.text_task import TextTask
@@ -315,17 +315,6 @@ def test_a_folder_is_completed_and_takes_no_other_predictions(
     write(tmp_path / "in.jsonl", ROWS[1:])
     with pytest.raises(DatasetError, match="or data that have changed"):
         run(asked, tmp_path)
-
-
-def test_values_that_parquet_lacks_leave_no_file(
-    tmp_path: Path, models: Callable[[str], str]
-) -> None:
-    rows = [{"text": "a", "n": n} for n in (1, "one")]
-    target = tmp_path / "out" / "b.parquet"
-    asked = PredictOptions(models("classify"), write(tmp_path / "in.jsonl", rows), str(target))
-    with pytest.raises(TrainingError, match=r"in\.jsonl: rows 1 to 2: not all values fit Parquet"):
-        run(asked, tmp_path / "parts")
-    assert not target.parent.exists()
 
 
 def test_on_a_file_system_without_locks_each_rank_has_its_own_copy(

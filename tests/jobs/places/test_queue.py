@@ -406,6 +406,26 @@ def test_a_job_that_loses_a_node_after_its_end_has_succeeded(
     assert lines.count("trained") == 1
 
 
+def test_a_success_stays_one_if_the_first_node_is_lost_while_it_is_stored(
+    head: ThisMachine,
+) -> None:
+    head.connect("node1")
+    head.slurm_command("scontrol", "update", "nodename=node0", "state=down")
+    command = "echo $SPR_STATE >> said; [ -e again ] || { touch again; sleep 60; }"
+    paths = submit(head, "echo trained", on_finish=command)
+    wait_for(Path(paths.root, "again").exists)
+
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=down")
+    wait_for(lambda: head.jobs_in_queue() == [])
+    assert not Path(paths.end).exists()
+    keep(head, "1", "NODE_FAIL")
+
+    end, lines, _ = follow(head, paths)
+    assert (end.state, end.exit_code, end.nodes) == ("succeeded", 0, ("node1",))
+    assert lines.count("trained") == 1
+    assert Path(paths.root, "said").read_text() == "succeeded\n" * 2
+
+
 # Hangs
 
 

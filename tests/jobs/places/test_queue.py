@@ -195,6 +195,23 @@ def test_a_job_that_two_commands_resume_at_once_is_queued_once(head: ThisMachine
     assert stamps() == before
 
 
+def test_a_resumed_job_that_the_queue_refuses_keeps_its_end(head: ThisMachine) -> None:
+    paths = submit(head, "echo begun; exit 1")
+    before, _, _ = follow(head, paths)
+    sbatch = (head.bin / "sbatch").read_text()
+    head.write_program("sbatch", "#!/bin/sh\n[ ! -e end.json ] && exit 1")
+
+    with pytest.raises(JobError, match="did not take job squad-1"):
+        submit(head, "true", resumed_job="squad-1")
+    assert [(job.state, job.ended) for job in list_jobs(head)] == [("failed", before.ended)]
+
+    head.write_program("sbatch", sbatch)
+    end, _, _ = follow(head, submit(head, "true", resumed_job="squad-1"))
+    assert end.state == "succeeded"
+    assert not Path(paths.root, ".before").exists()
+    assert Path(paths.root, "log.earlier").read_text() == "begun\n"
+
+
 def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: ThisMachine) -> None:
     there = head.connect("node1") / "spr-jobs/squad-1/first.json"
     paths = submit(head, "sleep 1")

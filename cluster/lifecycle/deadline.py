@@ -161,7 +161,7 @@ def _change(
 def _write_end(
     ctx: Context, nodes: Sequence[Node], record: ClusterRecord, *, is_extended: bool
 ) -> ClusterRecord:
-    """Write a cluster's end once, but no earlier than what is recorded; return what was written.
+    """Write a cluster's end once, but no earlier than what is recorded; return that of the second guard.
 
     For a job, only the latest end moves.
     """
@@ -188,10 +188,12 @@ def _write_end(
         ids = [node.instance.id for node in nodes]
         # First: EC2's schedule must never end a machine before its own guard does.
         _move_guard(ctx, found, ids, record)
+        # That takes seconds, in which another command may have moved the end further.
+        last = record.joined(_look(ctx).record)
         # Then the tags: with a time before that of the nodes, `gc` would remove a live cluster.
-        label_instances(ctx.clients.ec2, [group.id], deadline_tags(record))
-        label_instances(ctx.clients.ec2, ids, lifetime_tags(record))
-        on_all("extending", hosts, lambda host: extend_life(host, record.lifetime), hint=hint)
+        label_instances(ctx.clients.ec2, [group.id], deadline_tags(last))
+        label_instances(ctx.clients.ec2, ids, lifetime_tags(last))
+        on_all("extending", hosts, partial(extend_life, lifetime=last.lifetime), hint=hint)
     return record
 
 

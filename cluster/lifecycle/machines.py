@@ -18,6 +18,7 @@ from infra.ec2 import instances, tags
 from infra.ec2.cluster_record import lifetime_tags
 from infra.ec2.images import Image
 from infra.ec2.instances import HEAD, WORKER, Instance
+from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import SecurityGroup
 from infra.ec2.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.ec2.termination_schedule import ClusterGuard
@@ -135,6 +136,9 @@ class Machines:
         group: SecurityGroup,
         offers: Sequence[Offer],
     ) -> tuple[Instance, ...]:
+        # Another command may have moved the end.
+        found = describe_inventory(self.ctx.clients.ec2, self.spec.name, ("security_groups",))
+        self.record = self.record.joined(found.record)
         self.check_time()
         offer, bought = buy(
             self.ctx.clients.buyer,

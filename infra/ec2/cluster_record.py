@@ -104,6 +104,13 @@ class ClusterRecord:
             self, created=self.created + late, expires=expires, latest=latest, bound=bound
         )
 
+    def joined(self, seen: ClusterRecord | None) -> ClusterRecord:
+        """Return it with the ends that another command has moved further, according to ``seen``."""
+        if seen is None or seen.created != self.created:
+            return self
+        ends = max(self.expires, seen.expires), max(self.latest, seen.latest)
+        return replace(self, expires=ends[0], latest=ends[1])
+
     @property
     def lifetime(self) -> Lifetime:
         """What each node has to know."""

@@ -65,13 +65,12 @@ _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 _KILL_S = 60
 # The keeper looks twice a minute, and first stores the results.
 END_S, _END_POLL_S = 120.0, 2.0
-# An earlier log belongs to a resumed job, or to another run of a study with the same folder.
+# An earlier log belongs to a resumed job, or to another run of a study with the same folder. The end of
+# that run stays until the new record, which counts its time, is in place; it returns if sbatch fails.
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
-{guard}[ ! -s log ] || cat log >> log.earlier
-rm -f log begin.json first.json end.json cancelled gathered
-touch log
-# With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
+{guard}# With it, the job starts again after the loss of the head.
+# A node that does not answer must not end xargs.
 take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f first.json end.json cancelled &&
   tar -xmf - && {move}"
 if [ -e {secrets}.{new} ]; then
@@ -81,7 +80,13 @@ if [ -e {secrets}.{new} ]; then
   mv {secrets}.{new} {secrets}
 fi
 export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | ssh @ "$take" || :'
-{move} && id=$(sbatch --parsable run.sh) || exit
+{move} || exit
+[ ! -s log ] || cat log >> log.earlier
+rm -rf log gathered .before
+touch log && mkdir .before || exit
+mv begin.json first.json end.json cancelled .before 2>/dev/null
+id=$(sbatch --parsable run.sh) || {{ code=$?; mv .before/* .; exit $code; }}
+rm -rf .before
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null 9<&-
 """
 # Two commands may resume a job at the same time: the lock, on its folder, shows the second the first's job.

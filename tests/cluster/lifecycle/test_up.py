@@ -235,6 +235,6 @@ def test_four_nodes_take_as_many_calls_as_two(cloud: SimulatedCloud) -> None:
 
     assert many == few
     cold, again, _, warm, _ = (sum(counts.values()) for counts in few)
-    assert cold <= 31
+    assert cold <= 34
     assert again <= 8
     assert warm <= 26

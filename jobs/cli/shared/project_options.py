@@ -70,7 +70,9 @@ class CommandWords:
                 return f"{origin.where}: {origin.key}: {message}"
         for origin in self.origins.values():
             values = origin.value if isinstance(origin.value, list) else [origin.value]
-            if any(repr(text) in message for text in {*map(str, values)} - self.typed):
+            # Other errors also name the cluster.
+            before = f"unknown {origin.key} " if origin.key in _PLACE else ""
+            if any(f"{before}{text!r}" in message for text in {*map(str, values)} - self.typed):
                 return f"{origin.where}: {origin.key}: {message}"
         return message
 

@@ -161,6 +161,23 @@ def test_a_down_that_was_interrupted_at_its_end_is_completed(line: CommandLine) 
     assert files_at_home() == []
 
 
+def test_down_needs_no_writable_folder(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.begin("--nodes", "2")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cluster.local_files.write_private", refuse)
+        patch.setattr("cluster.lifecycle.down.write_private", refuse)
+        patch.setattr("cluster.local_files.ClusterFiles.lock", refuse)
+        patch.setattr("cluster.local_files.ClusterFiles.remove", refuse)
+        result = line.must("down", "--yes")
+
+    assert "Read-only file system; no other command may use the cluster meanwhile" in result.err
+    assert line.cloud.left() == []
+
+
 def test_the_mark_of_an_interrupted_down_ends_with_the_next_up(line: CommandLine) -> None:
     line.begin("--nodes", "2")
     files = ClusterFiles.of("spr")

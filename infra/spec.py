@@ -270,7 +270,7 @@ class ClusterOptions(BaseModel):
     jump: Annotated[
         str | None,
         ClusterOption(
-            "reach private addresses through a jump host, [user@]host[:port], that OpenSSH knows; "
+            "reach private addresses through jump host [user@]host[:port], known to OpenSSH; "
             "`eice`, an EC2 Instance Connect Endpoint; `ssm`, Session Manager; or `none`",
             "WAY",
         ),

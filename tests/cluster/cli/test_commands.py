@@ -332,7 +332,11 @@ def test_gc_removes_forgotten_clusters_and_nothing_else(line: CommandLine) -> No
     assert "lost (us-east-1, expired): 1 volume (vol-" in result.err
     assert line.cloud.left() == alive
     assert line.must("gc").out == "No forgotten clusters.\n"
-    assert parsed(line.run("gc", "--json")) == {"cloud": "aws", "removed": []}
+    assert parsed(line.run("gc", "--json")) == {
+        "cloud": "aws",
+        "not_searched": {},
+        "removed": [],
+    }
 
 
 def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(line: CommandLine) -> None:

@@ -161,20 +161,25 @@ def test_a_down_that_was_interrupted_at_its_end_is_completed(line: CommandLine) 
     assert files_at_home() == []
 
 
-def test_down_needs_no_writable_folder(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("readable", [True, False])
+def test_down_needs_no_writable_folder(
+    readable: bool, line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line.begin("--nodes", "2")
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError("Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cluster.local_files.write_private", refuse)
-        patch.setattr("cluster.lifecycle.down.write_private", refuse)
-        patch.setattr("cluster.local_files.ClusterFiles.lock", refuse)
-        patch.setattr("cluster.local_files.ClusterFiles.remove", refuse)
+        if readable:
+            patch.setattr("cluster.local_files.ClusterFiles.lock", refuse)
+        else:
+            patch.setenv("SPR_CLUSTER_HOME", "/dev/null/x")
+        for place in ("local_files.write_private", "lifecycle.down.write_private"):
+            patch.setattr(f"cluster.{place}", refuse)
         result = line.must("down", "--yes")
 
-    assert "Read-only file system; no other command may use the cluster meanwhile" in result.err
+    assert "; no other command may use the cluster meanwhile" in result.err
     assert line.cloud.left() == []
 
 

@@ -270,8 +270,8 @@ class ClusterOptions(BaseModel):
     jump: Annotated[
         str | None,
         ClusterOption(
-            "reach private addresses through a jump host, [user@]host[:port], that OpenSSH knows; "
-            "`eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
+            "reach private addresses through jump host [user@]host[:port], known to OpenSSH; "
+            "`eice`, an EC2 Instance Connect Endpoint; `ssm`, Session Manager; or `none`",
             "WAY",
         ),
     ] = None
@@ -369,7 +369,7 @@ class ClusterOptions(BaseModel):
     @field_validator("jump")
     @classmethod
     def _jump(cls, jump: str | None) -> str | None:
-        return jump and parse_jump(jump)
+        return parse_jump(jump) if jump and jump != "none" else None
 
     @field_validator("proxy")
     @classmethod
@@ -627,7 +627,7 @@ def parse_jump(text: str) -> str:
     match = _JUMP.fullmatch(text)
     if not match or not 0 < int(match[1] or 22) < 65536:
         raise UsageError(
-            f"--jump {text!r}: expected [user@]host[:port], {EICE}, or {SSM}",
+            f"--jump {text!r}: expected [user@]host[:port], {EICE}, {SSM}, or none",
             hint=f"{EICE} is an EC2 Instance Connect Endpoint, {SSM} is Session Manager",
         )
     return text

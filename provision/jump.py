@@ -22,6 +22,7 @@ _SSM_PLUGIN = "session-manager-plugin"
 # While no machine answers yet. An EC2 Instance Connect Endpoint has 20 connections for all its users:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/eice-quotas.html
 _MOST_TUNNELS = 8
+_LOGIN_S = 60
 _INSTALL = {
     "ssh": "the OpenSSH client",
     "aws": "the AWS CLI version 2",
@@ -29,7 +30,9 @@ _INSTALL = {
 }
 
 
-def proxy_argv(jump: str, instance_id: str, address: str, region: str) -> tuple[str, ...]:
+def proxy_argv(
+    jump: str, instance_id: str, address: str, region: str, port: int = 22
+) -> tuple[str, ...]:
     """Return the command that reaches a machine over ``--jump``; empty for a direct connection.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/connect-using-eice.html and
@@ -44,15 +47,15 @@ def proxy_argv(jump: str, instance_id: str, address: str, region: str) -> tuple[
         document = ("--document-name", "AWS-StartSSHSession", "--parameters", "portNumber=22")
         session = ("start-session", "--target", instance_id, *document)
         return ("aws", "ssm", *session, "--region", region)
-    host, _, port = jump.partition(":")
+    host, _, at = jump.partition(":")
     # The user's own configuration, keys, and known hosts apply. Unknown hosts are refused.
     options = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=15")
-    chosen = ("-p", port) if port else ()  # else the port of the user's configuration
-    return ("ssh", *options, *chosen, "-W", f"{address}:22", "--", host)
+    chosen = ("-p", at) if at else ()  # else the port of the user's configuration
+    return ("ssh", *options, *chosen, "-W", f"{address}:{port}", "--", host)
 
 
-def require_jump_tools(jump: str) -> None:
-    """Raise :class:`UsageError` if a program that ``--jump`` needs is missing."""
+def require_way(jump: str) -> None:
+    """Raise :class:`UsageError` if a program for ``--jump`` is missing, or it can't log in to the host."""
     plugin = (_SSM_PLUGIN,) if jump == SSM else ()
     for program in (*proxy_argv(jump, "", "", "")[:1], *plugin):
         if not which(program):
@@ -60,6 +63,32 @@ def require_jump_tools(jump: str) -> None:
                 f"--jump {jump}: {program} is not installed on this machine",
                 hint=f"install {_INSTALL[program]}",
             )
+    if jump not in ("", EICE, SSM):
+        # Some hosts only forward; nothing listens at this port of theirs.
+        argv = proxy_argv(jump, "", "127.0.0.1", "", 9)
+        if reason := _try_login(argv):
+            raise UsageError(f"--jump {jump}: {reason}", hint=login_hint(argv))
+
+
+def _try_login(argv: Sequence[str]) -> str:
+    """Return why OpenSSH can't log in to a jump host; "" if it can, even if the host refuses to forward."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_LOGIN_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"no login within {_LOGIN_S} s"
+    said = done.stderr.decode(errors="replace").strip()
+    if not done.returncode or "open failed" in said:
+        return ""
+    return said.rpartition("\n")[2] or "the login failed"
+
+
+def login_hint(argv: Sequence[str]) -> str:
+    """Return what a jump host needs, with the command that logs in to it."""
+    port = f"-p {argv[argv.index('-p') + 1]} " if "-p" in argv else ""
+    need = "OpenSSH must know the jump host's key and get in without a question"
+    return f"{need}: ssh {port}{argv[-1]}"
 
 
 class Proxy:

@@ -12,9 +12,9 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from infra.errors import JumpError, NoAnswerError
+from infra.errors import JumpError, NoAnswerError, UsageError
 from provision.host import Login, Result
-from provision.jump import Gateway, Proxy, proxy_argv
+from provision.jump import Gateway, Proxy, proxy_argv, require_way
 from provision.run_on_nodes import on_all
 from provision.ssh import SshHost
 from tests.provision.sshd import Server, serving
@@ -215,6 +215,11 @@ def test_a_machine_is_reached_over_a_jump_host(
     assert jump.forwarded[0][1] == 22
     assert set(machine.logins) == {"ubuntu"}
     assert "i-0a" in login.known_hosts.read_text()
+    for jump.forwards in (0, -1):
+        require_way(f"me@127.0.0.8:{jump.port}")
+    jump.accepts = False
+    with pytest.raises(UsageError, match=r"--jump me@127\S+: me@127\S+ Permission denied"):
+        require_way(f"me@127.0.0.8:{jump.port}")
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -229,6 +234,9 @@ def test_a_jump_host_with_an_unknown_or_another_key_is_refused(
         over(jump, login).run("true")
     assert "must know the jump host's key" in str(caught.value.hint)
     assert str(caught.value.hint).endswith(f": ssh -p {jump.port} me@127.0.0.8")
+    with pytest.raises(UsageError, match=r"--jump me@.*: Host key verification failed") as refused:
+        require_way(f"me@127.0.0.8:{jump.port}")
+    assert refused.value.hint == caught.value.hint
     assert jump.logins == []
 
 

@@ -70,7 +70,9 @@ class CommandWords:
                 return f"{origin.where}: {origin.key}: {message}"
         for origin in self.origins.values():
             values = origin.value if isinstance(origin.value, list) else [origin.value]
-            if any(repr(text) in message for text in {*map(str, values)} - self.typed):
+            # Other errors also name the cluster.
+            before = f"unknown {origin.key} " if origin.key in _PLACE else ""
+            if any(f"{before}{text!r}" in message for text in {*map(str, values)} - self.typed):
                 return f"{origin.where}: {origin.key}: {message}"
         return message
 
@@ -92,9 +94,10 @@ def apply_project(
         return CommandWords([*words])
     command = words[0]
     parser = build_parser(command).children[command]
-    if any(each.name == "instance_types" for each in parser.options):
-        options = _Options(parser.options, project, ("cluster",))
-        table = project.table("cluster")
+    if any(each.name == "subnet_ids" for each in parser.options):
+        # The machine of `bake` is not one of the cluster's.
+        shared = [each for each in parser.options if each.name != "instance_type"]
+        options, table = _Options(shared, project, ("cluster",)), project.table("cluster")
         return _insert(words, 1, options.render(table, strict=command == "up"))
     if command in _JOB_COMMANDS:
         named = _name_first(words, build_parser)

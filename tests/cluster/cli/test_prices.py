@@ -275,7 +275,10 @@ def test_a_time_to_live_must_fit_its_limit(line: CommandLine) -> None:
     refused = line.run("up", "--dry-run", "--budget", "20")
 
     assert refused.code == 2
-    assert "--budget 20: the nodes may run 510m with the grace period" in refused.err
+    assert (
+        "--budget 20: it pays for 3 h 3 min at $6.56 an hour; the nodes may run 8 h 35 min"
+        in refused.err
+    )
     fits = refused.err.partition("what fits: --ttl ")[2].split()[0]
     assert plan(line, "--budget", "20", "--ttl", fits)["usd_at_most"] <= 20
     unknown = line.run("up", "--dry-run", "--budget", "900", "--volume-init-rate", "200")

@@ -182,6 +182,14 @@ def test_a_message_about_both_names_the_place_in_the_file(
     )
 
 
+def test_not_every_message_about_the_cluster_is_blamed_on_its_name() -> None:
+    project = parse('[cluster]\nname = "ub"\nregion = "us-eas-1"\n')
+    explain = apply_project(["status"], project, build_parser).explain
+    used = "another spr-cluster command is using cluster 'ub'"
+    assert explain(used) == used
+    assert explain("unknown region 'us-eas-1'").startswith("spr-cluster.toml:3: region: unknown")
+
+
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_a_training_job_of_the_file_runs_by_its_name(
     command: str, capsys: pytest.CaptureFixture[str]

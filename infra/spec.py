@@ -563,10 +563,13 @@ def parse_proxy(url: str) -> str:
 def parse_labels(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Parse the values of ``--tag``. Raises :class:`UsageError`."""
     pairs = []
+    names = {"name": "Name"}
     for word in words:
         key, found, value = word.partition("=")
         if not found:
             raise UsageError(f"--tag {word}: expected KEY=VALUE")
+        if (other := names.setdefault(key.lower(), key)) != key:
+            raise UsageError(f"--tag {word}: IAM ignores case, so this key is the same as {other}")
         pairs.append((key, value))
     return tuple(sorted(check_labels(pairs).items()))
 

@@ -209,7 +209,6 @@ class Machines:
             user_data=lambda offer: render_user_data(
                 self.record.lifetime,
                 self.ctx.cloud.region,
-                self.spec.idle_timeout,
                 ena_express=offer.ena_express,
             ),
             labels={key: value for key, value in labels.items() if value},

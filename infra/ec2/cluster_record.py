@@ -107,7 +107,8 @@ class ClusterRecord:
     @property
     def lifetime(self) -> Lifetime:
         """What each node has to know."""
-        return Lifetime(self.expires, self.latest, self.options["grace"])
+        idle = self.options["idle_timeout"] or timedelta()
+        return Lifetime(self.expires, self.latest, self.options["grace"], idle)
 
 
 def spoken_end(expires: datetime, job_ends: datetime | None, now: datetime) -> str:

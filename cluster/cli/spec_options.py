@@ -62,6 +62,7 @@ def spec_options(keys: Iterable[str] = OPTIONS) -> Iterator[Option]:
                 takes=None if each.const is None else 0,
                 is_list=get_origin(kind) is tuple,
                 repeats=key == "labels",
+                can_clear=each.const is not None,
             )
 
 

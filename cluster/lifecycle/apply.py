@@ -202,7 +202,8 @@ class PlanApplier:
             self.ctx.remember()
         key = key_pair.fingerprint(key_pair.read_public(files.key))
         record = replace(record, generation=record.generation + 1)
-        return record_tags(self.spec, record, key) | self.ctx.owner_labels(self._group)
+        had = self._group.tags if self._group else ()
+        return record_tags(self.spec, record, key, had) | self.ctx.owner_labels(self._group)
 
     def _import_key(self) -> None:
         public = f"{key_pair.read_public(self.ctx.files.key)} {tags.resource_name(self.spec.name)}"

@@ -265,7 +265,8 @@ class _Options:
             words = self._words(flag, key, value, where)
             names = self._known[flag].flags
             flags = (*names, *map(opposite, names))
-            found[flag] = (words, Origin(where, key, value, flags))
+            named = words[0].partition("=")[0] if words else flag
+            found[named] = (words, Origin(where, key, value, flags))
         return found
 
     def _words(self, flag: str, key: str, value: Any, where: str) -> list[str]:
@@ -277,7 +278,8 @@ class _Options:
         if option.is_switch:
             if not isinstance(value, bool):
                 raise UsageError(f"{shown}: expected true or false")
-            return [flag] if value else []
+            off = [opposite(flag)] if option.can_clear else []
+            return [flag] if value else off
         if value == [] and flag == "--outputs":
             return [f"{flag}="]
         values = value if isinstance(value, list) else [value]

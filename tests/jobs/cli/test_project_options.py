@@ -108,8 +108,6 @@ skip-bad-records = true
 @pytest.mark.parametrize(
     ("typed", "key"),
     [
-        ("up --no-private", "private"),
-        ("up --placement-group", "placement_group"),
         ("run mine --no-detach", "detach"),
         ("run --no-detach mine", "detach"),
         ("train finetune --no-demo", "demo"),
@@ -121,12 +119,27 @@ def test_what_is_typed_switches_off_what_the_file_switches_on(typed: str, key: s
     off = apply_project(words, project, build_parser).words
     on = apply_project([w for w in words if not w.startswith("--")], project, build_parser).words
     bare = {"up": ["up"], "run": ["run", "a"], "train": ["train", "squad"]}[off[0]]
-    value, other, default = (_value(build_parser(w[0]).parse(w)[1], key) for w in (on, off, bare))
+    value, other, default = (getattr(build_parser(w[0]).parse(w)[1], key) for w in (on, off, bare))
     assert value != other == default
 
 
-def _value(request: Any, key: str) -> Any:
-    return {**vars(request), **getattr(request, "given", {})}.get(key, key == "placement_group")
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ((), {"private": False, "placement_group": True, "second_guard": True}),
+        (
+            ("--private", "--no-placement-group", "--no-second-guard"),
+            {"private": True, "placement_group": False, "second_guard": False},
+        ),
+    ],
+)
+def test_a_switch_of_the_cluster_is_cleared_by_value(
+    words: tuple[str, ...], given: dict[str, bool]
+) -> None:
+    file = "[cluster]\nprivate = false\nno-placement-group = false\nsecond-guard = true\n"
+    found = apply_project(["up", *words], parse(file), build_parser).words
+
+    assert build_parser("up").parse(found)[1].given == given
 
 
 def test_the_last_of_a_switch_and_its_opposite_wins() -> None:

@@ -512,6 +512,12 @@ OPTIONS = _options()
 """All options by field name, with flag and tag filled in."""
 
 
+def require_spot(options: ClusterOptions) -> None:
+    """Raise :class:`UsageError` if there is a maximum price without a spot market."""
+    if options.max_price and not options.spot:
+        raise UsageError("--max-price requires --market spot; on-demand prices are fixed")
+
+
 T = TypeVar("T", bound=ClusterOptions)
 
 

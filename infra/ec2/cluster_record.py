@@ -22,6 +22,7 @@ from infra.spec import (
     ClusterOptions,
     ClusterSpec,
     build_spec,
+    require_spot,
     validate_options,
 )
 from infra.words import render_duration, spoken_duration, spoken_time
@@ -235,7 +236,10 @@ def merge_options(
                 hint=f"omit {option}, or start over: spr-cluster down --name {name}",
             )
     options = {**(defaults or {}), **known, **given}
-    return build_spec(name=name, ssh_cidrs=ssh_cidrs, caller=caller, **options)
+    spec = build_spec(name=name, ssh_cidrs=ssh_cidrs, caller=caller, **options)
+    if "max_price" in given:
+        require_spot(spec)
+    return spec
 
 
 def _shown(value: Any) -> str:

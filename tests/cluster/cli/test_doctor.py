@@ -67,7 +67,7 @@ def test_it_names_the_fault_and_no_other(
 def test_an_existing_cluster_keeps_its_options(line: CommandLine) -> None:
     line.must("up", "--instance-type", "m7i.metal-24xl", "--market", "spot", "--yes")
     line.call_log.calls.clear()
-    assert examine(line) == (0, {})
+    assert examine(line, "--max-price", "4") == (0, {})
 
     line.cloud.faults("[quota]\nspot_vcpus = 100\n")
 

@@ -27,7 +27,7 @@ EXPIRES_FILE = "/var/lib/cloud/instance/spr-cluster-expires"
 IDLE_FILE = "/var/lib/cloud/instance/spr-cluster-idle"
 _SHOW = (
     f"systemctl is-active --quiet {EXPIRY_TIMER} && sh {EXPIRY_SCRIPT} show && "
-    f"{{ cat {IDLE_FILE} 2>/dev/null || true; }}"
+    f"{{ systemctl is-active --quiet {_IDLE_TIMER} && cat {IDLE_FILE} 2>/dev/null || true; }}"
 )
 SHOW_EXPIRY = f"sudo -n sh -c {shlex.quote(_SHOW)}"
 """Prints the effective lifetime for :meth:`Lifetime.parse`; fails if the timer is not running."""
@@ -162,14 +162,14 @@ def extend_life(host: Host, lifetime: Lifetime) -> None:
     different time.
     """
     expires, latest, grace, idle = lifetime.seconds
-    # A rename, so that the timer's script never reads half a number.
-    write = " && ".join(
-        f"new=$(mktemp {path}.XXXXXX) && chmod 644 $new && printf '%s\\n' {values} >$new && "
-        f"sync $new && mv -f $new {path}"
-        for path, values in ((EXPIRES_FILE, f"{expires} '{latest} {grace}'"), (IDLE_FILE, idle))
-    )
-    timers = f"{EXPIRY_TIMER} {_IDLE_TIMER}" if idle else EXPIRY_TIMER
-    done = host.run(sudo(f"{write} && systemctl start {timers} && {_SHOW}"), check=False)
+    steps = [
+        _render_change(EXPIRES_FILE, f"{expires} '{latest} {grace}'"),
+        f"systemctl start {EXPIRY_TIMER}",
+        _render_change(IDLE_FILE, f"{idle}"),
+        *([f"systemctl start {_IDLE_TIMER}"] if idle else []),
+        _SHOW,
+    ]
+    done = host.run(sudo(" && ".join(steps)), check=False)
     in_force = Lifetime.parse(done.stdout)
     if done.exit_code != 0 or in_force is None:
         output = done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}"
@@ -185,3 +185,11 @@ def extend_life(host: Host, lifetime: Lifetime) -> None:
             f"it still shuts down at {in_force}, not at {lifetime}",
             hint=f"on the node, check {EXPIRES_FILE} and {IDLE_FILE}",
         )
+
+
+def _render_change(path: str, lines: str) -> str:
+    """Render the replacement of a file by a rename, so that its reader never sees half a number."""
+    return (
+        f"new=$(mktemp {path}.XXXXXX) && chmod 644 $new && printf '%s\\n' {lines} >$new && "
+        f"sync $new && mv -f $new {path}"
+    )

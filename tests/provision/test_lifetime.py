@@ -78,6 +78,16 @@ def test_the_file_is_replaced_whole_and_readable(host: ShellHost) -> None:
     assert {*paths[0].parent.iterdir()} == {*paths}
 
 
+def test_a_machine_without_an_idle_timer_is_extended_and_then_an_error(host: ShellHost) -> None:
+    host.machine.replace("systemctl", '[ "${*: -1}" != spr-cluster-idle.timer ]')
+
+    extend_life(host, replace(LATER, idle=timedelta()))
+    with pytest.raises(HostError, match=r"\[node0\] the timer .* does not answer"):
+        extend_life(host, LATER)
+
+    assert expiry(host) == replace(LATER, idle=timedelta())
+
+
 def test_a_script_that_keeps_another_time_is_an_error(host: ShellHost) -> None:
     host.machine.path(EXPIRY_SCRIPT).write_text("echo {} {} {}\n".format(*LAUNCH.seconds))
 

@@ -512,6 +512,12 @@ OPTIONS = _options()
 """All options by field name, with flag and tag filled in."""
 
 
+def require_spot(options: ClusterOptions) -> None:
+    """Raise :class:`UsageError` if there is a maximum price without a spot market."""
+    if options.max_price and not options.spot:
+        raise UsageError("--max-price requires --market spot; on-demand prices are fixed")
+
+
 T = TypeVar("T", bound=ClusterOptions)
 
 
@@ -563,10 +569,13 @@ def parse_proxy(url: str) -> str:
 def parse_labels(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Parse the values of ``--tag``. Raises :class:`UsageError`."""
     pairs = []
+    names = {"name": "Name"}
     for word in words:
         key, found, value = word.partition("=")
         if not found:
             raise UsageError(f"--tag {word}: expected KEY=VALUE")
+        if (other := names.setdefault(key.lower(), key)) != key:
+            raise UsageError(f"--tag {word}: IAM ignores case, so this key is the same as {other}")
         pairs.append((key, value))
     return tuple(sorted(check_labels(pairs).items()))
 

@@ -206,7 +206,8 @@ class PlanApplier:
             found = describe_inventory(self.ctx.clients.ec2, self.spec.name, ("security_groups",))
             record = record.joined(found.record)
         record = replace(record, generation=record.generation + 1)
-        return record_tags(self.spec, record, key) | self.ctx.owner_labels(self._group)
+        had = self._group.tags if self._group else ()
+        return record_tags(self.spec, record, key, had) | self.ctx.owner_labels(self._group)
 
     def _import_key(self) -> None:
         public = f"{key_pair.read_public(self.ctx.files.key)} {tags.resource_name(self.spec.name)}"

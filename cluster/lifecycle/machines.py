@@ -211,7 +211,6 @@ class Machines:
             user_data=lambda offer: render_user_data(
                 self.record.lifetime,
                 self.ctx.cloud.region,
-                self.spec.idle_timeout,
                 ena_express=offer.ena_express,
             ),
             labels={key: value for key, value in labels.items() if value},
@@ -264,7 +263,7 @@ class Machines:
         boot = instances.wait_until_running(
             self.ctx.clients.ec2, ids, on_wait=self._note_states, clock=self.ctx.clock
         )
-        boot.check_disk_key()
+        boot.check_disks()
         running = {instance.id: instance for instance in boot.running}
         self.all = tuple(running.get(instance.id, instance) for instance in self.all)
         nodes = [node for node in self.cluster.nodes if node.instance.id in running]

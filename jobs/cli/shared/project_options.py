@@ -104,7 +104,8 @@ def apply_project(
         if job := _find_job(named, project):
             words, given = _expand_job(named, job, project, build_parser)
             at = 1 if words[0] == "run" else 2
-            return _insert(words, at, {**_place(words, project), **given})
+            both = [*(word for each, _ in given.values() for word in each), *words]
+            return _insert(words, at, {**_place(both, project), **given})
         words = words if command == "run" else named
     if any(issubclass(each.request, ClusterRequest) for each in parser.walk()):
         has_task = bool(parser.children) and len(words) > 1 and not words[1].startswith("-")
@@ -140,7 +141,12 @@ def _insert(words: Sequence[str], at: int, found: Rendered) -> CommandWords:
     parts = [word.partition("=") for word in words[: _end(words)]]
     flags, typed = {part[0] for part in parts}, {part[2] or part[0] for part in parts}
     new = [word for given, _ in found.values() for word in given]
-    origins = {flag: each for flag, (_, each) in found.items() if flags.isdisjoint(each.flags)}
+    origins = {
+        name: each
+        for flag, (given, each) in found.items()
+        if flags.isdisjoint(each.flags)
+        for name in {flag, *(word.partition("=")[0] for word in given)}
+    }
     return CommandWords([*words[:at], *new, *words[at:]], origins, frozenset(typed))
 
 
@@ -162,10 +168,11 @@ def _place(words: Sequence[str], project: ProjectFile) -> Rendered:
 
 def _typed(flag: str, words: Sequence[str]) -> str | None:
     """Return the value that the user gave an option."""
-    end = _end(words)
-    values = [after for word, after in pairwise(words[:end]) if word == flag]
-    values += [word.partition("=")[2] for word in words[:end] if word.startswith(f"{flag}=")]
-    return values[-1] if values else None
+    values: list[str | None] = [None]
+    for word, after in pairwise([*words[: _end(words)], ""]):
+        name, has_value, value = word.partition("=")
+        values += [value if has_value else after] if name == flag else []
+    return values[-1]
 
 
 def _find_job(words: Sequence[str], project: ProjectFile) -> str:
@@ -282,7 +289,8 @@ class _Options:
         if option.is_switch:
             if not isinstance(value, bool):
                 raise UsageError(f"{shown}: expected true or false")
-            return [flag] if value else []
+            off = [opposite(flag)] if option.can_clear else []
+            return [flag] if value else off
         if value == [] and option.repeats:
             return [f"{flag}={each}" for each in option.if_empty]
         values = value if isinstance(value, list) else [value]

@@ -47,6 +47,12 @@ _ON_A_CLUSTER = (
     f.Row("stack changed", "up --stack intel --yes", code=2),
     f.Row("disk changed", "up --volume-gib 200 --yes", code=2),
     f.Row("subnet changed", "up --subnet-id subnet-1 --yes", code=2),
+    f.Row(
+        "private cleared",
+        "up --no-private --yes",
+        act=f.record("private", "yes"),
+        code=2,
+    ),
     f.Row("type changed", "up --instance-type c7i.metal-24xl --yes", code=2),
     f.Row("name of another cloud", "up --cloud local", code=2),
     f.Row("not on a terminal", "down", code=2),

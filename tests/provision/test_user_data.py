@@ -35,6 +35,7 @@ def boot(
 ) -> None:
     for name in ("systemctl", "systemd-run", "sysctl", "ip"):
         machine.replace(name)
+    machine.replace("systemd-detect-virt", "false")
     machine.path("/etc/hosts").touch()
     script = boot_script(idle_timeout, ena_express=ena_express)
     done = machine.shell(script, program="sh")
@@ -107,6 +108,21 @@ def test_the_guards_are_started_without_waiting_for_the_boot(
     assert warm.endswith(f"/bin/sh {machine.path('/run/spr-cluster/warm')}")
     assert "--no-block" in warm
     assert "IOSchedulingClass=idle" in warm
+
+
+def test_all_cores_run_with_the_performance_governor_at_every_boot(machine: Machine) -> None:
+    governors = [
+        machine.path(f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor")
+        for number in (0, 1, 63)
+    ]
+    for path in governors:
+        path.parent.mkdir(parents=True)
+        path.write_text("powersave\n")
+
+    boot(machine)
+
+    assert [path.read_text() for path in governors] == ["performance\n"] * 3
+    assert "systemctl mask ondemand.service" in machine.calls
 
 
 def test_a_guard_that_does_not_start_is_a_failed_boot(machine: Machine) -> None:

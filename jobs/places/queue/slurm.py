@@ -117,7 +117,11 @@ if [ -n "$job" ]; then
     # How long its last checkpoint took, or its first one may take.
     took=$(tac log | grep -m 1 -o '"event": "checkpoint.*"seconds": [0-9]*' | grep -o '[0-9]*$')
     grace=$(({checkpoints} * ${{took:-0}})); [ $grace -gt {grace} ] || grace={grace}
-    for i in $(seq $((5 * grace))); do is_left || break; sleep 0.2; done
+    # After the loss of a node, it is pending again, with no ranks left.
+    for i in $(seq $((5 * grace))); do
+      is_left && [[ $found != *" PENDING"* ]] || break
+      sleep 0.2
+    done
   fi
   if is_left; then
     scancel --signal=KILL --full "$job" 2>/dev/null; scancel "$job"

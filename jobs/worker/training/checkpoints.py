@@ -26,6 +26,7 @@ from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, step_
 from ..runtime.errors import CheckpointError, first_line
 from ..runtime.output import state_folder
 from ..runtime.ranks import Ranks
+from ..supervisor.launch import FOLDER
 from .options import ANY_RUN, MAY_CHANGE, TrainOptions, flag
 from .state import (
     State,
@@ -118,11 +119,14 @@ def expect_checkpoints(context: TrainContext, model: torch.nn.Module, *, keeps_b
     times = 2 if keeps_best else 1
     one = sum(count * (times * size + _ADAM_BYTES) for trained, count, size in parts if trained)
     whole = sum(count * size for _, count, size in parts)
-    free = context.ranks.gather(_find_room(state_folder(context.output) / CHECKPOINTS))
+    room = _find_room(state_folder(context.output) / CHECKPOINTS)
+    found: list[tuple[int, bool]] = context.ranks.gather((room, FOLDER in os.environ))
+    free, has_supervisor = [each for each, _ in found], found[0][1]
     keep, hosts = context.options.keep_checkpoints, context.hosts
     # A new one is complete before the oldest one goes, and the model comes beside the others.
     needs = {0: keep * one + max(one, whole)}
-    needs.update({n: (_COPIES + 1) * one for n in range(len(hosts)) if hosts[n] != hosts[0]})
+    if has_supervisor:  # elsewhere, nodes often share a disk, and there are no copies
+        needs.update({n: (_COPIES + 1) * one for n in range(len(hosts)) if hosts[n] != hosts[0]})
     for rank in list(needs)[:2]:
         if (lack := needs[rank] - free[rank]) > 0:
             where = f" on {hosts[rank]}" if hosts else ""

@@ -20,6 +20,7 @@ import torch
 from jobs.worker.runtime.errors import CheckpointError
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.supervisor.launch import FOLDER
 from jobs.worker.training.checkpoints import (
     EVERY_SECONDS,
     MOST_SHARE,
@@ -111,11 +112,24 @@ def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
 
 
 @pytest.mark.parametrize(
-    ("keep", "free", "host"), [(2, [3.7, 3.7], ""), (2, [3.5, 3.7], "a"), (1, [3.5, 3.5], "b")]
+    ("keep", "free", "supervised", "host"),
+    [
+        (2, [3.7, 3.7], True, ""),
+        (2, [3.5, 3.7], True, "a"),
+        (1, [3.5, 3.5], True, "b"),
+        (1, [3.5, 3.5], False, ""),
+    ],
 )
 def test_checkpoints_that_the_disk_can_not_hold_are_refused_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, free: list[float], host: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keep: int,
+    free: list[float],
+    supervised: bool,
+    host: str,
 ) -> None:
+    if supervised:
+        monkeypatch.setenv(FOLDER, str(tmp_path))
     """A billion weights of three and a bit: three checkpoints of 1.2 GB, or two."""
     with torch.device("meta"):
         model = torch.nn.Linear(10_000, 10_000)

@@ -26,7 +26,14 @@ from infra.errors import SprError, UsageError
 from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
-from infra.spec import AUTO, ClusterChange, ClusterSpec, or_other_name, parse_ssh_cidr
+from infra.spec import (
+    AUTO,
+    ClusterChange,
+    ClusterSpec,
+    default_throughput,
+    or_other_name,
+    parse_ssh_cidr,
+)
 from provision.bake import recipe_digest
 from provision.jump import require_way
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
@@ -73,6 +80,7 @@ def prepare(
         # The cloud's faster way, unless too many nodes would load from one package index.
         "bake": "head" if change.nodes > _MOST_INSTALLS else ctx.cloud.default_bake,
         **unless_recorded,
+        "volume_throughput": default_throughput(change.instance_types),
     }
     options = {**(record.options if record else {}), **change.given}
     if options.get("private") or options.get("jump"):

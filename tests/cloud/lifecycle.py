@@ -45,11 +45,10 @@ class FatefulLifecycle(InstanceLifecycle):
 
     def begin(self, instance: Instance) -> None:
         """Boot a new instance and schedule its fate, if it has one."""
-        disks = (self._ec2.volumes[disk.volume_id] for _, disk in instance.get_block_device_mapping)
+        disks = [self._ec2.volumes[disk.volume_id] for _, disk in instance.get_block_device_mapping]
         spot = self._ec2.spot_requests.find(instance.id) is not None
-        self.meter.create(
-            instance, self._runtime.now(), sum(disk.size for disk in disks), spot=spot
-        )
+        gib, mib_s = (sum(getattr(d, name) for d in disks) for name in ("size", "throughput"))
+        self.meter.create(instance, self._runtime.now(), gib, mib_s, spot=spot)
         rule = self.fates.get(instance.id)
         if rule is None or rule.fate in ("no-guest", "no-ssh", "no-amx"):
             self.boot(instance)

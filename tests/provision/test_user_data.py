@@ -33,6 +33,7 @@ def boot_script(lifetime: Lifetime = LIFE, *, ena_express: bool = False) -> str:
 def boot(machine: Machine, lifetime: Lifetime = LIFE, *, ena_express: bool = False) -> None:
     for name in ("systemctl", "systemd-run", "sysctl", "ip"):
         machine.replace(name)
+    machine.replace("systemd-detect-virt", "false")
     machine.path("/etc/hosts").touch()
     script = boot_script(lifetime, ena_express=ena_express)
     done = machine.shell(script, program="sh")
@@ -105,6 +106,21 @@ def test_the_idle_timeout_of_the_launch_does_not_replace_a_later_one(machine: Ma
         boot(machine, replace(LIFE, idle=timedelta(hours=hours)))
 
     assert machine.path(IDLE_FILE).read_text() == "3600\n"
+
+
+def test_all_cores_run_with_the_performance_governor_at_every_boot(machine: Machine) -> None:
+    governors = [
+        machine.path(f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor")
+        for number in (0, 1, 63)
+    ]
+    for path in governors:
+        path.parent.mkdir(parents=True)
+        path.write_text("powersave\n")
+
+    boot(machine)
+
+    assert [path.read_text() for path in governors] == ["performance\n"] * 3
+    assert "systemctl mask ondemand.service" in machine.calls
 
 
 def test_a_guard_that_does_not_start_is_a_failed_boot(machine: Machine) -> None:

@@ -22,6 +22,7 @@ from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.history import LostHeadError, list_jobs
 from jobs.worker.runtime.events import MARK, mark_of
 from jobs.worker.supervisor import log_reader
+from jobs.worker.supervisor.deadline import CHECKPOINTS
 from jobs.worker.supervisor.launch import FOLDER, LAUNCH, SECRETS, Launch, build_argv
 from jobs.worker.supervisor.nodes import PACK
 from provision.host import Host, TextSink
@@ -116,9 +117,16 @@ is_left() {{ found=$(find) && [ -z "$found" ] && return 1; return 0; }}
 read -r job state nodes <<< "$(find)"
 if [ -n "$job" ]; then
   touch cancelled
-  if [ "$state" != PENDING ] && [ {polls} != 0 ]; then
+  if [ "$state" != PENDING ] && [ {grace} != 0 ]; then
     scancel --batch --signal=TERM "$job"
-    for i in $(seq {polls}); do is_left || break; sleep 0.2; done
+    # How long its last checkpoint took, or its first one may take.
+    took=$(tac log | grep -m 1 -o '"event": "checkpoint.*"seconds": [0-9]*' | grep -o '[0-9]*$')
+    grace=$(({checkpoints} * ${{took:-0}})); [ $grace -gt {grace} ] || grace={grace}
+    # After the loss of a node, it is pending again, with no ranks left.
+    for i in $(seq $((5 * grace))); do
+      is_left && [[ $found != *" PENDING"* ]] || break
+      sleep 0.2
+    done
   fi
   if is_left; then
     scancel --signal=KILL --full "$job" 2>/dev/null; scancel "$job"
@@ -324,9 +332,12 @@ class SlurmLauncher:
         )
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
-        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the unreachable nodes."""
-        script = _CANCEL.format(
-            root=paths.root, job=paths.job_id, polls=5 * grace_s, secrets=SECRETS
-        )
-        done = self.head.run(script, check=False, timeout_s=grace_s + _KILL_S)
+        """End a job on all nodes; kill it after ``grace_s`` seconds, or later if its checkpoints take long.
+
+        Returns the unreachable nodes.
+        """
+        known = {"grace": grace_s, "checkpoints": CHECKPOINTS, "secrets": SECRETS}
+        script = _CANCEL.format(root=paths.root, job=paths.job_id, **known)
+        # The head knows how long its checkpoints take.
+        done = self.head.run(script, check=False, timeout_s=None if grace_s else _KILL_S)
         return tuple(sorted(set(done.stdout.split())))

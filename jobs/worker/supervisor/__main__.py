@@ -96,7 +96,7 @@ class Supervisor:
         watcher.launch, copies = prepare(launch, watcher.job, lambda: watcher.notices)
         watcher.transfers = [*copies, *([Uploads(launch)] if launch.bucket else [])]
         code = stage_data(watcher, head) or watcher.run()
-        watcher.settle(choose_copy_limit(code, watcher.job.fate()))
+        watcher.settle(choose_copy_limit(code, watcher.job.fate(), watcher.log.checkpoint_s))
         return self._finish(code)
 
     def finish_killed(self, code: int) -> int:

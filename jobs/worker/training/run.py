@@ -36,7 +36,7 @@ from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .best import Unseen, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .card import render_card
-from .checkpoints import Checkpoint, CheckpointTimer, identify
+from .checkpoints import Checkpoint, CheckpointTimer, expect_checkpoints, identify
 from .export import export_model, require_convertible, require_packages
 from .hub import push_model
 from .model import save_model
@@ -248,6 +248,9 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
     rate = optimizer.param_groups[0]["lr"]
     state = State(model, optimizer, {})
     loop = Loop(run, schedule, evaluator, state, trained, start, timer, rate)
+    if schedule.total:
+        keeps_best = bool(evaluator.every) and options.keep == "best"
+        expect_checkpoints(context, model, keeps_best=keeps_best)
     if options.resume:
         resume(loop)
     _take_steps(loop)

@@ -499,10 +499,16 @@ def cancel_when_ready(head: ThisMachine, paths: JobPaths, grace_s: int) -> None:
     assert head.processes(SLURM_JOB_ID="1") == []
 
 
-def test_a_cancelled_job_has_time_to_save_a_checkpoint(head: ThisMachine) -> None:
-    paths = submit(head, _SAVES, retries=1)
+@pytest.mark.parametrize(("checkpoint_s", "grace_s"), [(0.5, 30), (20.5, 1)])
+def test_a_cancelled_job_has_time_to_save_a_checkpoint(
+    head: ThisMachine, checkpoint_s: float, grace_s: int
+) -> None:
+    said = event(event="checkpoint_estimate", seconds=checkpoint_s)
+    saves = _SAVES.replace("sleep 0.5", "sleep 4") if grace_s == 1 else _SAVES
+    paths = submit(head, f"echo {shlex.quote(said)}; {saves}", retries=1)
+    wait_for(lambda: "checkpoint_estimate" in Path(paths.log).read_text())
 
-    cancel_when_ready(head, paths, 30)
+    cancel_when_ready(head, paths, grace_s)
 
     assert Path(paths.output, "checkpoint").read_text() == "kept\n"
     (found,) = list_jobs(head)

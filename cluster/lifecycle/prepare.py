@@ -79,8 +79,10 @@ def prepare(
         "amx_required": ctx.cloud.has_amx,
         # The cloud's faster way, unless too many nodes would load from one package index.
         "bake": "head" if change.nodes > _MOST_INSTALLS else ctx.cloud.default_bake,
+        "volume_throughput": default_throughput(
+            unless_recorded.get("instance_types", change.instance_types)
+        ),
         **unless_recorded,
-        "volume_throughput": default_throughput(change.instance_types),
     }
     options = {**(record.options if record else {}), **change.given}
     if options.get("private") or options.get("jump"):

@@ -76,6 +76,7 @@ def test_every_machine_is_asked_for_with_its_guards(cloud: SimulatedCloud) -> No
         assert disk["Ebs"] == {
             "VolumeSize": 200,
             "VolumeType": "gp3",
+            "Throughput": 750,
             "Encrypted": True,
             "DeleteOnTermination": True,
         }

@@ -199,7 +199,7 @@ class ClusterOptions(BaseModel):
     read_from: Annotated[
         tuple[str, ...],
         ClusterOption(
-            "further prefixes that nodes may read: s3://A/x,s3://C",
+            "further prefixes and objects that nodes may read: s3://A/x,s3://C",
             "URLS",
             parse=lambda text: tuple(url.strip() for url in text.split(",") if url.strip()),
             write=lambda urls: " ".join(urls) or None,
@@ -271,7 +271,7 @@ class ClusterOptions(BaseModel):
         str | None,
         ClusterOption(
             "reach private addresses through a jump host, [user@]host[:port], that OpenSSH knows; "
-            "`eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
+            "`eice`, an EC2 Instance Connect Endpoint; `ssm`, Session Manager; or `none`",
             "WAY",
         ),
     ] = None
@@ -369,7 +369,7 @@ class ClusterOptions(BaseModel):
     @field_validator("jump")
     @classmethod
     def _jump(cls, jump: str | None) -> str | None:
-        return jump and parse_jump(jump)
+        return parse_jump(jump) if jump and jump != "none" else None
 
     @field_validator("proxy")
     @classmethod

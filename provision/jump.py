@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import tempfile
@@ -22,9 +23,12 @@ _SSM_PLUGIN = "session-manager-plugin"
 # While no machine answers yet. An EC2 Instance Connect Endpoint has 20 connections for all its users:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/eice-quotas.html
 _MOST_TUNNELS = 8
+# The first with `open-tunnel`: https://github.com/aws/aws-cli/blob/v2/.changes/2.12.0.json
+_OLDEST_CLI = (2, 12)
+_TRY_S = 60.0
 _INSTALL = {
     "ssh": "the OpenSSH client",
-    "aws": "the AWS CLI version 2",
+    "aws": "the AWS CLI version 2.12 or later",
     _SSM_PLUGIN: "the Session Manager plugin for the AWS CLI",
 }
 
@@ -51,15 +55,56 @@ def proxy_argv(jump: str, instance_id: str, address: str, region: str) -> tuple[
     return ("ssh", *options, *chosen, "-W", f"{address}:22", "--", host)
 
 
+def ssh_hint(argv: Sequence[str]) -> str:
+    """Return what to do if the jump host of a proxy command refuses."""
+    port = f"-p {argv[argv.index('-p') + 1]} " if "-p" in argv else ""
+    return (
+        f"OpenSSH must know the jump host's key and get in without a question: ssh {port}{argv[-1]}"
+    )
+
+
 def require_jump_tools(jump: str) -> None:
-    """Raise :class:`UsageError` if a program that ``--jump`` needs is missing."""
+    """Raise :class:`UsageError` if ``--jump`` lacks a program, or if its host refuses the login."""
+    argv = proxy_argv(jump, "", "127.0.0.1", "")
     plugin = (_SSM_PLUGIN,) if jump == SSM else ()
-    for program in (*proxy_argv(jump, "", "", "")[:1], *plugin):
+    for program in (*argv[:1], *plugin):
         if not which(program):
             raise UsageError(
                 f"--jump {jump}: {program} is not installed on this machine",
                 hint=f"install {_INSTALL[program]}",
             )
+    if jump == EICE:
+        said = read_cli_version()
+        version = re.search(r"aws-cli/(\d+)\.(\d+)", said)
+        if not version or (int(version[1]), int(version[2])) < _OLDEST_CLI:
+            raise UsageError(
+                f"--jump {jump}: this machine's AWS CLI can't open tunnels: {said}",
+                hint=f"install {_INSTALL['aws']}",
+            )
+    elif jump and jump != SSM and (why := find_refusal(argv)):
+        raise UsageError(f"--jump {jump}: {why}", hint=ssh_hint(argv))
+
+
+def read_cli_version() -> str:
+    """Return what the AWS CLI says about its version, or why it does not run."""
+    argv = ("aws", "--version")
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return " ".join((done.stdout + done.stderr).decode(errors="replace").split())
+
+
+def find_refusal(argv: Sequence[str]) -> str:
+    """Return why a jump host does not let this machine in; "" if it does, whatever it then forwards."""
+    proxy = Proxy((argv[0], "-o", "LogLevel=ERROR", *argv[1:]))
+    proxy.socket.settimeout(_TRY_S)
+    try:
+        is_greeted = bool(proxy.socket.recv(1))
+    except OSError as error:
+        return proxy.close() or f"no answer: {error}"
+    why = proxy.close() or "it closed the connection"
+    return "" if is_greeted or "stdio forwarding failed" in why else why
 
 
 class Proxy:

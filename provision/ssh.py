@@ -23,7 +23,7 @@ from infra.ec2.key_pair import fingerprint
 from infra.errors import ConnectionLostError, HostError, HostKeyError, JumpError, NoAnswerError
 from provision.host import CONNECT_TIMEOUT_S, Login, Result, TextSink
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from provision.jump import Gateway, Proxy, Tunnel
+from provision.jump import Gateway, Proxy, Tunnel, ssh_hint
 
 _KEEPALIVE_S = 20
 # A connection that loses its packets breaks after this time; TCP alone would try for 15 minutes.
@@ -266,12 +266,7 @@ class SshHost:
         self._proxy = None
         hint = "does this command work by itself?"
         if self._proxy_argv[0] == "ssh":
-            argv = list(self._proxy_argv)
-            port = f"-p {argv[argv.index('-p') + 1]} " if "-p" in argv else ""
-            hint = (
-                "OpenSSH must know the jump host's key and get in without a question: "
-                f"ssh {port}{argv[-1]}"
-            )
+            hint = ssh_hint(self._proxy_argv)
         command = shlex.join(self._proxy_argv)
         return JumpError(
             self._name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint

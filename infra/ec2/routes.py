@@ -294,7 +294,9 @@ def look_if_allowed(call: Callable[[], T], otherwise: T, note: Callable[[str], N
         return otherwise
 
 
-_READY = "create-complete"
+# While and after an endpoint is modified, it serves with its old configuration or the new one:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/modify-ec2-instance-connect-endpoint.html
+_READY = {"create-complete", "update-in-progress", "update-complete", "update-failed"}
 HOST_MANAGEMENT = "/ssm/managed-instance/default-ec2-instance-management-role"
 _HOST_MANAGEMENT_URL = (
     "https://docs.aws.amazon.com/systems-manager/latest/userguide/fleet-manager-default-host-"
@@ -324,7 +326,7 @@ def _require_endpoint(clients: Clients, network: Network, note: Callable[[str], 
         Filters=[{"Name": "vpc-id", "Values": [vpc]}]
     )
     found = [each for page in pages for each in page["InstanceConnectEndpoints"]]
-    ready = [each for each in found if each.get("State") == _READY]
+    ready = [each for each in found if each.get("State") in _READY]
     if not ready:
         states = ", ".join(f"{e['InstanceConnectEndpointId']} is {e['State']}" for e in found)
         raise UsageError(

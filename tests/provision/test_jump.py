@@ -12,9 +12,9 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from infra.errors import JumpError, NoAnswerError
+from infra.errors import JumpError, NoAnswerError, UsageError
 from provision.host import Login, Result
-from provision.jump import Gateway, Proxy, proxy_argv
+from provision.jump import Gateway, Proxy, proxy_argv, require_jump_tools
 from provision.run_on_nodes import on_all
 from provision.ssh import SshHost
 from tests.provision.sshd import Server, serving
@@ -230,6 +230,48 @@ def test_a_jump_host_with_an_unknown_or_another_key_is_refused(
     assert "must know the jump host's key" in str(caught.value.hint)
     assert str(caught.value.hint).endswith(f": ssh -p {jump.port} me@127.0.0.8")
     assert jump.logins == []
+    with pytest.raises(UsageError, match=r"--jump me@.*: .*Host key verification failed") as before:
+        require_jump_tools(f"me@127.0.0.8:{jump.port}")
+    assert before.value.hint == caught.value.hint
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+def test_a_jump_host_must_let_this_machine_in_whatever_it_forwards(
+    openssh: Path, jump: Server, forwards: bool
+) -> None:
+    openssh.write_text(f"[127.0.0.8]:{jump.port} {jump.key.get_name()} {jump.key.get_base64()}\n")
+    way = f"me@127.0.0.8:{jump.port}"
+    jump.forwards *= forwards
+    require_jump_tools(way)
+    assert [target[1] for target in jump.forwarded] == [22]
+
+    jump.accepts = False
+    with pytest.raises(UsageError, match=rf"--jump {way}: .*Permission denied"):
+        require_jump_tools(way)
+
+
+@pytest.mark.parametrize(
+    ("says", "suffices"),
+    [
+        ("aws-cli/2.12.0 Python/3.11.3 Linux/6.1 exe/x86_64.debian.12", True),
+        ("aws-cli/3.0.1 Python/3.14.0", True),
+        ("aws-cli/2.9.19 Python/3.11.2 Linux/6.1.0 source/x86_64.debian.12 prompt/off", False),
+        ("aws-cli/1.45.11 Python/3.11.7 Linux/6.18 botocore/1.43.11", False),
+        ("", False),
+    ],
+)
+def test_an_endpoint_needs_an_aws_cli_that_opens_tunnels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, suffices: bool
+) -> None:
+    (tmp_path / "aws").write_text(f"#!/bin/sh\necho '{says}'\n")
+    (tmp_path / "aws").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if suffices:
+        require_jump_tools("eice")
+        return
+    with pytest.raises(UsageError, match=f"can't open tunnels: {says}") as caught:
+        require_jump_tools("eice")
+    assert caught.value.hint == "install the AWS CLI version 2.12 or later"
 
 
 def test_the_ways_to_a_private_machine() -> None:

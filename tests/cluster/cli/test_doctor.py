@@ -16,6 +16,7 @@ from cluster.verify.results import CheckResult
 from infra.iam.dry_runs import describe_tag_rules, find_tag_conflicts
 from tests.cluster.cli.test_iam_policy import without
 from tests.harness.command_line import ApiCall, CommandLine
+from tests.harness.simulated_cloud import install_jump_tools
 
 _DOCTOR = ("doctor", "--nodes", "2")
 _NEW = ("KeyName", "Placement.", "NetworkInterface.1.SecurityGroupId.")
@@ -227,7 +228,7 @@ def test_a_role_that_up_creates_is_missing_only_before_the_first_up(
 def test_it_judges_what_a_jump_needs_or_says_that_it_did_not(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
+    install_jump_tools(monkeypatch)
 
     assert " not checked, among them ssm:StartSession" in line.must(*_DOCTOR, "--jump", "ssm").out
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from infra.aws.cloud import probe_ssh
 from infra.ec2.network import Network
-from infra.ec2.routes import describe_ways, require_ways
+from infra.ec2.routes import describe_ways, require_jump, require_ways
 from infra.errors import UsageError
 from tests.infra.plan_inputs import make_spec
 
@@ -174,6 +175,29 @@ def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target
     assert usable(
         Ec2(table("rtb-main", through), table("rtb-own", INTERNET, subnet="subnet-b"))
     ) == ["subnet-b"]
+
+
+@pytest.mark.parametrize(
+    ("state", "serves"),
+    [
+        ("create-complete", True),
+        ("update-in-progress", True),
+        ("update-complete", True),
+        ("update-failed", True),
+        ("create-in-progress", False),
+        ("delete-failed", False),
+    ],
+)
+def test_an_endpoint_serves_unless_it_is_new_or_deleted(state: str, serves: bool) -> None:
+    endpoint = {"InstanceConnectEndpointId": "eice-1", "State": state}
+    pages = SimpleNamespace(paginate=lambda **_: [{"InstanceConnectEndpoints": [endpoint]}])
+    ec2 = SimpleNamespace(meta=Ec2.meta, get_paginator=lambda _: pages)
+    clients, spec = cast("Any", SimpleNamespace(ec2=ec2)), make_spec(private=True, jump="eice")
+    if serves:
+        require_jump(clients, spec, [A], pytest.fail)
+        return
+    with pytest.raises(UsageError, match=f"that is ready: eice-1 is {state}"):
+        require_jump(clients, spec, [A], pytest.fail)
 
 
 def test_the_way_out_to_port_22_is_tried_at_two_servers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ Fate = Literal[
     "dies",
     "no-room",
     "no-key",
+    "no-disk",
     "no-ssh",
     "no-amx",
     "impaired",

@@ -14,6 +14,7 @@ from cluster.lifecycle import doctor
 from cluster.lifecycle.doctor import Check, Examination
 from cluster.verify.results import CheckResult
 from infra.iam.dry_runs import describe_tag_rules, find_tag_conflicts
+from infra.iam.simulation import Finding
 from tests.cluster.cli.test_iam_policy import without
 from tests.harness.command_line import ApiCall, CommandLine
 from tests.harness.simulated_cloud import install_jump_tools
@@ -92,6 +93,28 @@ def test_it_names_the_missing_permission(
         group = "permitted only in a cluster's group, which `up` makes"
         assert {name: each["found"] for name, each in bad.items()} == {"purchase": group}
     assert code == (1 if checks else 0)
+
+
+def test_the_users_own_key_for_disks_is_judged_as_well(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:key/0123"
+    line.cloud.faults(f"[ebs]\nkms_key = '{key}'\n")
+
+    code, bad = examine(line)
+    assert (code, list(bad)) == (0, ["permissions"])
+    assert f"new disks are encrypted with {key}" in bad["permissions"]["found"]
+
+    def deny(_: object, policy: Any) -> tuple[str, list[Finding]]:
+        actions = [
+            each for s in policy["Statement"] if s["Resource"] == key for each in s["Action"]
+        ]
+        return "simulation", [Finding(each, "missing") for each in actions[:1]]
+
+    monkeypatch.setattr("cluster.lifecycle.doctor.judge", deny)
+    code, bad = examine(line)
+    assert (code, bad["permissions"]["found"]) == (1, "missing: kms:CreateGrant")
+    assert f"--kms-key {key}" in bad["permissions"]["remedy"]
 
 
 @pytest.mark.parametrize(("refused", "verdict"), [(1, "warn"), (6, "fail")])

@@ -531,6 +531,7 @@ def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> No
         "ec2:DescribeInstanceConnectEndpoints",
         "ec2:DescribeVpcs",
         "ec2:GetAllowedImagesSettings",
+        "ec2:GetEbsDefaultKmsKeyId",
         "organizations:DescribeEffectivePolicy",
         "s3:GetBucketVersioning",
         "s3:GetLifecycleConfiguration",

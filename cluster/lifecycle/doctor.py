@@ -31,7 +31,7 @@ from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import Network, TypeSupport
 from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
 from infra.ec2.purchase import Offer, list_offers, render_request
-from infra.ec2.routes import require_jump, require_ways
+from infra.ec2.routes import require_jump, require_s3, require_ways
 from infra.errors import SprError
 from infra.iam.bucket_access import check_buckets
 from infra.iam.dry_runs import (
@@ -215,6 +215,8 @@ def _routes(exam: Examination) -> list[CheckResult]:
     notes: list[str] = []
     ec2, private, proxy = exam.ctx.clients.ec2, exam.spec.private, exam.spec.proxy
     left = require_ways(ec2, exam.networks, notes.append, exam.spec, installs=not proxy)
+    if exam.ctx.cloud.billed:
+        left = require_s3(ec2, left, notes.append, exam.spec)
     if notes:
         return [_result("routes", Verdict.WARN, " ".join(notes))]
     if private and proxy:

@@ -226,11 +226,17 @@ def test_tag_policies(rule: dict[str, Any], conflict: str) -> None:
     assert find_tag_conflicts(rules, {"Name": "a-head"}) == ([conflict] if conflict else [])
 
 
-def test_with_a_proxy_no_route_is_needed(line: CommandLine) -> None:
+def test_with_a_proxy_only_s3_needs_a_route(line: CommandLine) -> None:
     line.cloud.faults("[network]\ninternet_gateway = false\nacl = 'no-downloads'\n")
+    line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    proxied = ("--private", "--proxy", "http://10.0.0.9:3128")
+    with_bucket = (*proxied, "--bucket", "s3://team-b")
 
     assert set(examine(line, "--private")[1]) >= {"routes"}
-    code, bad = examine(line, "--private", "--proxy", "http://10.0.0.9:3128")
+    assert "can't reach S3" in examine(line, *with_bucket)[1]["routes"]["found"]
+    assert "can't reach S3" in line.run("up", "--nodes", "1", "--yes", *with_bucket).message
+    assert line.cloud.left() == []
+    code, bad = examine(line, *proxied)
 
     assert code == 0
     assert {check: each["verdict"] for check, each in bad.items()}["routes"] == "skipped"

@@ -199,7 +199,7 @@ class ClusterOptions(BaseModel):
     read_from: Annotated[
         tuple[str, ...],
         ClusterOption(
-            "further prefixes and objects that nodes may read: s3://A/x,s3://C",
+            "further prefixes that nodes may read: s3://A/x,s3://C",
             "URLS",
             parse=lambda text: tuple(url.strip() for url in text.split(",") if url.strip()),
             write=lambda urls: " ".join(urls) or None,

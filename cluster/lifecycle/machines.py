@@ -262,7 +262,7 @@ class Machines:
         boot = instances.wait_until_running(
             self.ctx.clients.ec2, ids, on_wait=self._note_states, clock=self.ctx.clock
         )
-        boot.check_disks()
+        boot.check_disk_key()
         running = {instance.id: instance for instance in boot.running}
         self.all = tuple(running.get(instance.id, instance) for instance in self.all)
         nodes = [node for node in self.cluster.nodes if node.instance.id in running]

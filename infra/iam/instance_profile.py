@@ -72,7 +72,7 @@ class ClusterProfile:
 
 
 def node_rights(spec: ClusterSpec, partition: str) -> list[dict[str, Any]]:
-    """Return what the nodes may do: all with objects below the bucket's prefix, and read others."""
+    """Return what the nodes may do: all with objects below the bucket's prefix, and read elsewhere."""
     rights = allow_key(spec.bucket_kms_key, "Decrypt", "GenerateDataKey")
     if spec.bucket:
         place = parse_s3_url(spec.bucket)
@@ -81,12 +81,7 @@ def node_rights(spec: ClusterSpec, partition: str) -> list[dict[str, Any]]:
         bucket = f"arn:{partition}:s3:::{place.bucket}"
         rights.append({"Action": ["s3:ListBucketMultipartUploads"], "Resource": bucket})
     for url in spec.read_from:
-        place = parse_s3_url(url)
-        rights += allow_prefix(place, ("s3:GetObject",), partition)
-        if place.prefix:
-            # The URL may be an object's.
-            key = f"arn:{partition}:s3:::{place.bucket}/{place.prefix}"
-            rights.append({"Action": ["s3:GetObject"], "Resource": key})
+        rights += allow_prefix(parse_s3_url(url), ("s3:GetObject",), partition)
     return rights
 
 

@@ -38,7 +38,6 @@ Fate = Literal[
     "dies",
     "no-room",
     "no-key",
-    "no-disk",
     "no-ssh",
     "no-amx",
     "impaired",

@@ -12,7 +12,7 @@ from infra.local.api.lifecycle import InstanceLifecycle, set_reason, set_state
 from tests.cloud.faults import MachineRule, faults_of
 from tests.cloud.meter import Meter
 
-_WITHOUT_CONTAINER = ("never-boots", "no-guest", "dies", "no-room", "no-key", "no-disk")
+_WITHOUT_CONTAINER = ("never-boots", "no-guest", "dies", "no-room", "no-key")
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
 _WHY_IT_DIED = {
     "dies": ("Server.InternalError", "Internal error on launch"),
@@ -21,7 +21,6 @@ _WHY_IT_DIED = {
         "There was insufficient capacity available to satisfy the launch request",
     ),
     "no-key": ("Client.InternalError", "Client error on launch"),
-    "no-disk": ("Server.InternalError", "Client.VolumeLimitExceeded: Volume limit exceeded"),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from infra.ec2.purchase import NoCapacityError
-from infra.errors import CloudError
 from tests.harness.simulated_cloud import SimulatedCloud
 
 
@@ -29,16 +28,6 @@ def test_a_zone_without_room_is_passed_over(cloud: SimulatedCloud, rule: str) ->
     assert refused[0]["reason"].startswith("InsufficientInstanceCapacity: ")
     ran = {event["ran"] for event in cloud.ctx.events.read() if event["event"] == "faulty"}
     assert ran == ({False} if "no-room" in rule else set()), "their cost is counted"
-
-
-def test_without_storage_for_more_disks_nothing_is_bought_again(cloud: SimulatedCloud) -> None:
-    cloud.faults('[[machine]]\nn = 1\nfate = "no-disk"\n')
-
-    with pytest.raises(CloudError, match=r"(?s)VolumeLimitExceeded.*L-7A658B76") as caught:
-        cloud.up(nodes=3)
-    assert "a smaller --volume-gib" in str(caught.value)
-    bought = cloud.purchases()
-    assert sum(request["MaxCount"] for request in bought) == 3
 
 
 @pytest.mark.parametrize("late", [False, True])

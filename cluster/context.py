@@ -14,6 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cluster.access import Access, FollowedHost
 from cluster.local_files import ClusterFiles, EventLog, describe_failure, place_options, utc_now
 from cluster.nodes import Cluster, HostOpener, Node, find_cluster
+from cluster.ssh_mesh import render_client_ssh_config
 from infra.aws.clients import Clients
 from infra.aws.cloud import Cloud, find_profile
 from infra.ec2 import key_pair, tags
@@ -22,9 +23,11 @@ from infra.ec2.instances import why_gone
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import SecurityGroup
 from infra.errors import SprError, UsageError
+from infra.files import read_text, write_private
 from infra.plan.actions import Action
 from infra.wait import Clock, Progress, Silent, SystemClock
 from provision.host import Host
+from provision.host_keys import pinned_host_keys
 from provision.jump import Gateway, proxy_argv
 from provision.ssh import SshHost
 
@@ -137,11 +140,36 @@ class Context:
             )
 
     def find_cluster(self) -> Cluster:
-        """Return the running cluster. Raises :class:`UsageError` if there is none."""
+        """Return the running cluster. Raises :class:`UsageError` if there is none.
+
+        A colleague's machine, which has not run `up`, learns how to reach its nodes.
+        """
         ec2, cloud = self.clients.ec2, self.cloud
-        return find_cluster(
+        cluster = find_cluster(
             ec2, self.name, self._place, self.now(), flag=cloud.flag, billed=cloud.billed
         )
+        with suppress(OSError):
+            known = read_text(self.files.ssh_hosts, "", errors="replace")
+            if self.files.key.exists() and any(n.instance.id not in known for n in cluster.nodes):
+                self.write_ssh_config(cluster)
+        return cluster
+
+    def write_ssh_config(self, cluster: Cluster) -> None:
+        """Let `ssh` on this machine reach the nodes by their names."""
+        files = self.files
+        known = (str(files.key), str(files.known_hosts), self.cloud.region)
+        self.remember(render_client_ssh_config(cluster, *known))
+        text = render_client_ssh_config(cluster, *known, f"{cluster.name}-")
+        write_private(files.ssh_hosts, text)
+
+    def require_ssh(self, node: Node) -> None:
+        """Let OpenSSH reach a node, whose host key is learned at first contact.
+
+        Raises :class:`UsageError` without the cluster's key.
+        """
+        self.require_key()
+        if not pinned_host_keys(self.files.known_hosts, node.instance.id):
+            self.host_opener()(node).run("true")
 
     def find_expiry(self) -> datetime | None:
         """Return when the cluster's nodes will shut down; ``None`` if EC2 doesn't say."""

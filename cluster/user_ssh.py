@@ -6,6 +6,7 @@ changes. Without the user's request, nothing outside this tool's folder is touch
 
 from __future__ import annotations
 
+import re
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from cluster.local_files import home
 from infra.files import write_private
 
 COMMAND = "spr-cluster ssh --setup"
+_MARK = f"# {COMMAND}"
 
 
 def _config() -> Path:
@@ -24,25 +26,39 @@ def _line() -> str:
     return f'Include "{home().absolute()}/ssh_config"'
 
 
+def _ours() -> re.Pattern[str]:
+    """Match the line with its comment, also for a folder that has moved since."""
+    return re.compile(
+        rf"^(?:{_MARK}\n)?{re.escape(_line())}[ \t\r]*(?:\n|\Z)"
+        rf'|^{_MARK}\nInclude ".*/ssh_config"(?:\n|\Z)',
+        re.MULTILINE,
+    )
+
+
 def add_include() -> bool:
     """Put the line first in ``~/.ssh/config``; return whether it was missing."""
     write_private(home() / "ssh_config", f'Include "{home().absolute()}/*/ssh_hosts"\n')
     text = _read()
-    if _line() in text.splitlines():
+    found = _ours().findall(text)
+    if len(found) == 1 and _line() in found[0]:
         return False
     # At the top: below a Host line, it would apply to that host only.
-    _write(f"{_line()}\n{text}")
+    _write(f"{_MARK}\n{_line()}\n{_ours().sub('', text)}")
     return True
 
 
 def remove_include() -> bool:
     """Remove the line; return whether it was there."""
-    lines = _read().splitlines(keepends=True)
-    kept = [line for line in lines if line.strip() != _line()]
-    if len(kept) < len(lines):
-        _write("".join(kept))
+    kept, found = _ours().subn("", _read())
+    if found:
+        _write(kept)
     (home() / "ssh_config").unlink(missing_ok=True)
-    return len(kept) < len(lines)
+    return bool(found)
+
+
+def reached() -> list[str]:
+    """Return the clusters whose nodes this machine knows."""
+    return sorted(path.parent.name for path in home().glob("*/ssh_hosts"))
 
 
 def offer_once() -> str:

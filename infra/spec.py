@@ -627,7 +627,7 @@ def parse_jump(text: str) -> str:
     match = _JUMP.fullmatch(text)
     if not match or not 0 < int(match[1] or 22) < 65536:
         raise UsageError(
-            f"--jump {text!r}: expected [user@]host[:port], {EICE}, or {SSM}",
+            f"--jump {text!r}: expected [user@]host[:port], {EICE}, {SSM}, or none",
             hint=f"{EICE} is an EC2 Instance Connect Endpoint, {SSM} is Session Manager",
         )
     return text

@@ -247,20 +247,17 @@ def _collect(
             raise UsageError(f"unexpected {word!r}: options are keywords, such as nodes=2")
     found: list[Any] = []
     rest = ["--", *program] if program else []
-    invoke([*words, *_render(words[0], options), *rest], found.append)
+    command = words[0]
+    # A job of spr-cluster.toml may be a training.
+    if words[:1] == ["run"] and words[1:]:
+        command = "train" if "task" in read_project_file().table("jobs", words[1]) else "run"
+    invoke([*words, *_render(command, options), *rest], found.append)
     return found
 
 
 def _render(command: str, options: Mapping[str, Given]) -> Iterator[str]:
     """Return options as words of a command line, whose parser checks them."""
-    # A job of spr-cluster.toml may be a training.
-    commands = ("run", "train") if command == "run" else (command,)
-    known = {
-        flag: each
-        for name in commands
-        for each in all_options(build_parser(name))
-        for flag in each.flags
-    }
+    known = {flag: each for each in all_options(build_parser(command)) for flag in each.flags}
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         option = known.get(flag)
@@ -284,7 +281,7 @@ def _split(option: Option, value: Any) -> list[str]:
         words = [str(each) for each in value]
     else:
         return [str(value)]
-    return words if option.repeats else [",".join(words)]
+    return (words or [*option.if_empty]) if option.repeats else [",".join(words)]
 
 
 def _join(value: Value | Sequence[Value]) -> str:

@@ -25,7 +25,7 @@ _SSM_PLUGIN = "session-manager-plugin"
 _MOST_TUNNELS = 8
 # The first with `open-tunnel`: https://github.com/aws/aws-cli/blob/v2/.changes/2.12.0.json
 _OLDEST_CLI = (2, 12)
-_TRY_S = 60.0
+_LOGIN_S = 60
 _INSTALL = {
     "ssh": "the OpenSSH client",
     "aws": "the AWS CLI version 2.12 or later",
@@ -33,7 +33,9 @@ _INSTALL = {
 }
 
 
-def proxy_argv(jump: str, instance_id: str, address: str, region: str) -> tuple[str, ...]:
+def proxy_argv(
+    jump: str, instance_id: str, address: str, region: str, port: int = 22
+) -> tuple[str, ...]:
     """Return the command that reaches a machine over ``--jump``; empty for a direct connection.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/connect-using-eice.html and
@@ -48,63 +50,73 @@ def proxy_argv(jump: str, instance_id: str, address: str, region: str) -> tuple[
         document = ("--document-name", "AWS-StartSSHSession", "--parameters", "portNumber=22")
         session = ("start-session", "--target", instance_id, *document)
         return ("aws", "ssm", *session, "--region", region)
-    host, _, port = jump.partition(":")
+    host, _, at = jump.partition(":")
     # The user's own configuration, keys, and known hosts apply. Unknown hosts are refused.
     options = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=15")
-    chosen = ("-p", port) if port else ()  # else the port of the user's configuration
-    return ("ssh", *options, *chosen, "-W", f"{address}:22", "--", host)
+    chosen = ("-p", at) if at else ()  # else the port of the user's configuration
+    return ("ssh", *options, *chosen, "-W", f"{address}:{port}", "--", host)
 
 
-def ssh_hint(argv: Sequence[str]) -> str:
-    """Return what to do if the jump host of a proxy command refuses."""
-    port = f"-p {argv[argv.index('-p') + 1]} " if "-p" in argv else ""
-    return (
-        f"OpenSSH must know the jump host's key and get in without a question: ssh {port}{argv[-1]}"
-    )
-
-
-def require_jump_tools(jump: str) -> None:
-    """Raise :class:`UsageError` if ``--jump`` lacks a program, or if its host refuses the login."""
-    argv = proxy_argv(jump, "", "127.0.0.1", "")
+def require_way(jump: str) -> None:
+    """Raise :class:`UsageError` if a program for ``--jump`` is missing or too old, or can't log in."""
     plugin = (_SSM_PLUGIN,) if jump == SSM else ()
-    for program in (*argv[:1], *plugin):
+    for program in (*proxy_argv(jump, "", "", "")[:1], *plugin):
         if not which(program):
             raise UsageError(
                 f"--jump {jump}: {program} is not installed on this machine",
                 hint=f"install {_INSTALL[program]}",
             )
     if jump == EICE:
-        said = read_cli_version()
+        said = _read_cli_version()
         version = re.search(r"aws-cli/(\d+)\.(\d+)", said)
         if not version or (int(version[1]), int(version[2])) < _OLDEST_CLI:
             raise UsageError(
                 f"--jump {jump}: this machine's AWS CLI can't open tunnels: {said}",
                 hint=f"install {_INSTALL['aws']}",
             )
-    elif jump and jump != SSM and (why := find_refusal(argv)):
-        raise UsageError(f"--jump {jump}: {why}", hint=ssh_hint(argv))
+    if jump not in ("", EICE, SSM):
+        # Some hosts only forward; nothing listens at this port of theirs.
+        argv = proxy_argv(jump, "", "127.0.0.1", "", 9)
+        if reason := _try_login(argv):
+            raise UsageError(f"--jump {jump}: {reason}", hint=login_hint(argv))
 
 
-def read_cli_version() -> str:
+def _read_cli_version() -> str:
     """Return what the AWS CLI says about its version, or why it does not run."""
-    argv = ("aws", "--version")
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_S)
+        done = subprocess.run(
+            ("aws", "--version"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_LOGIN_S,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return " ".join((done.stdout + done.stderr).decode(errors="replace").split())
 
 
-def find_refusal(argv: Sequence[str]) -> str:
-    """Return why a jump host does not let this machine in; "" if it does, whatever it then forwards."""
-    proxy = Proxy((argv[0], "-o", "LogLevel=ERROR", *argv[1:]))
-    proxy.socket.settimeout(_TRY_S)
+def _try_login(argv: Sequence[str]) -> str:
+    """Return why OpenSSH can't log in to a jump host; "" if it can, even if the host refuses to forward."""
+    # With the user's own LogLevel, it may say nothing.
+    argv = (argv[0], "-o", "LogLevel=ERROR", *argv[1:])
     try:
-        is_greeted = bool(proxy.socket.recv(1))
-    except OSError as error:
-        return proxy.close() or f"no answer: {error}"
-    why = proxy.close() or "it closed the connection"
-    return "" if is_greeted or "stdio forwarding failed" in why else why
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_LOGIN_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"no login within {_LOGIN_S} s"
+    said = done.stderr.decode(errors="replace").strip()
+    if not done.returncode or "stdio forwarding failed" in said:
+        return ""
+    return said.rpartition("\n")[2] or "the login failed"
+
+
+def login_hint(argv: Sequence[str]) -> str:
+    """Return what a jump host needs, with the command that logs in to it."""
+    port = f"-p {argv[argv.index('-p') + 1]} " if "-p" in argv else ""
+    need = "OpenSSH must know the jump host's key and get in without a question"
+    return f"{need}: ssh {port}{argv[-1]}"
 
 
 class Proxy:

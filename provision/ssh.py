@@ -23,7 +23,7 @@ from infra.ec2.key_pair import fingerprint
 from infra.errors import ConnectionLostError, HostError, HostKeyError, JumpError, NoAnswerError
 from provision.host import CONNECT_TIMEOUT_S, Login, Result, TextSink
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from provision.jump import Gateway, Proxy, Tunnel, ssh_hint
+from provision.jump import Gateway, Proxy, Tunnel, login_hint
 
 _KEEPALIVE_S = 20
 # A connection that loses its packets breaks after this time; TCP alone would try for 15 minutes.
@@ -264,9 +264,8 @@ class SshHost:
             )
         why = self._proxy.close() if self._proxy else ""
         self._proxy = None
-        hint = "does this command work by itself?"
-        if self._proxy_argv[0] == "ssh":
-            hint = ssh_hint(self._proxy_argv)
+        is_host = self._proxy_argv[0] == "ssh"
+        hint = login_hint(self._proxy_argv) if is_host else "does this command work by itself?"
         command = shlex.join(self._proxy_argv)
         return JumpError(
             self._name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ from cluster.local_files import (
 from infra.aws.caller import Caller, is_same_owner
 from infra.aws.clients import connect, has_credentials, translate_boto_error
 from infra.aws.cloud import (
+    CREDENTIALS_HINT,
     DEFAULT_REGION,
+    NO_CREDENTIALS,
     Cloud,
     MissingCredentialsError,
     NoRegionError,
@@ -113,10 +116,12 @@ def open_chosen_cloud(
     is_unknown = must_exist and not (place or request.cloud or request.region)
     try:
         cloud = open_place(chosen, region, progress or Silent(), buys=buys)
-        if not is_unknown or has_credentials(cloud):
+        if has_credentials(cloud):
             return cloud
-    except MissingCredentialsError:
+        raise MissingCredentialsError(NO_CREDENTIALS, hint=CREDENTIALS_HINT)
+    except MissingCredentialsError as error:
         if not is_unknown:
+            error.hint = command_with_profile(name, request.words) or error.hint
             raise
     raise _unknown_cluster(name)
 
@@ -196,6 +201,14 @@ def may_follow(ssh_cidr: str | None) -> Callable[[str], bool]:
     return lambda _: ssh_cidr is None or AUTO in parse_ssh_cidr(ssh_cidr)
 
 
+def command_with_profile(name: str, words: Sequence[str]) -> str:
+    """Return a command with the AWS profile that made a cluster; "" if that is unknown or in use."""
+    profile = remembered_account(name)[1]
+    in_use = os.environ.get("AWS_PROFILE", "default")
+    command = f"AWS_PROFILE={shlex.quote(profile)} spr-cluster {shlex.join(words)}"
+    return "" if profile in ("", in_use) else command
+
+
 def _check_account(ctx: Context, words: Sequence[str]) -> None:
     account, profile = remembered_account(ctx.name)
     is_there = remembered_cloud(ctx.name) == (ctx.cloud.name, ctx.cloud.region)
@@ -203,11 +216,11 @@ def _check_account(ctx: Context, words: Sequence[str]) -> None:
         return
     now = f" (profile {name})" if (name := find_profile(ctx.cloud.session)) else ""
     was = f" (profile {profile})" if profile else ""
-    command = f"AWS_PROFILE={shlex.quote(profile)} spr-cluster {shlex.join(words)}"
     raise UsageError(
         f"cluster {ctx.name!r} was made in AWS account {account}{was}, but these credentials belong to "
         f"account {ctx.clients.caller.account}{now}",
-        hint=command if profile else f"use credentials of account {account}: set AWS_PROFILE",
+        hint=command_with_profile(ctx.name, words)
+        or f"use credentials of account {account}: set AWS_PROFILE",
     )
 
 

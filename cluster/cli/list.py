@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
-from cluster.cli.chosen_cluster import CLOUD_NAMES, CloudRequest, find_other_owner, open_cloud
+from cluster.cli.chosen_cluster import (
+    CLOUD_NAMES,
+    CloudRequest,
+    command_with_profile,
+    find_other_owner,
+    open_cloud,
+)
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import YES, option, switch
 from cluster.console.output import confirm, emit, say
@@ -19,7 +26,7 @@ from infra.aws.caller import Caller, short_owner
 from infra.aws.clients import connect, translate_boto_error
 from infra.aws.cloud import DEFAULT_REGION, Cloud, MissingCredentialsError, NoRegionError
 from infra.ec2.inventory import describe_inventory
-from infra.errors import SprError, UsageError
+from infra.errors import SprError
 from infra.wait import Progress
 from infra.words import counted
 
@@ -67,16 +74,30 @@ def add_parser(parent: Parser) -> None:
     add_request(parent, "gc", run_gc, CollectRequest)
 
 
+_NOT_SET_UP = (MissingCredentialsError, NoRegionError)
+
+
 @dataclass(frozen=True)
 class _Search:
-    """The clouds searched, the clusters found, and the error of a cloud that did not answer."""
+    """The clouds searched, the clusters found, and why a cloud was not searched."""
 
     places: Mapping[str, Sequence[str]]
     """The regions that were searched, by cloud."""
     callers: Mapping[str, Caller]
     """The credentials' owner, by cloud."""
     found: Sequence[tuple[Cloud, Overview]]
-    failure: SprError | None
+    not_searched: Mapping[str, SprError]
+
+    def result(self) -> dict[str, Any]:
+        """The part of a ``--json`` result that says where it comes from."""
+        reasons = {name: reason.message for name, reason in self.not_searched.items()}
+        return {"cloud": self.cloud, "not_searched": reasons}
+
+    def raise_failure(self) -> None:
+        """Raise the first error, unless it is of a cloud that is not set up here and has no known cluster."""
+        for name, reason in self.not_searched.items():
+            if known_clusters(name) or not isinstance(reason, _NOT_SET_UP):
+                raise reason
 
     @property
     def cloud(self) -> str | None:
@@ -92,33 +113,36 @@ def _search(request: ListRequest, *, must_search: bool = True) -> _Search:
     """Search the chosen cloud; by default AWS and every cloud in which this machine made a cluster.
 
     A failing cloud is only noted if there is another. Raises the only cloud's error, unless it has no
-    credentials, no option names it, and the search is optional (not ``must_search``).
+    credentials, nothing names it, and the search is optional (not ``must_search``).
     """
     clouds = {cloud for cloud, _ in known_clusters().values()} | {"aws"}
     names = [request.cloud] if request.cloud else sorted(clouds)
     places: dict[str, Sequence[str]] = {}
     callers: dict[str, Caller] = {}
     found: list[tuple[Cloud, Overview]] = []
-    failures: list[SprError] = []
+    failures: dict[str, SprError] = {}
     for name in names:
         try:
             cloud, callers[name], places[name], clusters = _search_cloud(name, request)
         except Exception as error:
             reason = error if isinstance(error, SprError) else translate_boto_error(error)
-            optional = not (must_search or request.cloud) and isinstance(
-                reason, MissingCredentialsError
-            )
-            if reason is None or (len(names) == 1 and not optional):
+            if reason is None:
                 raise
-            failures.append(reason)
-            _note_failure(name, reason)
+            there, missing = known_clusters(name), isinstance(reason, MissingCredentialsError)
+            if missing:
+                ways = [command_with_profile(each, request.words) for each in there]
+                reason.hint = next(filter(None, ways), reason.hint)
+            optional = missing and not (must_search or request.cloud or there)
+            if len(names) == 1 and not optional:
+                raise reason from None
+            failures[name] = reason
+            known = f"; {', '.join(there)} {'is' if len(there) == 1 else 'are'} there"
+            say(f"{name} was not searched: {reason.message}{known if there else ''}")
             continue
         found += [(cloud, cluster) for cluster in clusters]
     if not places and (must_search or len(names) > 1):
-        raise failures[0]
-    # A cloud that is not set up here is no failure.
-    failed = [error for error in failures if not isinstance(error, UsageError)]
-    return _Search(places, callers, found, failed[0] if failed else None)
+        raise next(iter(failures.values()))
+    return _Search(places, callers, found, failures)
 
 
 def _search_cloud(
@@ -166,21 +190,14 @@ def _note_other_accounts(cloud: str, regions: Sequence[str], caller: Caller) -> 
             say(f"{name} is in account {account}{was}, not in {caller.account}")
 
 
-def _note_failure(cloud: str, reason: SprError) -> None:
-    there = known_clusters(cloud)
-    known = f"; {', '.join(there)} {'is' if len(there) == 1 else 'are'} there" if there else ""
-    say(f"{cloud} was not searched: {reason.message}{known}")
-
-
 def run_list(request: ListRequest) -> int:
     search = _search(request, must_search=False)
     now = utc_now()
     rows = [{**each.as_dict(now), "cloud": cloud.name} for cloud, each in search.found]
     accounts = {cloud: caller.account for cloud, caller in search.callers.items()}
     text = _render(search, now, all_regions=request.all_regions)
-    emit(request, text, {"cloud": search.cloud, "accounts": accounts, "clusters": rows})
-    if search.failure:
-        raise search.failure
+    emit(request, text, {**search.result(), "accounts": accounts, "clusters": rows})
+    search.raise_failure()
     return 0
 
 
@@ -271,8 +288,10 @@ def run_gc(request: CollectRequest) -> int:
     failed = _remove_all(search, wanted, unfinished=request.all)
     left = [cluster for cluster, _ in failed]
     names = [cluster.name for _, cluster in wanted if cluster not in left]
-    text = f"Removed: {', '.join(names)}." if names else "" if wanted else "No forgotten clusters."
-    emit(request, text, {"cloud": search.cloud, "removed": names})
+    where = f" in {', '.join(search.places)}" * bool(search.not_searched)
+    none = "" if wanted else f"No forgotten clusters{where}."
+    text = f"Removed: {', '.join(names)}." if names else none
+    emit(request, text, {**search.result(), "removed": names})
     done = [*wanted, *others]
     rest = [c for cloud, c in search.found if (cloud, c) not in done and not c.found.alive]
     for cloud, each in others:
@@ -289,8 +308,7 @@ def run_gc(request: CollectRequest) -> int:
     if failed:
         lines = "".join(f"\n  {c.name} ({c.region}): {reason}" for c, reason in failed)
         raise SprError(f"{len(failed)} of {counted(len(wanted), 'cluster')} not removed:{lines}")
-    if search.failure:
-        raise search.failure
+    search.raise_failure()
     return 0
 
 

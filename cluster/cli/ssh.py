@@ -86,10 +86,15 @@ def _set_up(*, remove: bool) -> int:
     if remove:
         done = user_ssh.remove_include()
         say("~/.ssh/config is as before" if done else "there was nothing to remove")
-    elif user_ssh.add_include():
-        say("~/.ssh/config includes all nodes now. Try: ssh NAME-node0")
     else:
-        say("~/.ssh/config includes all nodes already")
+        word = "now" if user_ssh.add_include() else "already"
+        names = user_ssh.reached()
+        what = (
+            f"the nodes of {', '.join(names)}. Try: ssh {names[0]}-node0"
+            if names
+            else ("the nodes of every cluster that this machine uses; it has not used one yet")
+        )
+        say(f"~/.ssh/config {word} includes {what}")
     return 0
 
 
@@ -126,7 +131,7 @@ def run(request: SshRequest) -> int:
         command = request.command
     ctx = open_cluster(request)
     found = ctx.find_cluster().node(node)
-    ctx.require_key()
+    ctx.require_ssh(found)
     command = command[1:] if command[:1] == ("--",) else command
     if request.no_shell and (command or not request.forward):
         raise UsageError("--no-shell needs -L, and no command")

@@ -35,6 +35,8 @@ class Option:
     is_list: bool = False
     """Whether it has several values: separated by commas, or with ``repeats`` one each time."""
     repeats: bool = False
+    if_empty: tuple[str, ...] = ()
+    """What an empty list of a file or in Python means, if it repeats."""
     required: bool = False
     excludes: str = ""
     """The name of a group of options of which only one may be given."""

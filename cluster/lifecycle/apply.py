@@ -309,7 +309,7 @@ class PlanApplier:
         facts = {node.name: self.machines.facts[node.instance.id] for node in cluster.nodes}
         ssh_mesh.connect_nodes(cluster, facts, self.machines.open_host)
         self._submit_again()
-        self.machines.write_ssh_config()
+        self.ctx.write_ssh_config(cluster)
         digest = mesh_digest([node.instance for node in cluster.nodes])
         self.machines.label_head({tags.MESH: digest})
 

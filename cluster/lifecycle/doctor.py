@@ -50,7 +50,7 @@ from infra.plan.planner import plan_up
 from infra.s3_url import parse_s3_url
 from infra.spec import AUTO, EICE, SSM, ClusterChange, ClusterSpec, parse_ssh_cidr
 from infra.words import counted
-from provision.jump import require_jump_tools
+from provision.jump import require_way
 from provision.stacks.load import load_stack
 
 # If the network drops packets, the SDK alone would try for minutes.
@@ -267,7 +267,7 @@ def _address(exam: Examination) -> list[CheckResult]:
 def _jump(exam: Examination) -> list[CheckResult]:
     if not exam.spec.jump:
         return []
-    require_jump_tools(exam.spec.jump)
+    require_way(exam.spec.jump)
     notes: list[str] = []
     require_jump(exam.ctx.clients, exam.spec, exam.networks, notes.append)
     if notes:

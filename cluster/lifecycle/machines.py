@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 
-from cluster import ssh_mesh
 from cluster.context import Context
 from cluster.lifecycle.host_identity import check_head_identity, check_neighbors
 from cluster.lifecycle.reach import explain_cut_off, find_impaired, reach_nodes
@@ -22,7 +21,6 @@ from infra.ec2.network import SecurityGroup
 from infra.ec2.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.ec2.termination_schedule import ClusterGuard
 from infra.errors import DeadlineError, HostError, NoAnswerError, SprError
-from infra.files import write_private
 from infra.instance_types import METAL_BOOT_MIN, VIRTUAL_BOOT_MIN, is_metal
 from infra.plan.planner import PlanInput
 from infra.wait import BOOT_DEADLINE_S, NamedProgress
@@ -266,7 +264,7 @@ class Machines:
         running = {instance.id: instance for instance in boot.running}
         self.all = tuple(running.get(instance.id, instance) for instance in self.all)
         nodes = [node for node in self.cluster.nodes if node.instance.id in running]
-        self.write_ssh_config()
+        self.ctx.write_ssh_config(self.cluster)
         witness = next((n for n in self.cluster.nodes if n.instance.id in self.facts), None)
         facts, failed = reach_nodes(self.ctx, nodes, self.open_host, witness)
         self.facts.update(facts)
@@ -407,7 +405,7 @@ class Machines:
                 label = {tags.INSTALLED: recipe}
                 instances.label_instances(self.ctx.clients.ec2, sorted(done), label)
 
-    # Labels and files
+    # Labels
 
     def promote(self) -> None:
         """Make the first node the head; all nodes have the same software."""
@@ -421,12 +419,3 @@ class Machines:
         instances.label_instances(self.ctx.clients.ec2, [head.id], labels)
         labeled = replace(head, tags={**head.tags, **labels})
         self.all = tuple(labeled if i.id == head.id else i for i in self.all)
-
-    def write_ssh_config(self) -> None:
-        """Let `ssh` on this machine reach the nodes by their names."""
-        files = self.ctx.files
-        known = (str(files.key), str(files.known_hosts), self.ctx.cloud.region)
-        self.ctx.remember(ssh_mesh.render_client_ssh_config(self.cluster, *known))
-        prefix = f"{self.cluster.name}-"
-        text = ssh_mesh.render_client_ssh_config(self.cluster, *known, prefix)
-        write_private(files.ssh_hosts, text)

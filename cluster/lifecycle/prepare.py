@@ -26,7 +26,7 @@ from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
 from infra.spec import AUTO, ClusterChange, ClusterSpec, or_other_name, parse_ssh_cidr
 from provision.bake import recipe_digest
-from provision.jump import require_jump_tools
+from provision.jump import require_way
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
 
 _MOST_INSTALLS = 32
@@ -142,7 +142,7 @@ def find_offers(
     Raises :class:`UsageError` if the region offers none, or if this machine could not reach the machines.
     """
     spec, group = plan_input.spec, plan_input.group
-    require_jump_tools(spec.jump or "")
+    require_way(spec.jump or "")
     ec2, note = ctx.clients.ec2, note or ctx.progress.note
     support = network.describe_type_support(ec2, spec.instance_types)
     network.require_known(ec2, spec.instance_types, support)

@@ -271,6 +271,7 @@ def find_profile(session: boto3.session.Session | None) -> str:
     return name if name in session.available_profiles else ""
 
 
+NO_CREDENTIALS = "no AWS credentials found"
 CREDENTIALS_HINT = (
     "run `aws configure`, `aws login`, or `aws sso login`, or set AWS_PROFILE; "
     "to try the tool without an account: --cloud local"
@@ -303,7 +304,7 @@ def explain_credentials(error: Exception) -> CredentialsError | None:
     """Translate an error in AWS configuration or credentials; return ``None`` for other errors."""
     profile = _profile()
     if isinstance(error, boto.NoCredentialsError):
-        return MissingCredentialsError("no AWS credentials found", hint=CREDENTIALS_HINT)
+        return MissingCredentialsError(NO_CREDENTIALS, hint=CREDENTIALS_HINT)
     if isinstance(error, boto.PartialCredentialsError):
         return CredentialsError(
             f"incomplete AWS credentials: {error}", hint=f"aws configure{profile}"

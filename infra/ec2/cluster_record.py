@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from math import ceil
 from typing import Any
 
 from infra.ec2 import tags
@@ -280,18 +281,26 @@ def limit_record(
     time = timedelta(seconds=int(min(longest, paid).total_seconds()))
     bound, grace = record.created + time, record.options["grace"]
     if record.latest > bound:
-        option = (
-            f"--budget {budget:.10g}"
-            if paid < longest
-            else f"--max-time {render_duration(longest)}"
-        )
+        need, ways = record.latest - record.created, [] if exists else ["a shorter --grace"]
+        if paid < longest:
+            option, need = f"--budget {budget:.10g}", need + reserve
+            ways.insert(0, "fewer nodes" if exists else "fewer or smaller nodes")
+            enough = f"--budget {ceil(usd_per_hour * (need / _HOUR))}"
+            paid_for = spoken_duration(budget / usd_per_hour * 3600)
+            problem = f"it pays for {paid_for} at ${usd_per_hour:.2f} an hour; the nodes may run "
+            problem += (
+                f"{spoken_duration(need.total_seconds())} with the grace period and the shutdown"
+            )
+        else:
+            option = f"--max-time {render_duration(longest)}"
+            enough = f"--max-time {ceil(need / timedelta(minutes=1))}m"
+            problem = f"the nodes may run {render_duration(need)} with the grace period"
         fits = int((time - grace) / timedelta(minutes=1))
         raise UsageError(
-            f"{option}: the nodes may run {render_duration(record.latest - record.created)} with the grace "
-            f"period, which is longer than {spoken_duration(time.total_seconds())}",
+            f"{option}: {problem}",
             hint=f"what fits: --ttl {render_duration(timedelta(minutes=fits))} with --grace "
             f"{render_duration(grace)}"
             if fits >= 1 and not exists
-            else f"use fewer or smaller nodes, {'' if exists else 'a shorter --grace, '}or a higher limit",
+            else f"use {', or '.join([', '.join(ways), enough] if ways else [enough])}",
         )
     return replace(record, bound=bound)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from cluster.cli.chosen_cluster import choose_cluster
 from cluster.console.display import make_progress
 from cluster.console.options import option, positive_int, switch
 from cluster.console.output import emit
@@ -23,11 +24,12 @@ from jobs.cli.shared.chosen_job import (
     open_launcher,
 )
 from jobs.cli.shared.job_display import render_end
-from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end
+from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end, run_command
 from jobs.places.launcher import (
     LOST,
     JobSummary,
     LostFilesError,
+    Outcome,
     choose_active,
     choose_several,
     require_files,
@@ -95,16 +97,22 @@ def run_attach(request: AttachRequest) -> int:
 
 
 def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
-    now = datetime.now(timezone.utc)
+    now, outcome = datetime.now(timezone.utc), Outcome()
     try:
         context = open_job_context(request, now, show_cost=True, on_cluster=on_cluster)
-        place = f"on cluster {context.cluster.name}"
+        outcome, place = context.outcome, f"on cluster {context.cluster.name}"
         listed = list_jobs(context.open_host(context.cluster.head))
         found = choose_active(listed, request.job, place)
         if found:
             require_files(found, context.cluster.flags)
     except (NoClusterError, LostFilesError) as error:
-        return fetch_from_bucket(look_in_bucket(request, error, one=True))
+        fetch_from_bucket(look_in_bucket(request, error, one=True), outcome)
+        if isinstance(error, LostFilesError) or not request.on_finish:
+            return 0
+        # Without a cluster, nobody else runs it.
+        if not outcome.is_home:
+            raise JobError(f"--on-finish was not run: {outcome.job} has not ended") from None
+        return run_command(request, outcome, choose_cluster(request, tell=lambda _: None))
     if found is None:
         raise UsageError(
             f"no job is running or queued {place}",

@@ -207,10 +207,11 @@ def _list_stored(request: JobsRequest) -> int:
     """List the jobs in a bucket; no cluster is needed."""
     place, progress = parse_s3_url(request.job or "", "jobs"), make_progress()
     with progress.phase(f"List {place}"):
-        found = list_stored(open_s3(request, progress), place)
+        found = list_stored(open_s3(request, progress), place, request.name or "")
+    of = f" of cluster {request.name}" if request.name else ""
     shown = found if request.all else newest(found)
     result: dict[str, object] = {"place": str(place), "jobs": [job.as_dict() for job in found]}
-    lines = [render(shown, utc_now()) if found else f"No jobs in {place}."]
+    lines = [render(shown, utc_now()) if found else f"No jobs{of} in {place}."]
     if hidden := len(found) - len(shown):
         lines.append(f"{counted(hidden, 'earlier job')}: --all")
     if any(job.state == RUNNING for job in found):

@@ -111,6 +111,7 @@ class RunCommand(DryRunRequest, QueueRequest, PlacementRequest, ResultsRequest, 
         "files of the project's folder to fetch, such as 'out/**', or with ! not to fetch, instead of all "
         "new and changed ones up to 1 GiB a node; '' for none; repeatable",
         repeats=True,
+        if_empty=("",),
         metavar="PATTERN",
         **_PROGRAM,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -218,7 +218,7 @@ class SquadCommand(TrainCommand):
     )
     preset: str | None = option(
         "published model, batch size, learning rate, and epochs (default with --recipe reference: "
-        "distilbert)",
+        "distilbert; with --to kubernetes-yaml, bert-large)",
         choices=tuple(PRESETS),
         section="recipe",
         places=EVERYWHERE,
@@ -282,7 +282,7 @@ def _read_tune(request: TrainCommand) -> dict[str, Domain]:
     if request.resume is not None or request.recipe == "reference":
         other = "--resume" if request.resume is not None else "--recipe reference"
         raise UsageError(f"--tune: not with {other}, which has its own options")
-    if request.on_hub:
+    if not is_placement(found) and request.on_hub:
         raise UsageError(
             "--push-to hub: not with --tune", hint="send the best model later: hf upload"
         )
@@ -300,6 +300,9 @@ def _compare_speeds(request: TrainCommand, now: datetime) -> int:
     for name in names:
         if flag(name) in typed:
             raise UsageError(f"{flag(name)}: not with a study that compares speeds")
+    own = [each for each in fields(request) if each.name in names]
+    unset: dict[str, Any] = {each.name: each.default for each in own}
+    request = replace(request, **unset)
     if request.placement == "reference":
         raise UsageError("--placement reference: its numbers are fixed")
     if request.cores:
@@ -465,8 +468,12 @@ def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
     least = request.elastic or 0
     if least and request.cores:
         raise UsageError("--elastic: not with --cores", hint="omit one of the two")
+    if least and request.retries == 0:
+        raise UsageError("--elastic: not with --retries 0, which ends the job at the first loss")
     work = spec_of(options).work
     if request.tune and not is_placement(tune := _read_tune(request)):
+        if options.backend == "ccl":
+            raise UsageError("--backend ccl: the trials of a study are separate: omit it")
         work = replace(work, study=asdict(plan_study(tune, request.trials, options)))
     return TrainRequest(
         request.spec(work, request.resources, retries=RETRIES, least_nodes=least),

@@ -151,7 +151,7 @@ class JobRecord:
         if self.usd_per_hour and now.usd_per_hour:
             share *= self.usd_per_hour / now.usd_per_hour
         where = ("cluster", "cloud", "region", "billed", "usd_per_hour", "price_source", "market")
-        changed = (*where, "when", "boot_s", "idle_s", "former_s")
+        changed = (*where, "bucket", "when", "boot_s", "idle_s", "former_s")
         known = {name: getattr(now, name) for name in changed}
         more = {name: now.more[name] for name in ("limit", "spent", "recovery") if name in now.more}
         return replace(self, **known, resumed_s=lasted * share, more={**self.more, **more})

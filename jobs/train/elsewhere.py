@@ -22,6 +22,7 @@ from jobs.train.request import (
     require_able_stack,
     spec_of,
 )
+from jobs.train.study import job_packages
 from jobs.train.train import plan_options, plan_training
 from jobs.worker.spec import JobSpec, PlacementOptions, Resources, Work
 from jobs.worker.tasks import TASKS
@@ -69,7 +70,8 @@ def plan_in_pods(
     spec = spec_of(options, resources=Resources(pods.nodes, placement))
     plan = plan_options(spec, in_pod, offline=offline)
     # An option per line of the YAML, which users edit.
-    return replace(plan, argv=(options.task, in_pod.to_json(indent=1)))
+    packages = job_packages(in_pod, {})
+    return replace(plan, argv=(options.task, in_pod.to_json(indent=1)), packages=packages)
 
 
 def _require_on_claim(name: str, path: str | None) -> None:

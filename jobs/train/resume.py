@@ -112,12 +112,14 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
 def keep_choices(
     spec: JobSpec, request: ResumeRequest, record: JobRecord, found: JobSummary
 ) -> JobSpec:
-    """Return the job's choices with its own limits and restarts, unless the request has others. Pure."""
+    """Return the job's own limits, restarts, and bucket, unless the request has others. Pure."""
     limit = record.more.get("limit") or {"max_time_s": 0.0, "budget": 0.0}
     asked, before = spec.ending, record.more.get("recovery", {})
     retries = before.get("retries", spec.recovery.retries)
+    bucket = record.bucket if spec.storage.bucket is None else spec.storage.bucket
     return replace(
         spec,
+        storage=replace(spec.storage, bucket=bucket),
         recovery=Recovery(
             retries if request.retries is None else request.retries,
             min(before.get("least_nodes", 0), spec.resources.nodes or 0),

@@ -29,7 +29,8 @@ def shown(folder: Path, host: str) -> dict[str, str]:
 def test_one_line_makes_the_nodes_known_and_nothing_else(folder: Path) -> None:
     assert user_ssh.add_include()
     config = folder / ".ssh/config"
-    assert config.read_text() == f'Include "{folder}/my clusters/ssh_config"\n'
+    line = f'Include "{folder}/my clusters/ssh_config"\n'
+    assert config.read_text() == f"# spr-cluster ssh --setup\n{line}"
     assert (config.stat().st_mode & 0o777, config.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     known = ("/key", "/known", "eu-west-1")
     hosts = folder / "my clusters/bert/ssh_hosts"
@@ -56,10 +57,28 @@ def test_the_users_own_lines_stay_as_they_are(before: str, folder: Path) -> None
     assert user_ssh.add_include()
     assert not user_ssh.add_include(), "once is enough"
     assert (folder / ".ssh/config").is_symlink()
-    assert real.read_bytes().split(b"\n", 1)[1] == before.encode("latin-1")
+    assert real.read_bytes().split(b"\n", 2)[2] == before.encode("latin-1")
     assert real.stat().st_mode & 0o777 == 0o644
     assert user_ssh.remove_include()
     assert real.read_bytes() == before.encode("latin-1")
+
+
+@pytest.mark.parametrize("mark", [True, False])
+def test_a_line_of_an_earlier_place_or_release_is_replaced(
+    mark: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, own = folder / ".ssh/config", f'Include "{folder}/other/ssh_config"\n'
+    user_ssh.add_include()
+    if not mark:
+        config.write_text(config.read_text().split("\n", 1)[1])
+    config.write_text(config.read_text() + own)
+    if mark:
+        monkeypatch.setenv("SPR_CLUSTER_HOME", str(folder / "moved"))
+    assert user_ssh.add_include() is mark
+    assert config.read_text().count("Include") == 2
+    assert ('moved/ssh_config"' in config.read_text()) is mark
+    assert user_ssh.remove_include()
+    assert config.read_text() == own
 
 
 def test_it_is_offered_once(folder: Path) -> None:

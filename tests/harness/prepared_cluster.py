@@ -68,7 +68,7 @@ def _restore(world: SimulatedCloud, prepared: PreparedCluster) -> None:
     world.clock.now = prepared.now
     for name, place in _places(world).items():
         shutil.copytree(prepared.folder / name, place, dirs_exist_ok=True)
-    for config in home().rglob("ssh_config"):
+    for config in home().rglob("ssh_*"):
         config.write_text(config.read_text().replace(str(prepared.home), str(home())))
     world.engine._pids = itertools.count(10_000 + len(_PREPARED))
     world.engine.specs, world.engine.state = (dict(part) for part in prepared.containers)

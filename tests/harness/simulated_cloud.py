@@ -299,5 +299,5 @@ def let_no_time_pass(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
 def install_jump_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this machine all programs that a jump needs, and jump hosts that let it in."""
     monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("provision.jump.read_cli_version", lambda: "aws-cli/2.12.0")
-    monkeypatch.setattr("provision.jump.find_refusal", lambda _: "")
+    monkeypatch.setattr("provision.jump._read_cli_version", lambda: "aws-cli/2.12.0")
+    monkeypatch.setattr("provision.jump._try_login", lambda _: "")

@@ -62,8 +62,8 @@ def test_a_duration_is_written_in_its_largest_whole_unit(minutes: float, text: s
 def test_a_proxys_url_has_a_port_and_no_login() -> None:
     spec = build_spec(ssh_cidrs=("10.0.0.0/8",), proxy="http://proxy.corp.example:3128/")
     assert spec.proxy == "http://proxy.corp.example:3128"
-    without = build_spec(ssh_cidrs=("10.0.0.0/8",), proxy="none", jump="none")
-    assert (without.proxy, without.jump) == (None, None)
+    none = build_spec(ssh_cidrs=("10.0.0.0/8",), proxy="none", jump="none")
+    assert (none.proxy, none.jump) == (None, None)
     with pytest.raises(UsageError, match="readable in the cluster's tags") as caught:
         build_spec(ssh_cidrs=("10.0.0.0/8",), proxy="http://me:secret@proxy:3128")
     assert "secret" not in f"{caught.value} {caught.value.hint}"

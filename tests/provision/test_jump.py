@@ -14,7 +14,7 @@ import pytest
 
 from infra.errors import JumpError, NoAnswerError, UsageError
 from provision.host import Login, Result
-from provision.jump import Gateway, Proxy, proxy_argv, require_jump_tools
+from provision.jump import Gateway, Proxy, proxy_argv, require_way
 from provision.run_on_nodes import on_all
 from provision.ssh import SshHost
 from tests.provision.sshd import Server, serving
@@ -215,6 +215,13 @@ def test_a_machine_is_reached_over_a_jump_host(
     assert jump.forwarded[0][1] == 22
     assert set(machine.logins) == {"ubuntu"}
     assert "i-0a" in login.known_hosts.read_text()
+    with openssh.with_name("users_config").open("a") as config:
+        config.write("LogLevel QUIET\n")
+    for jump.forwards in (0, -1):
+        require_way(f"me@127.0.0.8:{jump.port}")
+    jump.accepts = False
+    with pytest.raises(UsageError, match=r"--jump me@127\S+: me@127\S+ Permission denied"):
+        require_way(f"me@127.0.0.8:{jump.port}")
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -229,25 +236,10 @@ def test_a_jump_host_with_an_unknown_or_another_key_is_refused(
         over(jump, login).run("true")
     assert "must know the jump host's key" in str(caught.value.hint)
     assert str(caught.value.hint).endswith(f": ssh -p {jump.port} me@127.0.0.8")
+    with pytest.raises(UsageError, match=r"--jump me@.*: Host key verification failed") as refused:
+        require_way(f"me@127.0.0.8:{jump.port}")
+    assert refused.value.hint == caught.value.hint
     assert jump.logins == []
-    with pytest.raises(UsageError, match=r"--jump me@.*: .*Host key verification failed") as before:
-        require_jump_tools(f"me@127.0.0.8:{jump.port}")
-    assert before.value.hint == caught.value.hint
-
-
-@pytest.mark.parametrize("forwards", [True, False])
-def test_a_jump_host_must_let_this_machine_in_whatever_it_forwards(
-    openssh: Path, jump: Server, forwards: bool
-) -> None:
-    openssh.write_text(f"[127.0.0.8]:{jump.port} {jump.key.get_name()} {jump.key.get_base64()}\n")
-    way = f"me@127.0.0.8:{jump.port}"
-    jump.forwards *= forwards
-    require_jump_tools(way)
-    assert [target[1] for target in jump.forwarded] == [22]
-
-    jump.accepts = False
-    with pytest.raises(UsageError, match=rf"--jump {way}: .*Permission denied"):
-        require_jump_tools(way)
 
 
 @pytest.mark.parametrize(
@@ -267,10 +259,10 @@ def test_an_endpoint_needs_an_aws_cli_that_opens_tunnels(
     (tmp_path / "aws").chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     if suffices:
-        require_jump_tools("eice")
+        require_way("eice")
         return
     with pytest.raises(UsageError, match=f"can't open tunnels: {says}") as caught:
-        require_jump_tools("eice")
+        require_way("eice")
     assert caught.value.hint == "install the AWS CLI version 2.12 or later"
 
 

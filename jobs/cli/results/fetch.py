@@ -29,7 +29,7 @@ from jobs.cli.shared.chosen_job import (
 )
 from jobs.cli.shared.job_options import ResultsRequest
 from jobs.places.bucket import fetch_stored, find_stored
-from jobs.places.launcher import RUNNING, choose_job, require_files
+from jobs.places.launcher import RUNNING, Outcome, choose_job, require_files
 from jobs.report.receipt import add_receipt
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
@@ -183,11 +183,12 @@ def _fetch_stored(request: FetchRequest) -> int:
     for flag, given in {"--name": request.name, "--push-to": request.push_to}.items():
         if given:
             raise UsageError(f"{flag}: the job is read from {request.job}: omit it")
-    return fetch_from_bucket(request)
+    fetch_from_bucket(request, Outcome())
+    return 0
 
 
-def fetch_from_bucket(request: JobResultsRequest) -> int:
-    """Fetch a job by its URL in S3; no cluster is needed."""
+def fetch_from_bucket(request: JobResultsRequest, outcome: Outcome) -> None:
+    """Fetch a job by its URL in S3, and set its outcome; no cluster is needed."""
     bucket, job = parse_stored_job(request.job or "", "fetch")
     place, progress = bucket.below(job), make_progress()
     results = choose_results(request.results, job)
@@ -203,4 +204,5 @@ def fetch_from_bucket(request: JobResultsRequest) -> int:
     add_receipt(results)
     known: dict[str, Any] = {**found.as_dict(), "results": str(results), "pushed_to": None}
     emit(request, f"{job} ({found.state}): {results}/", known)
-    return 0
+    outcome.job, outcome.state, outcome.results = job, found.state, results
+    outcome.is_home = found.state != RUNNING

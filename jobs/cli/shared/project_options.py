@@ -32,6 +32,8 @@ _JOB_COMMANDS = ("run", "train")
 _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
 _NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume", "to", "apply"})
+# Paths in the folder that `run --folder` names.
+_IN_PROJECT = frozenset({"output_dir", "packages"})
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _SECRET = re.compile(
     r"(^|_)(TOKEN|PAT|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_KEY)$"
@@ -68,7 +70,9 @@ class CommandWords:
                 return f"{origin.where}: {origin.key}: {message}"
         for origin in self.origins.values():
             values = origin.value if isinstance(origin.value, list) else [origin.value]
-            if any(repr(text) in message for text in {*map(str, values)} - self.typed):
+            # Other errors also name the cluster.
+            before = f"unknown {origin.key} " if origin.key in _PLACE else ""
+            if any(f"{before}{text!r}" in message for text in {*map(str, values)} - self.typed):
                 return f"{origin.where}: {origin.key}: {message}"
         return message
 
@@ -148,7 +152,7 @@ def _place(words: Sequence[str], project: ProjectFile) -> Rendered:
         return {}
     if _typed("--name", words) not in (None, table.get("name")):
         return {}
-    if words[0] == "fetch" and any(word.startswith("s3://") for word in words):
+    if words[0] in ("fetch", "jobs") and any(word.startswith("s3://") for word in words):
         found.pop("--name", None)  # a stored job needs no cluster
     if _typed("--cloud", words) not in (None, table.get("cloud", "aws")):
         found.pop("--region", None)
@@ -278,8 +282,8 @@ class _Options:
             if not isinstance(value, bool):
                 raise UsageError(f"{shown}: expected true or false")
             return [flag] if value else []
-        if value == [] and flag == "--outputs":
-            return [f"{flag}="]
+        if value == [] and option.repeats:
+            return [f"{flag}={each}" for each in option.if_empty]
         values = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not option.repeats:
             if not option.is_list:
@@ -294,12 +298,16 @@ class _Options:
 
     def _path(self, option: Option, value: str) -> str:
         """Return a path of the project as seen from the working folder."""
-        root = self._project.root
-        kind = str(option.metavar or "")
-        if is_url(value) or root == Path.cwd() or not {"PATH", "DIR", "FILE"} & {*kind.split("|")}:
+        root, kinds = self._project.root, {*str(option.metavar).split("|")}
+        mark = "@" if option.name == "env" and value.startswith("@") else ""
+        is_path = bool(mark) or (option.name == "array" and ".csv" in value)
+        is_path |= bool({"PATH", "DIR", "FILE"} & kinds) and option.name not in _IN_PROJECT
+        if not is_path or is_url(value) or value == "none" or root == Path.cwd():
             return value
-        is_name = "NAME" in kind or not (kind == "DIR" or (root / value).exists())
-        return value if is_name and not value.startswith(".") else str(root / value)
+        path = root / os.path.expanduser(value.removeprefix(mark))  # noqa: PTH111 - see expand_home
+        # A word that is no file of the project may be a model on the hub.
+        is_name = len(kinds) > 1 and not value.startswith(".") and not path.exists()
+        return value if is_name else f"{mark}{path}"
 
     def _variables(self, table: Mapping[str, Any]) -> Iterator[str]:
         """Yield ``NAME=VALUE`` words; ``$NAME`` in a value is this machine's variable."""

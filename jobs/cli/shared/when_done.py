@@ -118,6 +118,25 @@ def _find(ctx: Context) -> Inventory:
     return describe_inventory(ctx.clients.ec2, ctx.name, ("instances", "security_groups"))
 
 
+def run_command(request: EndRequest, outcome: Outcome, cluster: str) -> int:
+    """Run the command of ``--on-finish``; its failure is shown and gives exit code 1."""
+    command = request.on_finish or ""
+    names = {
+        "SPR_JOB": outcome.job,
+        "SPR_STATE": outcome.state,
+        "SPR_RESULTS": str((outcome.results or Path()).absolute()),
+        "SPR_CLUSTER": cluster,
+    }
+    # Its output must not mix with our JSON.
+    stdout = sys.__stderr__ if request.json else None
+    done = subprocess.run(
+        ["sh", "-c", command], env={**os.environ, **names}, stdout=stdout, check=False
+    )
+    if done.returncode:
+        say(f"--on-finish failed with exit code {done.returncode}: {command}")
+    return int(done.returncode != 0)
+
+
 @dataclass
 class Ends:
     """The actions after a command's job on a cluster has ended."""
@@ -171,7 +190,7 @@ class Ends:
         """
         code, undone = 0, []
         if self.request.on_finish and self.job.outcome.is_home:
-            code = self._run_command()
+            code = run_command(self.request, self.job.outcome, self.ctx.name)
         elif self.request.on_finish:
             undone.append("--on-finish was not run: the results are not here")
         if self.request.down_when_done:
@@ -181,24 +200,6 @@ class Ends:
         elif undone:
             raise JobError(undone[0], hint=_join(*undone[1:])) from failure
         return code
-
-    def _run_command(self) -> int:
-        """Run the command of ``--on-finish``; its failure is shown and gives exit code 1."""
-        outcome, command = self.job.outcome, self.request.on_finish or ""
-        names = {
-            "SPR_JOB": outcome.job,
-            "SPR_STATE": outcome.state,
-            "SPR_RESULTS": str((outcome.results or Path()).absolute()),
-            "SPR_CLUSTER": self.ctx.name,
-        }
-        # Its output must not mix with our JSON.
-        stdout = sys.__stderr__ if self.request.json else None
-        done = subprocess.run(
-            ["sh", "-c", command], env={**os.environ, **names}, stdout=stdout, check=False
-        )
-        if done.returncode:
-            say(f"--on-finish failed with exit code {done.returncode}: {command}")
-        return int(done.returncode != 0)
 
     def _remove(self, failure: Exception | None) -> list[str]:
         """Remove the cluster; return why it remains, with the commands that help."""

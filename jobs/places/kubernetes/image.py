@@ -69,17 +69,19 @@ def _in_code(path: Path) -> str:
     return f"worker/{path.relative_to(Path(worker.__file__).parent)}"
 
 
-def build_files(stack: Stack, image: str) -> dict[str, Path | bytes]:
-    """Return the files of an image's build folder."""
+def build_files(
+    stack: Stack, image: str, packages: tuple[str, ...] = ()
+) -> dict[str, Path | bytes]:
+    """Return the files of an image's build folder, with a job's ``packages`` beside the stack's."""
     return {
-        "Dockerfile": render_dockerfile(stack, image).encode(),
+        "Dockerfile": render_dockerfile(stack, image, packages).encode(),
         "requirements.txt": render_requirements(stack).encode(),
         **{f"code/{_in_code(path)}": path for path in _samples()},
         **worker_files(),
     }
 
 
-def render_dockerfile(stack: Stack, image: str) -> str:
+def render_dockerfile(stack: Stack, image: str, packages: tuple[str, ...] = ()) -> str:
     """Return the Dockerfile. It pins everything except Ubuntu's packages."""
     return _DOCKERFILE.format(
         stack=stack.name,
@@ -89,7 +91,7 @@ def render_dockerfile(stack: Stack, image: str) -> str:
         root=_ROOT,
         venv=VENV,
         tcmalloc=TCMALLOC,
-        install=_render_install(stack),
+        install=_render_install(stack, packages),
         check=shlex.quote(render_import_check(stack)),
         examples=_EXAMPLES.format(url=stack.examples, folder=EXAMPLES) if stack.examples else "",
         code=CODE,
@@ -97,8 +99,9 @@ def render_dockerfile(stack: Stack, image: str) -> str:
     )
 
 
-def _render_install(stack: Stack) -> str:
+def _render_install(stack: Stack, packages: tuple[str, ...]) -> str:
     # A lock contains pip itself.
     own = [f"RUN {_PIP} pip=={stack.pip}"] if stack.pip else []
     words = [_PIP, pip_options(stack), "--requirement", f"{_ROOT}/requirements.txt"]
-    return "\n".join([*own, f"RUN {' '.join(filter(None, words))}"])
+    more = [f"RUN {_PIP} {shlex.join(packages)}"] if packages else []
+    return "\n".join([*own, f"RUN {' '.join(filter(None, words))}", *more])

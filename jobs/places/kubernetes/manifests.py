@@ -384,5 +384,5 @@ def render(plan: JobPlan, pods: PodOptions, stack: Stack) -> Rendered:
         size=size,
         claim=render_claim(pods),
         job=render_job(plan, placement, size, pods, stack),
-        build=build_files(in_image, pods.image),
+        build=build_files(in_image, pods.image, plan.packages.lines if plan.packages else ()),
     )

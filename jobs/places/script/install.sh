@@ -15,6 +15,7 @@ rm -f installed
 pip_install() { venv/bin/python -m pip install --disable-pip-version-check --no-input "$@"; }
 [ -z "$pip" ] || pip_install "pip==$pip"
 pip_install $options --requirement requirements.txt
+[ ${#packages[@]} -eq 0 ] || pip_install "${packages[@]}"
 # Without its index, pip takes another build of torch: that for CUDA.
 venv/bin/python -c "$check"
 # Compute nodes often have no internet access, so the hub's model and data are downloaded now. HF_HOME stays:

@@ -158,6 +158,7 @@ def _render_install(plan: JobPlan, stack: Stack) -> str:
         "check": render_import_check(stack),
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    lines.append(f"packages=({shlex.join(plan.packages.lines if plan.packages else ())})")
     lines.append(f"train=({shlex.join(plan.argv)})")
     return _INSTALL_HEADER.format(stack=stack.name) + "\n".join([*lines, _read(INSTALL)])
 

@@ -19,7 +19,7 @@ import pytest
 
 from cluster.cli import status
 from cluster.cli.ssh import AUTHORIZE
-from cluster.local_files import ClusterFiles, cluster_names, home
+from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
 from cluster.nodes import find_cluster
 from infra.aws.api_time import API_TIME
 from infra.ec2 import tags
@@ -566,6 +566,15 @@ def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(
     line.run("ssh", "node1", "--", "lscpu")
     terminal = ["-t", "-o", "LogLevel=ERROR"]
     assert [argv[3:] for argv in line.ssh_calls[4:]] == [["node1"], [*terminal, "node1", "lscpu"]]
+
+    files, node1 = ClusterFiles.of("spr"), line.ids()[1]
+    for path in (files.ssh_config, files.ssh_hosts, files.known_hosts):
+        path.unlink()
+    line.must("ssh", "node1")  # a colleague's machine has only the key
+    assert f"HostKeyAlias {node1}" in files.ssh_config.read_text()
+    assert "Host spr-node1" in files.ssh_hosts.read_text()
+    assert files.known_hosts.read_text().startswith(node1)
+    assert remembered_cloud("spr") == ("aws", "us-east-1")
 
 
 def test_a_plan_needs_no_lock(line: CommandLine) -> None:

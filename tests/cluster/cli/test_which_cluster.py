@@ -76,6 +76,19 @@ def test_a_place_that_is_asked_for_is_asked(line: CommandLine, no_account: None)
         assert result.message.startswith("no AWS credentials found")
 
 
+def test_without_credentials_the_profile_that_made_a_cluster_is_named(
+    line: CommandLine, no_account: None
+) -> None:
+    ClusterFiles.of("bert").remember("aws", "eu-west-1", account="123456789012", profile="work")
+
+    for words in ("status --name bert", "list", "gc --yes"):
+        result = line.run(*words.split())
+
+        assert result.message == (
+            f"no AWS credentials found\n  → AWS_PROFILE=work spr-cluster {words}"
+        )
+
+
 def test_a_name_unknown_here_is_searched_on_aws(line: CommandLine) -> None:
     """Another machine may have made it."""
     line.begin("--nodes", "1", "--name", "tutor")
@@ -168,9 +181,11 @@ def test_list_shows_what_is_here_without_an_account(line: CommandLine, no_accoun
     line.begin("--nodes", "2", *_LOCAL, "--name", "tutor")
     know("bought", "aws", "eu-west-1")
 
-    shown = line.must("list")
-    result = json.loads(line.must("list", "--json").out)
+    shown = line.run("list")
+    result = json.loads(line.run("list", "--json").out)
 
+    assert shown.code == 2, "a cluster may be running there"
+    assert result["not_searched"] == {"aws": "no AWS credentials found"}
     rows = [row.split() for row in shown.out.splitlines()]
     assert rows[0][:4] == ["NAME", "CLOUD", "REGION", "STATE"]
     assert rows[1][:4] == ["tutor", "local", "us-east-1", "running"]
@@ -218,9 +233,17 @@ def test_gc_finds_clusters_of_the_embedded_cloud_without_an_account(
     line.begin("--nodes", "2", *_LOCAL, "--name", "tutor")
 
     result = line.must("gc")
+    know("bought", "aws", "eu-west-1")
+    unsearched = line.run("gc", "--yes")
 
-    assert result.out == "No forgotten clusters.\n"
-    assert "aws was not searched" in result.err
+    for each in (result, unsearched):
+        assert each.out == "No forgotten clusters in local.\n"
+        assert "aws was not searched" in each.err
+    assert unsearched.code == 2
+    line.must("down", "--name", "tutor")
+    ClusterFiles.of("tutor").remove()
+    only_there = line.run("list")
+    assert (only_there.code, only_there.out) == (2, "")
 
 
 def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
@@ -237,9 +260,10 @@ def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
 
     monkeypatch.setattr(line, "open_cloud", open_cloud)
 
-    shown = line.must("list")
+    shown = line.run("list")
 
     assert "bought" in shown.out
+    assert shown.code == 2
     assert "local was not searched: the embedded cloud needs root; tutor is there" in shown.err
 
 

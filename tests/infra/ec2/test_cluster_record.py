@@ -228,7 +228,8 @@ def test_the_first_limit_bounds_the_life_from_creation(
 def test_a_time_to_live_beyond_its_limit_names_one_that_fits() -> None:
     _, record = make(ttl=10 * HOUR, budget=30)
 
-    with pytest.raises(UsageError, match=r"--budget 30: the nodes may run 630m") as caught:
+    said = r"--budget 30: it pays for 10 h at \$3.00 an hour; the nodes may run 10 h 35 min with"
+    with pytest.raises(UsageError, match=said) as caught:
         limit_record(record, None, 3.0)
 
     assert "--ttl 565m with --grace 30m" in str(caught.value.hint)
@@ -249,7 +250,12 @@ def test_a_cluster_that_lives_as_long_as_its_limit_may_change_but_not_grow(
     with pytest.raises(UsageError) as caught:
         limit_record(old, old, 7.8)
     # --ttl and --grace are for new clusters.
-    assert caught.value.hint == "use fewer or smaller nodes, or a higher limit"
+    assert caught.value.hint == "use fewer nodes, or --budget 31"
+    assert limit_record(replace(old, options={**old.options, "budget": 31}), old, 7.8).bound
+    _, late = make(ttl=HOUR, max_time=HOUR)
+    with pytest.raises(UsageError, match="--max-time 1h: the nodes may run 90m") as caught:
+        limit_record(late, replace(late, bound=late.latest), 0.0)
+    assert caught.value.hint == "use --max-time 90m"
 
 
 def test_a_cluster_that_was_larger_keeps_the_limit_of_its_price() -> None:

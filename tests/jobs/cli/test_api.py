@@ -134,6 +134,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Run("x", envs={"KEY": "secret"})), "unknown option '--envs'"),
     (lambda: submit(Run("x", cast(Any, ["y"]))), "Run: ['y'] is no word of a command"),
     (lambda: submit(Run("x", outputs=["../y"])), "--outputs '../y' is outside of the program's"),
+    (lambda: submit(Run("x", data=["a", "b"])), "--data-dir a: no such folder"),
     (lambda: submit(["x"]), "['x'] is no job"),
     (lambda: Cluster.up(check=True), "check: not in Python"),
     (lambda: Cluster.find().extend(cast(Any, 2)), "extend '2': expected a duration"),
@@ -243,11 +244,12 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
     run = Run("echo", "--nodes", 9, "", ppn=1, files=["a.txt"], folder="none", env=variables)
     assert cluster.submit(run).id.startswith("run-")
     assert cluster.submit("mine", retries=3, folder="none", large_files=False).id.startswith("run-")
-    assert cluster.submit(Run("true"), detach=True, folder="none").id.startswith("run-")
+    assert cluster.submit(Run("true"), detach=True, outputs=[], folder="none").id.startswith("run-")
     for job in (cluster.submit("tune", epochs=1), cluster.submit(Training("tune", demo=True))):
         assert job.id.startswith("digits-")
 
-    first, second, _ = requests
+    first, second, third = requests
+    assert (first.outputs, third.outputs) == (None, ())
     assert first.spec.work.program == ("echo", "--nodes", "9", "")
     assert first.spec.resources.placement.nproc_per_node == 1
     assert first.env == ("SEED=7", "HERE=from here")

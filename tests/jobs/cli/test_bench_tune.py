@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.cli import invoke
+from jobs.worker.spec import Ending
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.jobs.context import ended, event
@@ -190,7 +192,16 @@ def test_a_study_shows_failed_trials_in_their_rows(line: CommandLine) -> None:
 
 def test_a_study_of_nodes_keeps_nothing(line: CommandLine) -> None:
     speeds_of(line, {"1x1": 10.0, "2x1": 15.0})
-    out = line.must(*study("--tune", "nodes")).out
+    # What the job itself does at its end, and after a loss, is not for its trials.
+    Path("spr-cluster.toml").write_text(
+        '[jobs.mine]\ntask = "squad"\ndemo = true\nbackend = "gloo"\ndetach = true\nelastic = 1\n'
+        'on-finish = "touch x"\ndown-when-done = true\nbucket = "s3://my-data/x"\n'
+        'push-to = "hub:me/x"\n'
+    )
+    out = line.must("scaling", "mine").out
+    (folder,) = line.cloud.machines.root.glob("i-*/launch.json.*")
+    spec = json.loads(folder.read_text())["spec"]
+    assert (spec["ending"], spec["storage"]["bucket"]) == (asdict(Ending()), None)
 
     assert re.search("^2 .* 15.0 .* 75%", out, re.M)
     assert "the speed per node, relative to the best one on the fewest nodes" in out

@@ -25,6 +25,7 @@ from infra.s3_url import S3Location
 from infra.spec import ClusterSpec
 from jobs.__main__ import main
 from jobs.places.bucket import fetch_stored
+from jobs.places.launcher import Outcome
 from jobs.places.queue.history import parse_jobs
 from tests.jobs.context import SUBMITTED, ended, listed
 
@@ -108,6 +109,11 @@ def test_the_jobs_in_a_bucket_are_listed(s3: Any, capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     assert re.search(r"squad-1 +succeeded", text)
     assert "To get the results of one: spr-cluster fetch s3://results/team/squad-0" in text
+    Path("spr-cluster.toml").write_text('[cluster]\nname = "other"\n')
+    for name, jobs in {"": "10", "--name=spr": "1", "--name=bert": "0", "--name=x": ""}.items():
+        assert main(["jobs", "s3://results/team", "--json", *filter(None, [name])]) == 0
+        found = json.loads(capsys.readouterr().out)["jobs"]
+        assert [job["job"] for job in found] == [f"squad-{number}" for number in jobs]
     assert main(["jobs", "s3://results/nobody"]) == 0
     assert capsys.readouterr().out == "No jobs in s3://results/nobody.\n"
 
@@ -254,6 +260,19 @@ def test_without_its_cluster_a_job_is_found_in_the_bucket(
         assert json.loads(capsys.readouterr().out)["state"] == "succeeded", "Job.state needs it"
 
 
+def test_on_finish_runs_after_results_came_from_the_bucket(
+    s3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave_group("spr")
+    tell = 'echo "$SPR_JOB $SPR_STATE $SPR_RESULTS $SPR_CLUSTER" > said'
+    assert main(["attach", "--results", "a", "--on-finish", tell]) == 0
+    assert Path("said").read_text() == f"squad-1 succeeded {tmp_path}/a spr\n"
+    assert main(["attach", "--results", "b", "--on-finish", "exit 3"]) == 1
+    s3.delete_object(Bucket="results", Key="team/squad-1/end.json")
+    assert main(["attach", "--results", "c", "--on-finish", tell]) == 1
+    assert "--on-finish was not run: squad-1 has not ended" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("state", ["", "succeeded"])
 @pytest.mark.parametrize("words", ["fetch", "attach", "jobs", "fetch squad-2"])
 def test_the_bucket_of_another_cluster_is_not_searched(
@@ -342,7 +361,9 @@ def test_a_job_whose_files_a_lost_head_had_is_found_in_the_bucket(
         list_jobs=lambda: (stub,), read_log=lambda *_, **__: None, place="here", flags="--name spr"
     )
     context: Any = SimpleNamespace(
-        cluster=SimpleNamespace(name="spr", head=None, flags="--name spr"), open_host=lambda _: None
+        cluster=SimpleNamespace(name="spr", head=None, flags="--name spr"),
+        open_host=lambda _: None,
+        outcome=Outcome(),
     )
     for module in ("results.fetch", "logs"):
         monkeypatch.setattr(f"jobs.cli.{module}.open_launcher", lambda *_: cluster)
@@ -359,6 +380,9 @@ def test_a_job_whose_files_a_lost_head_had_is_found_in_the_bucket(
     assert code == 0
     assert f"is gone; looking in {_BUCKET}\n" in said.err
     assert names(tmp_path / "results/squad-1") == FETCHED
+    if words.startswith("attach"):
+        results = Path("results/squad-1")
+        assert context.outcome == Outcome("squad-1", "succeeded", results, is_home=True)
     assert '"state": "succeeded"' in said.out or "squad-1 (succeeded)" in said.out
 
 

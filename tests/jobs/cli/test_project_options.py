@@ -182,6 +182,14 @@ def test_a_message_about_both_names_the_place_in_the_file(
     )
 
 
+def test_not_every_message_about_the_cluster_is_blamed_on_its_name() -> None:
+    project = parse('[cluster]\nname = "ub"\nregion = "us-eas-1"\n')
+    explain = apply_project(["status"], project, build_parser).explain
+    used = "another spr-cluster command is using cluster 'ub'"
+    assert explain(used) == used
+    assert explain("unknown region 'us-eas-1'").startswith("spr-cluster.toml:3: region: unknown")
+
+
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_a_training_job_of_the_file_runs_by_its_name(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -232,20 +240,33 @@ def test_a_project_is_found_from_a_folder_below(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parse(
-        '[jobs.a]\ntask = "squad"\ndata = "data/x.json"\neval = "s3://b/x.json"\n'
-        'model = "./m"\nresults = "out"\n'
+        '[jobs.a]\ntask = "classify"\ndata = "data/x.json"\neval = "s3://b/x.json"\n'
+        'model = "./m"\nteacher = "data"\nresults = "~/out"\ntoken-cache = "none"\n'
+        'class-weights = "balanced"\nenv = ["A", "@.env"]\n'
+        '[jobs.b]\ncommand = "x"\nfiles = "a"\ndata-dir = ["d", "s3://b/c"]\narray = "x.csv:3,17"\n'
+        'output-dir = "out"\npackages = "pyproject.toml[train]"\n[jobs.c]\ncommand = "x"\n'
+        'array = "1-9"\nfolder = "none"\n'
     )
     (folder / "data").mkdir()
     (folder / "data" / "x.json").touch()
     (folder / "src").mkdir()
     monkeypatch.chdir(folder / "src")
-    words = apply_project(["run", "a"], read_project_file(), build_parser).words
-    assert words[2:] == [
-        f"--data={folder}/data/x.json",
-        "--eval=s3://b/x.json",
-        f"--model={folder}/m",
-        f"--results={folder}/out",
-    ]
+    monkeypatch.setenv("HOME", "/home/me")
+
+    def words(job: str) -> str:
+        found = apply_project(["run", job], read_project_file(), build_parser).words
+        return shlex.join(found).replace(str(folder), "HERE")
+
+    assert words("a") == (
+        "train classify --data=HERE/data/x.json --eval=s3://b/x.json --model=HERE/m "
+        "--teacher=HERE/data --results=/home/me/out --token-cache=none --class-weights=balanced "
+        "--env=A --env=@HERE/.env"
+    )
+    assert words("b") == (
+        "run --folder=HERE --files=HERE/a --data-dir=HERE/d --data-dir=s3://b/c "
+        "--array=HERE/x.csv:3,17 --output-dir=out '--packages=pyproject.toml[train]' -- x"
+    )
+    assert words("c") == "run --folder=none --array=1-9 -- x"
 
 
 def test_the_schema_accepts_what_the_parsers_accept() -> None:

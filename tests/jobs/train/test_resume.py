@@ -338,6 +338,26 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
     assert f"5.0 MiB of job {PATHS.job_id} came from {url}" in log
 
 
+@pytest.mark.parametrize(
+    ("had", "asked", "now"),
+    [("", None, ""), ("s3://mine/x", None, "s3://mine/x"), ("s3://mine/x", "", "")],
+)
+def test_a_resumed_job_is_stored_where_it_was(
+    tmp_path: Path, had: str, asked: str | None, now: str
+) -> None:
+    hosts = hosts_with(replace(RECORD, bucket=had), listed(PATHS.job_id, "step-000040"))
+    head = hosts["node0"]
+    head.answers[:0] = [("# placing the worker code|push probe", "")]
+    context = job_context(hosts)
+    context = replace(context, cluster=replace(context.cluster, bucket="s3://of-the-cluster"))
+    request = ResumeRequest("squad", None, tmp_path / "out", spec=job_spec(bucket=asked))
+
+    resume(context, request)
+
+    found = [json.loads(head.files[file]) for file in (PATHS.new_launch, PATHS.new_record)]
+    assert [found[0]["spec"]["storage"]["bucket"], found[1]["bucket"]] == [now, now]
+
+
 def test_a_job_that_cannot_be_restored_leaves_nothing() -> None:
     url = f"s3://results/team/{PATHS.job_id}"
     hosts = restoring({"message": f"{url}: no checkpoint", "hint": f"fetch {url}"}, "")

@@ -18,7 +18,7 @@ from ...data.groups import (
     read_groups,
 )
 from ...data.readers import read_table
-from ...data.records import require_single, require_text
+from ...data.records import require_single, require_text, skip_note
 from ...data.table import Table, choose_column, read_records
 from ...runtime.errors import DatasetError, ModelError
 from ...training.options import NO_CACHE, SCRATCH, SMALL
@@ -127,7 +127,11 @@ class Embed(TaughtTask[EmbedOptions]):
             require_single(row.get(column), where)
             return require_text(row.get(column), f"{where}: column {column!r}").strip()
 
-        return read_records(table, convert, None)
+        skipped = list[DatasetError]()
+        found = read_records(table, convert, skipped if options.skip_bad_records else None)
+        if skipped:
+            note(skip_note(skipped))
+        return found
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         self._ranks = context.ranks

@@ -25,6 +25,11 @@ def test_training_options_reach_the_ranks() -> None:
     assert options("--preset", "bert-large").model == "bert-large-uncased"
 
 
+def test_the_image_has_what_the_options_need() -> None:
+    text = rendered("--demo", "--export", "int8", "--report-to", "tensorboard").dockerfile
+    assert " 'openvino>=2026.3,<2027' 'nncf>=3.3,<4' 'tensorboard>=2.18,<3'\n" in text
+
+
 def test_the_demo_needs_neither_claim_data_nor_hub() -> None:
     found = rendered("--demo")
     env = {each["name"]: each["value"] for each in found.job["spec"]["trainer"]["env"]}

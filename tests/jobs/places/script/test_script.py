@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "all-options": (
         *("--shape", "cores=96,numa=2", "--ppn", "4", "--model", "a'b"),
         *("--batch-size", "16", "--seed", "7", "--dataset", "me/qa"),
+        *("--export", "int8", "--report-to", "tensorboard"),
     ),
 }
 

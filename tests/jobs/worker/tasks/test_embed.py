@@ -149,12 +149,16 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", "pairs")
     passages = [f"{SUBJECTS[n % 5]} falls again on day {n}" for n in range(90)]
     more_texts = [*passages, *passages[:9], "frost falls on day 2"]
-    rows = "\n".join(json.dumps({"title": "Day", "text": text}) for text in more_texts)
+    rows = "\n".join(json.dumps({"title": "Day", "text": text}) for text in ("", *more_texts))
     (tmp_path / "more.jsonl").write_text(rows)
     data, more, notes = str(tmp_path / "rows.jsonl"), str(tmp_path / "more.jsonl"), list[str]()
     task = Embed(EmbedOptions(data=data, corpus=more, token_cache="none", **SMALL))
+    with pytest.raises(DatasetError, match="is empty"):
+        task.read(notes.append)
+    task.options = replace(task.options, skip_bad_records=True)
     read = task.read(notes.append)
-    assert notes[-1].endswith("more.jsonl: passages from column 'text', without their titles")
+    assert notes[-2].endswith("more.jsonl: passages from column 'text', without their titles")
+    assert notes[-1].startswith(f"skipped 1 bad record, the first: {more}")
     (loaded,) = run_threaded(1, lambda ranks: task.load(session(task.options, ranks), read))
 
     def work(ranks: Ranks) -> Any:

@@ -148,7 +148,7 @@ class Context:
         cluster = find_cluster(
             ec2, self.name, self._place, self.now(), flag=cloud.flag, billed=cloud.billed
         )
-        with suppress(OSError):
+        with suppress(OSError, UsageError):
             known = read_text(self.files.ssh_hosts, "", errors="replace")
             if self.files.key.exists() and any(n.instance.id not in known for n in cluster.nodes):
                 self.write_ssh_config(cluster)

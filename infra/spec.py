@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from infra.errors import UsageError
-from infra.instance_types import DEFAULT_INSTANCE_TYPE, check_type_name
+from infra.instance_types import DEFAULT_INSTANCE_TYPE, check_type_name, is_metal
 from infra.s3_url import check_prefixes
 from infra.words import explain_invalid, parse_duration, render_duration
 
@@ -36,6 +36,7 @@ LONGEST_TTL = timedelta(days=30)
 KMS_KEY = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[a-zA-Z0-9-]+$"
 # gp3: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
+_METAL_MIB_S = _BASE_IOPS // _IOPS_PER_MIB_S
 
 
 def baker_name(recipe: str, packages: str) -> str:
@@ -270,7 +271,7 @@ class ClusterOptions(BaseModel):
     jump: Annotated[
         str | None,
         ClusterOption(
-            "reach private addresses through a jump host, [user@]host[:port], that OpenSSH knows; "
+            "reach private addresses through jump host [user@]host[:port], known to OpenSSH; "
             "`eice`, an EC2 Instance Connect Endpoint; `ssm`, Session Manager; or `none`",
             "WAY",
         ),
@@ -315,7 +316,7 @@ class ClusterOptions(BaseModel):
     volume_throughput: Annotated[
         int | None,
         ClusterOption(
-            "the disk's MiB/s (default: 125)",
+            "the disk's MiB/s (default: 750 on bare metal, otherwise 125)",
             "MIB_S",
             "from 125 to 2000 MiB/s",
             fixed=True,
@@ -512,7 +513,21 @@ OPTIONS = _options()
 """All options by field name, with flag and tag filled in."""
 
 
+def require_spot(options: ClusterOptions) -> None:
+    """Raise :class:`UsageError` if there is a maximum price without a spot market."""
+    if options.max_price and not options.spot:
+        raise UsageError("--max-price requires --market spot; on-demand prices are fixed")
+
+
 T = TypeVar("T", bound=ClusterOptions)
+
+
+def default_throughput(instance_types: Iterable[str]) -> int | None:
+    """Return the MiB/s of a new cluster's disks; ``None`` for EBS's least.
+
+    With the least, bare metal, which trains models of billions of weights, takes minutes for a checkpoint.
+    """
+    return _METAL_MIB_S if any(map(is_metal, instance_types)) else None
 
 
 def build_spec(**options: Any) -> ClusterSpec:
@@ -563,10 +578,13 @@ def parse_proxy(url: str) -> str:
 def parse_labels(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Parse the values of ``--tag``. Raises :class:`UsageError`."""
     pairs = []
+    names = {"name": "Name"}
     for word in words:
         key, found, value = word.partition("=")
         if not found:
             raise UsageError(f"--tag {word}: expected KEY=VALUE")
+        if (other := names.setdefault(key.lower(), key)) != key:
+            raise UsageError(f"--tag {word}: IAM ignores case, so this key is the same as {other}")
         pairs.append((key, value))
     return tuple(sorted(check_labels(pairs).items()))
 

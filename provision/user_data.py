@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
-from datetime import timedelta
 from importlib import resources
 
 from infra.errors import HostError
@@ -21,11 +20,15 @@ from provision.run_on_nodes import send
 _HEADER = "#cloud-config\n"
 _STATE = str(keeper.STATE)
 EXPIRY_SCRIPT = f"{_STATE}/expiry"
-EXPIRY_TIMER = "spr-cluster-expiry.timer"
+EXPIRY_TIMER, _IDLE_TIMER = "spr-cluster-expiry.timer", "spr-cluster-idle.timer"
 # In the folder of this instance, which a copy of the machine does not share:
 # https://docs.cloud-init.io/en/latest/reference/persistent-data.html
 EXPIRES_FILE = "/var/lib/cloud/instance/spr-cluster-expires"
-_SHOW = f"systemctl is-active --quiet {EXPIRY_TIMER} && sh {EXPIRY_SCRIPT} show"
+IDLE_FILE = "/var/lib/cloud/instance/spr-cluster-idle"
+_SHOW = (
+    f"systemctl is-active --quiet {EXPIRY_TIMER} && sh {EXPIRY_SCRIPT} show && "
+    f"{{ systemctl is-active --quiet {_IDLE_TIMER} && cat {IDLE_FILE} 2>/dev/null || true; }}"
+)
 SHOW_EXPIRY = f"sudo -n sh -c {shlex.quote(_SHOW)}"
 """Prints the effective lifetime for :meth:`Lifetime.parse`; fails if the timer is not running."""
 
@@ -36,6 +39,14 @@ _TIMER = f"{_UNIT}[Timer]\nOnActiveSec=30s\nOnUnitInactiveSec=30s\nAccuracySec=1
 _SERVICE = f"{_UNIT}[Service]\nType=oneshot\nTimeoutStartSec=10min\nLogLevelMax=notice\n"
 # Ubuntu's automatic updates would hold the package lock and take cores from training.
 _QUIET = "systemctl mask --now apt-daily.timer apt-daily-upgrade.timer || true"
+# Ubuntu boots bare metal with another governor, which 20.04's ondemand.service chooses again after a minute.
+# A container's are those of the user's machine.
+_FAST = """systemd-detect-virt --quiet --container || {
+for each in /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor; do
+    [ ! -e $each ] || echo performance >$each
+done
+systemctl mask ondemand.service
+} 2>/dev/null || true"""
 # A sleeping laptop must not count as a user for two hours: tcp(7).
 _NOTICE_DEAD_SESSIONS = (
     "sysctl -qw net.ipv4.tcp_keepalive_time=300 net.ipv4.tcp_keepalive_intvl=30 "
@@ -63,34 +74,36 @@ AWS_METADATA_SERVICE_NUM_ATTEMPTS=3
 _END_"""
 
 
-def render_user_data(
-    lifetime: Lifetime,
-    region: str,
-    idle_timeout: timedelta | None = None,
-    *,
-    ena_express: bool = False,
-) -> bytes:
+def render_user_data(lifetime: Lifetime, region: str, *, ena_express: bool = False) -> bytes:
     """Render user data that powers the machine off at its end; EC2 then terminates it.
 
-    The head may hold it for a while, or power all nodes off when a job is done: ``keeper.py``. With
-    ``idle_timeout``, the head powers the whole cluster off after that time without an SSH session or a
+    The head may hold it for a while, or power all nodes off when a job is done: ``keeper.py``. With an
+    idle timeout, the head powers the whole cluster off after that time without an SSH session or a
     job. With ``ena_express``, the network gets the settings it needs. All files are written at every boot
     from the machine's own user data (cloud-init's bootcmd), in memory except for the environment of all
     sessions and jobs, so that an image never carries one machine's expiry to another. It is compressed:
     EC2 takes 16 KiB.
-    ``EXPIRES_FILE`` on the machine overrides ``lifetime``: see :func:`extend_life`.
+    ``EXPIRES_FILE`` and ``IDLE_FILE`` on the machine override ``lifetime``: see :func:`extend_life`.
     """
     keep = send(keeper).render("keeping results") + "\n"
-    guards = {"expiry": render_expiry_script(lifetime), "keeper": keep}
+    guards = {
+        "expiry": render_expiry_script(lifetime),
+        "keeper": keep,
+        "idle": render_idle_script(),
+    }
     if ena_express:
         values = _render_values(state=_STATE, mtu=EXPRESS_MTU)
         guards["ena-express"] = values + _read("ena_express.sh")
-    if idle_timeout is not None:
-        guards["idle"] = render_idle_script(idle_timeout)
-    boot = [_render_start(guards), _ENVIRONMENT.format(region=region), _read("fresh.sh"), _QUIET]
-    boot += [_render_file(f"{_STATE}/warm", _read("warm.sh")), _START_WARM]
-    if idle_timeout is not None:
-        boot.append(_NOTICE_DEAD_SESSIONS)
+    idle = f"[ -s {IDLE_FILE} ] || echo {lifetime.seconds[3]} >{IDLE_FILE}"
+    boot = [
+        _render_start(guards),
+        idle,
+        _ENVIRONMENT.format(region=region),
+        _read("fresh.sh"),
+        _QUIET,
+        _FAST,
+    ]
+    boot += [_render_file(f"{_STATE}/warm", _read("warm.sh")), _START_WARM, _NOTICE_DEAD_SESSIONS]
     if ena_express:
         boot.append(f"timeout 30 sh {_STATE}/ena-express || true")
     config = {"package_update": False, "bootcmd": boot}
@@ -99,7 +112,7 @@ def render_user_data(
 
 def render_expiry_script(lifetime: Lifetime) -> str:
     """Render the script that powers an expired machine off; with ``show``, it prints the lifetime."""
-    expires, latest, grace = lifetime.seconds
+    expires, latest, grace, _ = lifetime.seconds
     values = _render_values(
         launch_expires=expires,
         launch_latest=latest,
@@ -110,10 +123,9 @@ def render_expiry_script(lifetime: Lifetime) -> str:
     return values + _read("expiry.sh")
 
 
-def render_idle_script(idle_timeout: timedelta) -> str:
-    """Render the script that powers an idle cluster off."""
-    seconds = int(idle_timeout.total_seconds())
-    values = _render_values(idle_timeout=seconds, state=_STATE, homes="/home")
+def render_idle_script() -> str:
+    """Render the script that powers an idle cluster off after the time in ``IDLE_FILE``."""
+    values = _render_values(idle_file=IDLE_FILE, state=_STATE, homes="/home")
     return values + _read("idle.sh")
 
 
@@ -155,17 +167,18 @@ def _read(script: str) -> str:
 def extend_life(host: Host, lifetime: Lifetime) -> None:
     """Set the times at which a machine shuts itself down, also across reboots.
 
-    Starts the timer if it is not running. Raises :class:`HostError` if it can't be started or keeps a
+    Starts the timers if they are not running. Raises :class:`HostError` if it can't be started or keeps a
     different time.
     """
-    expires, latest, grace = lifetime.seconds
-    # A rename, so that the timer's script never reads half a number.
-    write = (
-        f"new=$(mktemp {EXPIRES_FILE}.XXXXXX) && chmod 644 $new && "
-        f"printf '%s\\n' {expires} '{latest} {grace}' >$new && "
-        f"sync $new && mv -f $new {EXPIRES_FILE}"
-    )
-    done = host.run(sudo(f"{write} && systemctl start {EXPIRY_TIMER} && {_SHOW}"), check=False)
+    expires, latest, grace, idle = lifetime.seconds
+    steps = [
+        _render_change(EXPIRES_FILE, f"{expires} '{latest} {grace}'"),
+        f"systemctl start {EXPIRY_TIMER}",
+        _render_change(IDLE_FILE, f"{idle}"),
+        *([f"systemctl start {_IDLE_TIMER}"] if idle else []),
+        _SHOW,
+    ]
+    done = host.run(sudo(" && ".join(steps)), check=False)
     in_force = Lifetime.parse(done.stdout)
     if done.exit_code != 0 or in_force is None:
         output = done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}"
@@ -179,5 +192,13 @@ def extend_life(host: Host, lifetime: Lifetime) -> None:
         raise HostError(
             host.name,
             f"it still shuts down at {in_force}, not at {lifetime}",
-            hint=f"on the node, check {EXPIRES_FILE}",
+            hint=f"on the node, check {EXPIRES_FILE} and {IDLE_FILE}",
         )
+
+
+def _render_change(path: str, lines: str) -> str:
+    """Render the replacement of a file by a rename, so that its reader never sees half a number."""
+    return (
+        f"new=$(mktemp {path}.XXXXXX) && chmod 644 $new && printf '%s\\n' {lines} >$new && "
+        f"sync $new && mv -f $new {path}"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -83,7 +84,11 @@ def remove_cluster(ctx: Context, *, yes: bool, sure: bool, keep_image: bool = Fa
 
     Another user's is removed without asking only if the user is ``sure``: see :func:`confirm_owner`.
     """
-    with ctx.files.lock(ctx.command):
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(ctx.files.lock(ctx.command))
+        except OSError as error:
+            say(f"{error}; no other command may use the cluster meanwhile")
         approved = None if yes else _confirm(ctx)
         approve = functools.partial(confirm_owner, ctx, sure=sure) if yes else lambda _: None
         with ctx.progress.phase(f"Remove cluster {ctx.name}"):

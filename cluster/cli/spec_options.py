@@ -9,7 +9,7 @@ from typing import Any, get_origin
 from cluster.cli.chosen_cluster import ClusterRequest
 from cluster.console.options import JsonRequest, Option, option
 from cluster.console.output import say
-from infra.errors import UsageError
+from cluster.local_files import remembered_cloud
 from infra.instance_types import complete_type_name
 from infra.spec import (
     DEFAULT_NAME,
@@ -18,6 +18,7 @@ from infra.spec import (
     ClusterOptions,
     parse_labels,
     parse_ssh_cidr,
+    require_spot,
     validate_options,
 )
 from provision.stacks.load import DEFAULT_STACK, load_stack
@@ -62,6 +63,7 @@ def spec_options(keys: Iterable[str] = OPTIONS) -> Iterator[Option]:
                 takes=None if each.const is None else 0,
                 is_list=get_origin(kind) is tuple,
                 repeats=key == "labels",
+                can_clear=each.const is not None,
             )
 
 
@@ -72,7 +74,10 @@ def read_change(request: SpecRequest) -> ClusterChange:
     load_stack(given.get("stack", DEFAULT_STACK))
     if request.ssh_cidr is not None:
         parse_ssh_cidr(request.ssh_cidr)
-    return validate_options(name=request.name or DEFAULT_NAME, **given)
+    change = validate_options(name=request.name or DEFAULT_NAME, **given)
+    if not remembered_cloud(change.name):
+        require_spot(change)
+    return change
 
 
 def read_spec_options(words: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,8 +93,6 @@ def read_spec_options(words: Mapping[str, Any]) -> dict[str, Any]:
         given["labels"] = parse_labels(given["labels"])
     if "instance_types" in given:
         given["instance_types"] = complete_types(given["instance_types"])
-    if "max_price" in given and given.get("market", "on-demand") == "on-demand":
-        raise UsageError("--max-price requires --market spot; on-demand prices are fixed")
     return given
 
 

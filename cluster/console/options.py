@@ -46,6 +46,8 @@ class Option:
     """The places of a job where it has an effect, or :data:`EVERYWHERE`. All others refuse it."""
     section: str = ""
     """The heading below which ``--help`` lists it."""
+    can_clear: bool = False
+    """Whether the opposite of a switch is a value as well: without either, a cluster keeps its own."""
     for_experts: bool = False
     """Whether only ``--help --advanced`` shows it."""
 

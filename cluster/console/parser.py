@@ -95,6 +95,8 @@ class Parser(argparse.ArgumentParser):
             # argparse would compare the default of an omitted argument with the choices.
             default = argparse.SUPPRESS if each.flags else None
             self.actions[each.name] = add(*flags, default=default, **how)
+            if each.can_clear:
+                add(*map(opposite, flags), default=default, **{**how, "const": not each.const})
         if any(each.for_experts for each in self.options):
             self.add_argument("--advanced", action="help")
 
@@ -161,7 +163,8 @@ class Parser(argparse.ArgumentParser):
         if words is None or self.children or any(each.takes == REST for each in self.options):
             return words
         end = words.index("--") if "--" in words else len(words)
-        switches = {name for each in self.options if each.is_switch for name in each.flags}
+        cancels = [each for each in self.options if each.is_switch and not each.can_clear]
+        switches = {name for each in cancels for name in each.flags}
         found: list[str] = []
         for word in words[:end]:
             if opposite(word) in switches:

@@ -21,6 +21,7 @@ from infra.aws.clients import error_code, translate_boto_error
 from infra.ec2 import images, key_pair, network, tags
 from infra.ec2.cluster_record import record_tags
 from infra.ec2.instances import HEAD, UNBILLED, WORKER, describe_instances, label_instances
+from infra.ec2.inventory import describe_inventory
 from infra.ec2.purchase import Offer
 from infra.errors import (
     ConnectionLostError,
@@ -201,8 +202,12 @@ class PlanApplier:
             write_private(files.key, pair.private)
             self.ctx.remember()
         key = key_pair.fingerprint(key_pair.read_public(files.key))
+        if self._group:
+            found = describe_inventory(self.ctx.clients.ec2, self.spec.name, ("security_groups",))
+            record = record.joined(found.record)
         record = replace(record, generation=record.generation + 1)
-        return record_tags(self.spec, record, key) | self.ctx.owner_labels(self._group)
+        had = self._group.tags if self._group else ()
+        return record_tags(self.spec, record, key, had) | self.ctx.owner_labels(self._group)
 
     def _import_key(self) -> None:
         public = f"{key_pair.read_public(self.ctx.files.key)} {tags.resource_name(self.spec.name)}"
@@ -369,8 +374,10 @@ class PlanApplier:
         machine = find_machine(self.ctx.clients.ec2, cluster.head.instance.instance_type)
         expected = expect(self.ctx.cloud, cluster, self.spec, self.stack, machine)
         self._start_queue()
-        lifetime, open_host = self.record.lifetime, self.machines.open_host
-        answers = reset_guards(self.ctx, cluster, answers, expected, lifetime, open_host)
+        open_host = self.machines.open_host
+        answers, expected = reset_guards(
+            self.ctx, cluster, answers, expected, self.record, open_host
+        )
         text += summarize_problems(check_nodes(answers, expected), expected)
         self.ctx.progress.note(text)
         self.ctx.events.record("verified", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 from cluster.context import Context
 from cluster.lifecycle.prepare import time_is_over
@@ -23,37 +24,46 @@ from infra.words import spoken_day, spoken_time
 from provision.run_on_nodes import on_all
 from provision.user_data import extend_life
 
+_MOST_WRITES = 3
+
 
 def reset_guards(
     ctx: Context,
     cluster: Cluster,
     answers: Mapping[str, NodeAnswer],
     expected: Expected,
-    lifetime: Lifetime,
+    record: ClusterRecord,
     open_host: HostOpener,
-) -> dict[str, NodeAnswer]:
-    """Set the timers that are wrong according to the answers; return the corrected answers.
+) -> tuple[Mapping[str, NodeAnswer], Expected]:
+    """Set the tags and timers that are wrong; return the answers and expectations as they are then.
 
-    ``lifetime`` is for a node without a tag. Raises :class:`HostsError` naming the nodes whose timer
-    can't be started.
+    Another command may move the end beyond that in ``record`` at any time. Raises :class:`HostsError`
+    naming the nodes whose timer can't be started.
     """
-    wrong = {
-        node: expected.lifetimes.get(node, lifetime)
-        for node, answer in answers.items()
-        if answer.value and check_lifetime(node, answer.value, expected).verdict is Verdict.FAIL
-    }
-    if not wrong:
-        return dict(answers)
-
-    def reset(node: Node) -> None:
-        extend_life(open_host(node), wrong[node.name])
-
-    nodes = [cluster.node(name) for name in wrong]
-    on_all("setting the timer that shuts a node down", nodes, reset)
-    ctx.progress.note(f"set the timer that shuts it down again: {name_some(list(wrong))}")
-    ids = [node.instance.id for node in nodes]
-    ctx.events.record("guarded", f"set the timer of {name_some(list(wrong))}", resources=ids)
-    return {**answers, **{node: _with_time(answers[node], time) for node, time in wrong.items()}}
+    while True:
+        found = _look(ctx)
+        record = record.joined(found.record)
+        lifetime, labels = record.lifetime, lifetime_tags(record)
+        expected = replace(expected, lifetimes=dict.fromkeys(expected.instances, lifetime))
+        # Nodes that were bought with the end before.
+        stale = [n.instance.id for n in cluster.nodes if labels.items() - n.instance.tags.items()]
+        if stale:
+            _move_guard(ctx, found, stale, record)
+            label_instances(ctx.clients.ec2, stale, labels)
+        wrong = [
+            node
+            for node, answer in answers.items()
+            if answer.value and check_lifetime(node, answer.value, expected).verdict is Verdict.FAIL
+        ]
+        if not wrong:
+            return answers, expected
+        nodes = [cluster.node(name) for name in wrong]
+        set_timer = partial(extend_life, lifetime=lifetime)
+        on_all("setting the timer that shuts a node down", map(open_host, nodes), set_timer)
+        ctx.progress.note(f"set the timer that shuts it down again: {name_some(wrong)}")
+        ids = [node.instance.id for node in nodes]
+        ctx.events.record("guarded", f"set the timer of {name_some(wrong)}", resources=ids)
+        answers = {**answers, **{node: _with_time(answers[node], lifetime) for node in wrong}}
 
 
 def _with_time(answer: NodeAnswer, lifetime: Lifetime) -> NodeAnswer:
@@ -70,7 +80,9 @@ def extend(
     approve: Callable[[Inventory], object] = lambda _: None,
 ) -> ClusterRecord:
     """Extend a cluster's time to live, also in its grace period, if ``approve`` does not raise."""
-    nodes, found, old = _find(ctx, cluster, approve)
+    # The user may take long to answer.
+    approve(_find(ctx, cluster)[1])
+    nodes, found, old = _find(ctx, cluster)
     # In the grace period, the time is counted from now: the cluster takes jobs again.
     more += max(ctx.now() - old.expires, timedelta())
     expires, grace = old.expires + more, old.options["grace"]
@@ -90,7 +102,7 @@ def raise_latest(ctx: Context, cluster: str, latest: datetime) -> ClusterRecord:
 
     Raises :class:`UsageError` if that is more than `up --max-time` or `--budget` allows.
     """
-    nodes, found, old = _find(ctx, cluster, lambda _: None)
+    nodes, found, old = _find(ctx, cluster)
     latest = latest.replace(microsecond=0)
     return old if latest <= old.latest else _change(ctx, nodes, found, replace(old, latest=latest))
 
@@ -110,15 +122,16 @@ def describe_lifetime(record: ClusterRecord, now: datetime) -> str:
     return text
 
 
-def _find(
-    ctx: Context, cluster: str, approve: Callable[[Inventory], object]
-) -> tuple[Sequence[Node], Inventory, ClusterRecord]:
+def _look(ctx: Context) -> Inventory:
+    return describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",))
+
+
+def _find(ctx: Context, cluster: str) -> tuple[Sequence[Node], Inventory, ClusterRecord]:
     """Return a cluster whose end may be moved: its nodes, group, and record."""
     nodes = ctx.find_cluster().nodes
-    found = describe_inventory(ctx.clients.ec2, cluster, ("security_groups",))
+    found = _look(ctx)
     if found.group is None or found.record is None:
         raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")
-    approve(found)
     if found.record.is_ended(ctx.now()):
         raise time_is_over(ctx, found.record, [node.instance for node in nodes])
     return nodes, found, found.record
@@ -127,15 +140,42 @@ def _find(
 def _change(
     ctx: Context, nodes: Sequence[Node], found: Inventory, record: ClusterRecord
 ) -> ClusterRecord:
-    """Move a cluster's end in the second guard, the tags, and then on the nodes."""
-    assert found.group
+    """Move a cluster's end in the second guard, the tags, and then on the nodes.
+
+    Tags can't be locked: if another command writes the end before it has seen this one's, both write again.
+    """
+    is_extended = found.record is None or record.expires > found.record.expires
+    for _ in range(_MOST_WRITES):
+        record = _write_end(ctx, nodes, record, is_extended=is_extended)
+        seen = _look(ctx).record
+        if seen is None or seen.lifetime == record.lifetime:
+            break
+    ids = [node.instance.id for node in nodes]
+    until, latest = tags.render_time(record.expires), tags.render_time(record.latest)
+    resources = [found.group.id, *ids] if found.group else ids
+    text = f"until {until if is_extended else latest}"
+    ctx.events.record("extended", text, resources=resources, expires=until, latest=latest)
+    return record
+
+
+def _write_end(
+    ctx: Context, nodes: Sequence[Node], record: ClusterRecord, *, is_extended: bool
+) -> ClusterRecord:
+    """Write a cluster's end once, but no earlier than what is recorded; return that of the second guard.
+
+    For a job, only the latest end moves.
+    """
+    found = _look(ctx)
+    group = found.group
+    if group is None or found.record is None:
+        raise SprError(f"cluster {ctx.name!r} was removed in the meantime")
+    record = replace(record.joined(found.record), generation=found.record.generation + 1)
     if record.bound and record.latest > record.bound:
         raise UsageError(
             f"the nodes could run until {spoken_time(record.latest, ctx.now())}, later than --max-time "
             f"or --budget allows: {spoken_time(record.bound, ctx.now())}",
             hint=f"a higher limit: spr-cluster up --max-time DURATION --budget USD {ctx.flags}",
         )
-    record = replace(record, generation=record.generation + 1)
     open_host = ctx.host_opener()
     hosts = [open_host(node) for node in nodes]
     hint = (
@@ -143,22 +183,22 @@ def _change(
         f"`spr-cluster extend 1m {ctx.flags}` sets it on all nodes; "
         f"`spr-cluster repair {ctx.flags}` replaces lost nodes"
     )
-    # For a job, only the latest end moves.
-    is_extended = found.record is None or record.expires > found.record.expires
     end = record.expires if is_extended else record.latest
     with ctx.progress.phase(f"Extend until {spoken_time(end, ctx.now())}"):
         ids = [node.instance.id for node in nodes]
-        if is_guarded(found):
-            # First: EC2's schedule must never end a machine before its own guard does.
-            boundary = record.options["permissions_boundary"]
-            guard = ClusterGuard(ctx.clients, ctx.name, ctx.clock, boundary)
-            guard.protect(ids, record.latest, moves=True)
+        # First: EC2's schedule must never end a machine before its own guard does.
+        _move_guard(ctx, found, ids, record)
+        # That takes seconds, in which another command may have moved the end further.
+        last = record.joined(_look(ctx).record)
         # Then the tags: with a time before that of the nodes, `gc` would remove a live cluster.
-        label_instances(ctx.clients.ec2, [found.group.id], deadline_tags(record))
-        label_instances(ctx.clients.ec2, ids, lifetime_tags(record))
-        on_all("extending", hosts, lambda host: extend_life(host, record.lifetime), hint=hint)
-    until, latest = tags.render_time(record.expires), tags.render_time(record.latest)
-    resources = [found.group.id, *ids]
-    text = f"until {until if is_extended else latest}"
-    ctx.events.record("extended", text, resources=resources, expires=until, latest=latest)
+        label_instances(ctx.clients.ec2, [group.id], deadline_tags(last))
+        label_instances(ctx.clients.ec2, ids, lifetime_tags(last))
+        on_all("extending", hosts, partial(extend_life, lifetime=last.lifetime), hint=hint)
     return record
+
+
+def _move_guard(ctx: Context, found: Inventory, ids: list[str], record: ClusterRecord) -> None:
+    if is_guarded(found):
+        boundary = record.options["permissions_boundary"]
+        guard = ClusterGuard(ctx.clients, ctx.name, ctx.clock, boundary)
+        guard.protect(ids, record.latest, moves=True)

@@ -386,6 +386,9 @@ def _purchase(exam: Examination) -> Iterable[CheckResult]:
         _try_offer(ctx, offer, only_existing(render_request(bought, offer), plan_input.found))
         for offer in reversed(places.values())
     ]
+    if not results:
+        types = ", ".join(plan_input.spec.instance_types)
+        return [_result("purchase", Verdict.FAIL, f"no zone with a usable subnet offers {types}")]
     if any(result.verdict is Verdict.OK for result in results):
         # One zone is enough.
         return [

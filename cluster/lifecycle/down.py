@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from botocore.exceptions import ClientError
@@ -108,7 +109,8 @@ def down(
         if rest.instances or _wait_for_snapshots(ctx, name, rest.snapshots):
             without_machines = ctx.clock.monotonic()
     if _is_removed(ctx, name):
-        ctx.files.remove(keep_cloud=bool(kept))
+        with suppress(OSError):
+            ctx.files.remove(keep_cloud=bool(kept))
     if removed:
         gone = sorted(id_ for ids in removed.values() for id_ in ids)
         ctx.events.record(
@@ -133,7 +135,9 @@ def _require_approved(ctx: Context, generation: Generation, found: Inventory) ->
 def _begin_removal(ctx: Context, name: str) -> None:
     """Record that the removal has begun, so that a later `down` may delete the cluster's key."""
     if ctx.files.exist and _is_ours(ctx, name):
-        write_private(ctx.files.removal, _place(ctx))
+        # Machines that cost money must not wait for a full or read-only disk here.
+        with suppress(OSError):
+            write_private(ctx.files.removal, _place(ctx))
 
 
 def has_begun(ctx: Context) -> bool:

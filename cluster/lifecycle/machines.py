@@ -17,6 +17,7 @@ from infra.ec2 import instances, tags
 from infra.ec2.cluster_record import lifetime_tags
 from infra.ec2.images import Image
 from infra.ec2.instances import HEAD, WORKER, Instance
+from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import SecurityGroup
 from infra.ec2.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.ec2.termination_schedule import ClusterGuard
@@ -133,6 +134,9 @@ class Machines:
         group: SecurityGroup,
         offers: Sequence[Offer],
     ) -> tuple[Instance, ...]:
+        # Another command may have moved the end.
+        found = describe_inventory(self.ctx.clients.ec2, self.spec.name, ("security_groups",))
+        self.record = self.record.joined(found.record)
         self.check_time()
         offer, bought = buy(
             self.ctx.clients.buyer,
@@ -207,7 +211,6 @@ class Machines:
             user_data=lambda offer: render_user_data(
                 self.record.lifetime,
                 self.ctx.cloud.region,
-                self.spec.idle_timeout,
                 ena_express=offer.ena_express,
             ),
             labels={key: value for key, value in labels.items() if value},
@@ -260,7 +263,7 @@ class Machines:
         boot = instances.wait_until_running(
             self.ctx.clients.ec2, ids, on_wait=self._note_states, clock=self.ctx.clock
         )
-        boot.check_disk_key()
+        boot.check_disks()
         running = {instance.id: instance for instance in boot.running}
         self.all = tuple(running.get(instance.id, instance) for instance in self.all)
         nodes = [node for node in self.cluster.nodes if node.instance.id in running]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from cluster.context import Context
 from cluster.lifecycle.reach import find_impaired
@@ -24,7 +26,14 @@ from infra.errors import SprError, UsageError
 from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
-from infra.spec import AUTO, ClusterChange, ClusterSpec, or_other_name, parse_ssh_cidr
+from infra.spec import (
+    AUTO,
+    ClusterChange,
+    ClusterSpec,
+    default_throughput,
+    or_other_name,
+    parse_ssh_cidr,
+)
 from provision.bake import recipe_digest
 from provision.jump import require_way
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
@@ -48,11 +57,12 @@ def prepare(
     *,
     wants_image: bool = False,
     packages: str = "",
+    unless_recorded: Mapping[str, Any] = MappingProxyType({}),
 ) -> PlanInput:
     """Return the specification and what exists, as the planner's input. Changes nothing.
 
-    Without ``ssh_cidr``, keep the ranges that the user chose, and add this machine's address unless they
-    cover it.
+    ``unless_recorded`` has the command's own defaults for a new cluster. Without ``ssh_cidr``, keep the
+    ranges that the user chose, and add this machine's address unless they cover it.
     Raises :class:`UsageError` for options that an existing cluster can't change to, or if this
     machine lacks the cluster's key.
     """
@@ -69,6 +79,8 @@ def prepare(
         "amx_required": ctx.cloud.has_amx,
         # The cloud's faster way, unless too many nodes would load from one package index.
         "bake": "head" if change.nodes > _MOST_INSTALLS else ctx.cloud.default_bake,
+        **unless_recorded,
+        "volume_throughput": default_throughput(change.instance_types),
     }
     options = {**(record.options if record else {}), **change.given}
     if options.get("private") or options.get("jump"):

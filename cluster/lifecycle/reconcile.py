@@ -176,7 +176,8 @@ def _observe_again(ctx: Context, plan_input: PlanInput) -> PlanInput:
     again = replace(plan_input, spec=spec, found=found, public_key=public_key, now=ctx.now())
     written = parse_record(again.group.tags) if again.group else None
     generation = written.generation if written else plan_input.record.generation
-    return replace(again, record=replace(plan_input.record, generation=generation))
+    record = replace(plan_input.record.joined(written), generation=generation)
+    return replace(again, record=record)
 
 
 def _require_group(ctx: Context, plan_input: PlanInput) -> None:

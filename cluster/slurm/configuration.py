@@ -42,7 +42,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory,CR_CORE_DEFAULT_DIST_BLOCK
 # Slurm counts fewer CPUs in a container than the node has; it must not drain the node for that.
 SlurmdParameters=config_overrides
-# On AWS, proctrack/cgroup and task/affinity would also work; they have not been tried there.
+# proctrack/cgroup needs control groups v1 on Ubuntu 22.04, whose Slurm is older than their v2; task/affinity
+# has not been tried on AWS.
 # mpirun pins its ranks itself, and the epilog ends what the process tree does not show.
 ProctrackType=proctrack/linuxproc
 Epilog=/etc/slurm/spr-cluster-epilog

@@ -157,9 +157,7 @@ def expect(
         instances={node.name: node.instance.id for node in cluster.nodes},
         addresses={node.name: node.private_ip for node in cluster.nodes},
         lifetimes={
-            node.name: life
-            for node in cluster.nodes
-            if (life := _lifetime_of(node, known.get("grace", timedelta())))
+            node.name: life for node in cluster.nodes if (life := _lifetime_of(node, known))
         },
         region=cloud.region,
         place=cluster.place,
@@ -167,12 +165,13 @@ def expect(
     return with_hardware(expected, cluster, machine) if cloud.has_amx else expected
 
 
-def _lifetime_of(node: Node, grace: timedelta) -> Lifetime | None:
+def _lifetime_of(node: Node, known: Mapping[str, Any]) -> Lifetime | None:
     try:
         expires, latest = node.instance.expires, node.instance.latest
     except ValueError:
         return None
-    return Lifetime(expires, latest, grace) if expires and latest else None
+    grace, idle = (known.get(key) or timedelta() for key in ("grace", "idle_timeout"))
+    return Lifetime(expires, latest, grace, idle) if expires and latest else None
 
 
 def with_hardware(expected: Expected, cluster: Cluster, machine: InstanceType | None) -> Expected:

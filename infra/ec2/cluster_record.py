@@ -6,7 +6,7 @@ size, types, stack, and deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -23,6 +23,7 @@ from infra.spec import (
     ClusterOptions,
     ClusterSpec,
     build_spec,
+    require_spot,
     validate_options,
 )
 from infra.words import render_duration, spoken_duration, spoken_time
@@ -105,10 +106,18 @@ class ClusterRecord:
             self, created=self.created + late, expires=expires, latest=latest, bound=bound
         )
 
+    def joined(self, seen: ClusterRecord | None) -> ClusterRecord:
+        """Return it with the ends that another command has moved further, according to ``seen``."""
+        if seen is None or seen.created != self.created:
+            return self
+        ends = max(self.expires, seen.expires), max(self.latest, seen.latest)
+        return replace(self, expires=ends[0], latest=ends[1])
+
     @property
     def lifetime(self) -> Lifetime:
         """What each node has to know."""
-        return Lifetime(self.expires, self.latest, self.options["grace"])
+        idle = self.options["idle_timeout"] or timedelta()
+        return Lifetime(self.expires, self.latest, self.options["grace"], idle)
 
 
 def spoken_end(expires: datetime, job_ends: datetime | None, now: datetime) -> str:
@@ -133,15 +142,22 @@ def deadline_tags(record: ClusterRecord) -> dict[str, str]:
     return {GENERATION: str(record.generation), **lifetime_tags(record), **bound}
 
 
-def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -> dict[str, str]:
-    """Return the group's tags. ``owner_key`` is the fingerprint of the cluster's SSH key, if known."""
+def record_tags(
+    spec: ClusterSpec, record: ClusterRecord, owner_key: str = "", had: Container[str] = ()
+) -> dict[str, str]:
+    """Return the group's tags. ``owner_key`` is the fingerprint of the cluster's SSH key, if known.
+
+    An option without a tag has an empty one if the group ``had`` one.
+    """
     values = {**spec.model_dump(), **_pick_lifetime(record.options, spec)}
     written = {
         f"{_PREFIX}{option.tag}": "" if values[key] is None else option.write(values[key])
         for key, option in _RECORDED.items()
     }
     return {
-        **{label: text for label, text in written.items() if text is not None},
+        **{
+            label: text or "" for label, text in written.items() if text is not None or label in had
+        },
         _CREATED: tags.render_time(record.created),
         **deadline_tags(record),
         **dict(spec.labels),
@@ -220,13 +236,18 @@ def merge_options(
         if key in given and key in known and given[key] != known[key]:
             shown, was = (_shown(each[key]) for each in (given, known))
             was = f"with {was}" if known[key] else "without it"
+            if given[key] is False:
+                was, option = f"with {option}", f"--no-{option[2:]}"
             raise UsageError(
-                f"{option} {'' if given[key] is True else shown}".rstrip()
+                f"{option} {'' if isinstance(given[key], bool) else shown}".rstrip()
                 + f": cluster {name!r} was created {was}, which can't be changed",
                 hint=f"omit {option}, or start over: spr-cluster down --name {name}",
             )
     options = {**(defaults or {}), **known, **given}
-    return build_spec(name=name, ssh_cidrs=ssh_cidrs, caller=caller, **options)
+    spec = build_spec(name=name, ssh_cidrs=ssh_cidrs, caller=caller, **options)
+    if "max_price" in given:
+        require_spot(spec)
+    return spec
 
 
 def _shown(value: Any) -> str:

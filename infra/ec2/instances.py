@@ -35,6 +35,8 @@ _WAIT_EVERY_S = 15.0
 # EC2's reason if the caller has no permission to use the disk's key:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
 _NO_KEY = "Client.InternalError: Client error on launch"
+# Its reason if the account's disks would have more storage than their quota allows.
+_NO_STORAGE = "Client.VolumeLimitExceeded"
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
 _GRANT_TO_SPOT = (
     "; on spot, EC2's own role may also need the key: aws kms create-grant --key-id ARN "
@@ -276,9 +278,16 @@ class Boot:
     failed: dict[str, str]
     spot: frozenset[str] = frozenset()
 
-    def check_disk_key(self) -> None:
-        """Raise :class:`CloudError` if EC2 could not encrypt a disk; retries would fail the same way."""
+    def check_disks(self) -> None:
+        """Raise :class:`CloudError` if EC2 could not make or encrypt a disk; retries would fail as well."""
         for id_, why in self.failed.items():
+            if _NO_STORAGE in why:
+                raise CloudError(
+                    f"EC2 terminated {id_} at launch ({_NO_STORAGE}): its disk exceeds the account's quota",
+                    code="VolumeLimitExceeded",
+                    hint="request more storage for gp3 volumes (quota L-7A658B76) in the Service Quotas "
+                    "console, delete unused volumes, or use fewer --nodes or a smaller --volume-gib",
+                )
             if _NO_KEY in why:
                 raise CloudError(
                     f"EC2 terminated {id_} at launch ({_NO_KEY}): these credentials have no permission "

@@ -98,6 +98,8 @@ def _why_unusable(found: CapacityReservationTypeDef) -> str:
         return f"for {found['Tenancy']} tenancy"
     if found.get("ReservationType", "default") != "default":
         return f"of type {found['ReservationType']}"
+    if found.get("Interruptible"):
+        return "interruptible"
     if arn := found.get("PlacementGroupArn"):
         return f"in placement group {arn.rpartition('/')[2]}"
     return ""

@@ -144,7 +144,7 @@ class ClusterGuard:
 
 def is_guarded(found: Inventory) -> bool:
     """Return whether the cluster has a second guard, according to its record."""
-    return any(tags.GUARD in group.tags for group in found.security_groups)
+    return any(group.tags.get(tags.GUARD) for group in found.security_groups)
 
 
 def describe_cluster(clients: Clients, cluster: str, *kinds: Iterable[str]) -> Inventory:

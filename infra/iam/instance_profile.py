@@ -81,7 +81,11 @@ def node_rights(spec: ClusterSpec, partition: str) -> list[dict[str, Any]]:
         bucket = f"arn:{partition}:s3:::{place.bucket}"
         rights.append({"Action": ["s3:ListBucketMultipartUploads"], "Resource": bucket})
     for url in spec.read_from:
-        rights += allow_prefix(parse_s3_url(url), ("s3:GetObject",), partition)
+        objects, listing = allow_prefix(place := parse_s3_url(url), ("s3:GetObject",), partition)
+        if place.prefix:
+            # It may be an object.
+            objects["Resource"] = [objects["Resource"].removesuffix("/*"), objects["Resource"]]
+        rights += [objects, listing]
     return rights
 
 

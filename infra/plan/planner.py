@@ -245,7 +245,8 @@ def _plan_claim(given: PlanInput, *, changes: bool) -> list[Action]:
     if abandoned:
         ids = tuple(each.id for each in abandoned)
         actions.append(Action(kind.DELETE_GROUPS, f"{', '.join(ids)} (another SSH key's)", ids))
-    wanted = record_tags(spec, given.record, fingerprint(given.public_key))
+    had = group.tags if group else ()
+    wanted = record_tags(spec, given.record, fingerprint(given.public_key), had)
     if group is None:
         actions.append(Action(kind.CREATE_GROUP, f"cluster {spec.name}"))
     elif changes or wanted.items() - group.tags.items():

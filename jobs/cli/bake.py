@@ -23,7 +23,7 @@ from infra.ec2.images import Image
 from infra.ec2.tags import KEPT
 from infra.errors import SprError, UsageError
 from infra.instance_types import BAKERS
-from infra.spec import ClusterChange, baker_name, validate_options
+from infra.spec import OPTIONS, ClusterChange, baker_name, validate_options
 from infra.words import tag_value
 from jobs.places.packages import check_packages, install_packages, name_packages
 from jobs.places.plan import PackageList
@@ -114,19 +114,32 @@ def _read_packages(file: str | None, *, own_torch: bool) -> PackageList | None:
 
 
 def _describe_baker(request: BakeRequest, name: str, stack: str) -> ClusterChange:
-    types = request.instance_type.split(",") if request.instance_type else BAKERS
+    given = read_spec_options(request.given)
+    if request.instance_type:
+        types = request.instance_type.split(",")
+        given["instance_types"] = tuple(each.strip() for each in types if each.strip())
     return validate_options(
         name=name,
         nodes=1,
         stack=stack,
-        instance_types=tuple(each.strip() for each in types if each.strip()),
         amx_required=False,
         volume_gib=_VOLUME_GIB,
         ttl=timedelta(hours=_TTL_H),
         bake="head",
         placement_group=False,
-        **read_spec_options(request.given),
+        **given,
     )
+
+
+def _continue_command(request: BakeRequest, stack: str) -> str:
+    """Return the command that continues after a failure: its machine may not exist yet."""
+    words = ["bake", "--stack", stack]
+    options = {OPTIONS[key].flag: value for key, value in request.given.items()}
+    options |= {"--instance-type": request.instance_type, "--ssh-cidr": request.ssh_cidr}
+    options |= {"--packages": request.packages, "--own-torch": request.own_torch}
+    for flag, value in options.items():
+        words += [flag] * bool(value) + [value] * isinstance(value, str)
+    return shlex.join(words)
 
 
 def _bake(
@@ -140,12 +153,18 @@ def _bake(
             install_packages(head, packages, stack, ctx.progress.note, environment)
 
     change = _describe_baker(request, ctx.name, stack.name)
-    again, label = f"bake --stack {stack.name}", ""
+    again, label = _continue_command(request, stack.name), ""
     if packages:
         label = tag_value(f"{name_packages(packages, stack)} {packages.source}")
-        again += f" --packages {shlex.quote(request.packages or '')}"
-        again += " --own-torch" if request.own_torch else ""
-    plan_input = prepare(ctx, ctx.name, change, request.ssh_cidr, wants_image=True, packages=label)
+    plan_input = prepare(
+        ctx,
+        ctx.name,
+        change,
+        request.ssh_cidr,
+        wants_image=True,
+        packages=label,
+        unless_recorded={"instance_types": BAKERS},
+    )
     image = plan_input.image
     if image is None or image.state != "available":
         proposal = propose(ctx, plan_input)

@@ -103,8 +103,8 @@ def add_parser(parent: Parser) -> None:
         parent,
         "cancel",
         "End a job on all nodes, or remove it from the queue. A training job saves a checkpoint first.\n"
-        "What is left after two minutes (other jobs: ten seconds), or after Ctrl-C, is killed, even if\n"
-        "nodes are gone. If there is no job, nothing happens.",
+        "What is left after two minutes (or three times its last checkpoint's duration; other jobs: ten\n"
+        "seconds), or after Ctrl-C, is killed, even if nodes are gone. If there is no job, nothing happens.",
         _CANCEL_EXAMPLES,
         run=run_cancel,
         options=CancelRequest,

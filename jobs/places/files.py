@@ -60,7 +60,8 @@ if [ -s {end} ] || {{ queue=$(squeue --noheader --name={job} --format=%A) && [ -
 fi
 tail -n +2 ~/hosts | sed 's/^/logs /'
 ! grep -qs '"gather_output": true' {record} || \
-  grep -o '"node[0-9]*"' {begin} | tr -d '"' | tail -n +2 | sed 's/^/output /'
+  grep -o '"nodes": [[][^]]*' {begin} | head -n 1 | grep -o 'node[0-9][0-9]*' |
+  tail -n +2 | sed 's/^/output /'
 """
 # What a user has at the top of the output, but for these names, is at the top of the results.
 _RESERVED = re.compile(r"job|work|node\d+")

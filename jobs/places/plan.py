@@ -15,6 +15,7 @@ from typing import Any
 
 from infra.words import counted, format_size
 from jobs.worker.spec import JobSpec
+from jobs.worker.supervisor.deadline import SAVE_S
 from jobs.worker.supervisor.launch import BEGIN, END, LAUNCH
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -24,8 +25,8 @@ PACKAGES = "packages"
 """In a job's folder: a link to the packages that were installed for it."""
 SITE = "site"
 """In a job's folder: the metadata and console scripts of the project itself."""
-CHECKPOINT_SECONDS = 120
-"""Time to save a checkpoint after a request to stop: a large model needs gigabytes."""
+CHECKPOINT_SECONDS = int(SAVE_S)
+"""Least time to save a checkpoint after a request to stop."""
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ Measured = Mapping[str, Samples] | str
 _OTHER = "the runs were evaluated on different data"
 
 
-def _classify(_: Run, *predictions: Any) -> Measured:
+def _classify(run: Run, *predictions: Any) -> Measured:
     one, two = ([each for each in rows if isinstance(each, dict)] for rows in predictions)
     if [each.get("labels") for each in one] != [each.get("labels") for each in two] or not one:
         return _OTHER
@@ -181,7 +181,8 @@ def _classify(_: Run, *predictions: Any) -> Measured:
     def right(row: Mapping[str, Any]) -> float:
         return float({*row["labels"]} == {*row["predicted"]})
 
-    return {"accuracy": [(right(a), right(b), 1.0) for a, b in zip(one, two, strict=True)]}
+    name = "exact_match" if "exact_match" in scores(run) else "accuracy"
+    return {name: [(right(a), right(b), 1.0) for a, b in zip(one, two, strict=True)]}
 
 
 def _squad(run: Run, one: Any, two: Any) -> Measured:

@@ -69,11 +69,12 @@ def subtitle_of(run: Run) -> str:
 
 def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
     """Yield the known key figures."""
-    records = run.number("eval_records")
+    anchors = run.number("anchors")  # of `embed`
+    records, kind = anchors or run.number("eval_records"), "anchor" if anchors else "record"
     for name, value in figures.scores(run).items():
         # A score of some records, such as has_answer_f1, has their number beside it.
         count = run.number(f"{name.rpartition('_')[0]}_total") or records
-        of = f"of {counted(round(count), 'record')}" if count else ""
+        of = f"of {counted(round(count), kind)}" if count else ""
         unit = "" if name in PLAIN_SCORES else " %"
         yield Tile(SCORES.get(name, name), f"{format_score(name, value)}{unit}", of)
     if (speed := run.number("samples_per_second")) is not None:

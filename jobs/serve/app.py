@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,6 +24,8 @@ from starlette.routing import Route
 
 from jobs.serve import TOKENS
 from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker
+from jobs.train.generation import PARSERS, read_settings
+from jobs.worker.data.records import show
 
 MOST_BYTES, MOST_ROWS = 8 << 20, 2048
 """Of a request."""
@@ -33,6 +36,7 @@ _OPEN = ("/health",)
 _STEPS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Json = dict[str, Any]
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class App:
@@ -129,11 +133,13 @@ class App:
             raise HTTPException(503, "the model is loading", {"Retry-After": "5"})
         return self._worker
 
-    async def _ask(self, worker: Worker, rows: list[Mapping[str, Any]]) -> list[Json]:
+    async def _ask(
+        self, worker: Worker, rows: list[Mapping[str, Any]], settings: Mapping[str, Any] = _NONE
+    ) -> list[Json]:
         """Return the predictions. Raises ``HTTPException`` for the first row that can't be used."""
         if not rows or len(rows) > MOST_ROWS:
             raise HTTPException(400, f"expected 1 to {MOST_ROWS} rows, not {len(rows)}")
-        found = await worker.ask(rows)
+        found = await worker.ask(rows, settings)
         for each in found:
             if isinstance(each, str):
                 raise HTTPException(400, each)
@@ -178,8 +184,20 @@ class App:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             example = json.dumps({"rows": [dict.fromkeys(self._inputs, "…")]}, ensure_ascii=False)
             raise HTTPException(400, f"expected {example}")
-        found = await self._ask(worker, rows)
+        found = await self._ask(worker, rows, self._read_settings(content))
         return {"predictions": [{n: each[n] for n in each if n != TOKENS} for each in found]}
+
+    def _read_settings(self, content: Json) -> Json:
+        """Return what a request has beside its rows. Raises ``HTTPException``."""
+        known = [name for name in PARSERS if self._model and name in self._model.settings]
+        given = {name: value for name, value in content.items() if name != "rows"}
+        if unknown := [show(name) for name in given if name not in known]:
+            names = ", ".join(("rows", *known))
+            raise HTTPException(400, f"{unknown[0]}: a request to this model can have {names}")
+        try:
+            return read_settings(given)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
 
     @property
     def _inputs(self) -> tuple[str, ...]:

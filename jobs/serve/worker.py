@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jobs.serve import Answer
@@ -31,24 +32,31 @@ class UnloadableError(Exception):
 
 
 class Model(NamedTuple):
-    """The model's task, the columns that it reads, and whether its scores are only for ranking."""
+    """The model's task, and the columns that it reads; whether its scores are only for ranking.
+
+    ``settings`` are the options of `predict` that have an effect on it.
+    """
 
     task: str
     inputs: tuple[str, ...]
     is_ranking: bool = False
+    settings: tuple[str, ...] = ()
 
 
 Numbered = Sequence[tuple[int, Mapping[str, Any]]]
 """Rows with their numbers in their request, from 1."""
+Settings = Mapping[str, Any]
+_NONE: Settings = MappingProxyType({})
 
 
 class _Waiting(NamedTuple):
     rows: Numbered
+    settings: Settings
     answer: asyncio.Future[list[Answer]]
 
 
 def _run(pipe: Connection, folder: str, threads: int | None) -> None:
-    """Load the model, and answer what comes through the pipe: lists of rows, and None for a description.
+    """Load the model, and answer what comes through the pipe: rows with settings, and None for a description.
 
     Ctrl-C and systemd signal all processes: the server still answers what has begun, and ends this one.
     """
@@ -70,10 +78,13 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
         failure = UnloadableError(" ".join(str(error).split()) or repr(error))
     with suppress(EOFError):  # the server has ended
         while True:
-            rows = pipe.recv()
-            if failure or rows is None:
-                pipe.send(failure or Model(task.name, tuple(task.inputs), is_ranking(loaded)))
+            asked = pipe.recv()
+            if failure or asked is None:
+                known = tuple(task.inputs), is_ranking(loaded), tuple(task.settings)
+                pipe.send(failure or Model(task.name, *known))
                 continue
+            rows, settings = asked
+            loaded = loaded._replace(settings=settings)
             numbered = [read_row(task, trained, number, row) for number, row in rows]
             try:
                 answers = zip(predict_rows(task, loaded, numbered), numbered, strict=True)
@@ -119,7 +130,9 @@ class Worker:
         # Without this end, reading fails if the process ends, also within an answer.
         other.close()
 
-    async def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    async def ask(
+        self, rows: Sequence[Mapping[str, Any]], settings: Settings = _NONE
+    ) -> list[Answer]:
         """Return the rows' predictions. Raises :class:`FullError` or :class:`LostError`."""
         if self.model is None:
             raise LostError
@@ -130,7 +143,8 @@ class Worker:
         try:
             for first in range(0, len(rows), MOST_ROWS):
                 answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-                self._waiting.append(_Waiting(numbered[first : first + MOST_ROWS], answer))
+                part = numbered[first : first + MOST_ROWS]
+                self._waiting.append(_Waiting(part, {**settings}, answer))
                 self._wake.set()
                 found += await answer
         finally:
@@ -165,14 +179,18 @@ class Worker:
 
     def _take(self) -> list[_Waiting]:
         taken = [self._waiting.popleft()]
-        while self._waiting and sum(len(each.rows) for each in taken) < MOST_ROWS:
+        settings = taken[0].settings
+        # What is drawn at random for a row depends on the rows of its batch.
+        while self._waiting and self._waiting[0].settings == settings:
+            if settings.get("temperature") or sum(len(each.rows) for each in taken) >= MOST_ROWS:
+                break
             taken.append(self._waiting.popleft())
         return [each for each in taken if not each.answer.cancelled()]
 
     async def _answer(self, taken: Sequence[_Waiting]) -> None:
         rows = [row for each in taken for row in each.rows]
         try:
-            found = await self._call(rows) if rows else []
+            found = await self._call((rows, taken[0].settings)) if rows else []
         except LostError as error:
             _fail([*taken, *self._waiting], error)
             self._waiting.clear()
@@ -197,7 +215,7 @@ class Worker:
             except LostError:
                 await asyncio.sleep(1)
 
-    async def _call(self, message: Numbered | None) -> Any:
+    async def _call(self, message: tuple[Numbered, Settings] | None) -> Any:
         async with self._turn:
             try:
                 found = await asyncio.to_thread(self._exchange, message)
@@ -211,7 +229,7 @@ class Worker:
             raise found
         return found
 
-    def _exchange(self, message: Numbered | None) -> Any:
+    def _exchange(self, message: tuple[Numbered, Settings] | None) -> Any:
         self._pipe.send(message)
         return self._pipe.recv()
 

@@ -16,12 +16,14 @@ from infra.errors import JobError, UsageError
 from infra.files import read_object
 from jobs.places.plan import RECORD, own_folder
 from jobs.places.queue.job_output import JobOutput
-from jobs.train.predict import can_answer_here
+from jobs.train.predict import can_answer_here, has_adapters
 from jobs.train.request import FILES, OTHER_FILES, local_data, s3_data
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.tasks import find_task
+from jobs.worker.tasks.squad.metrics import LONGEST_ANSWER, WINDOW
+from jobs.worker.tasks.squad.task import SquadOptions
 from jobs.worker.training.options import EncoderOptions
 
 _UNUSED: Mapping[str, Any] = {
@@ -47,12 +49,15 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
     except WorkerError as error:
         raise UsageError(error.message, hint=error.hint) from None
     if not issubclass(kind, EncoderOptions):
+        whole, first = quote(str(model)), ""
+        if has_adapters(model):
+            whole, first = "WHOLE", f"spr-cluster predict --model {whole} --merge WHOLE; then: "
         raise UsageError(
             f"a model of `train {kind.task}` can't be exported: it is not an encoder",
-            hint="for a language model: uvx --from optimum-intel optimum-cli export openvino "
-            f"--task text-generation-with-past --weight-format int8 --model {quote(str(model))} OUTPUT",
+            hint=f"for a language model: {first}uvx --from optimum-intel optimum-cli export openvino "
+            f"--task text-generation-with-past --weight-format int8 --model {whole} OUTPUT",
         )
-    own = {**_job_options(model.parent, kind), **_UNUSED, **given}
+    own = {**(_job_options(model.parent, kind) or _lengths(model, kind)), **_UNUSED, **given}
     if "eval" in given:
         own["eval_fraction"] = None
     if not own.get("data") and not own.get("dataset"):
@@ -67,6 +72,27 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
         return kind(**{**own, "model": str(model.absolute())})
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _lengths(model: Path, kind: type[EncoderOptions]) -> dict[str, Any]:
+    """Return the options for lengths that a model was trained with, as far as its folder tells them."""
+    config, tokens, sentences = (
+        read_object(model / name, optional=True)
+        for name in ("config.json", "tokenizer_config.json", "sentence_bert_config.json")
+    )
+    longest = sentences.get("max_seq_length") or tokens.get("model_max_length")
+    found = {"max_length": longest, "max_answer_length": config.get(LONGEST_ANSWER)}
+    if kind is SquadOptions:
+        found |= dict(zip(("max_length", "stride"), config.get(WINDOW) or (None,), strict=False))
+    limits = {each.name: each.metadata.get("within") for each in fields(kind)}
+    # Some tokenizers have no limit: a number of thirty digits.
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int)
+        and (limit := limits.get(name))
+        and limit.low <= value <= limit.high
+    }
 
 
 def _job_options(results: Path, kind: type[EncoderOptions]) -> dict[str, Any]:

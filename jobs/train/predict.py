@@ -441,6 +441,9 @@ def predict_file_here(options: PredictOptions, progress: Progress) -> dict[str, 
         raise UsageError(error.message, hint=error.hint) from None
     except WorkerError as error:
         raise JobError(error.message, hint=error.hint) from None
+    finally:
+        with suppress(OSError):  # it has shards
+            parts.rmdir()
 
 
 def predict_on_nodes(context: JobContext, request: PredictRequest) -> dict[str, Any]:

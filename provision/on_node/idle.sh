@@ -1,7 +1,16 @@
 # Powers an idle cluster off. Runs as root on every node; each records its last use, and the head
-# decides. provision/user_data.py sets the variables before these lines: idle_timeout (seconds),
-# state (a folder), homes.
+# decides. provision/user_data.py sets the variables before these lines: idle_file (seconds, or 0 for
+# never), state (a folder), homes.
 jobs=$homes/ubuntu/spr-jobs
+
+idle_timeout=0
+{ read -r idle_timeout; } 2>/dev/null <"$idle_file"
+case $idle_timeout in 0 | '' | *[!0-9]*)
+    # A timeout that is set later begins then.
+    touch "$state/last-busy"
+    exit 0
+    ;;
+esac
 
 # /etc/hosts names the head once the cluster is connected; until then nothing is idle.
 head=$(getent -s files hosts node0 | while read -r address _; do echo "$address"; break; done)

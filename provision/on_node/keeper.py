@@ -24,6 +24,8 @@ from .unfetched import RUNNING, STALLED, WAITING, QueueError, find_loss, list_qu
 
 STATE = Path("/run/spr-cluster")
 HOME = Path("/home/ubuntu")
+FIRST_BOOT = Path("/var/lib/cloud/instance/spr-cluster-fresh")
+"""Written at the machine's first boot only, by fresh.sh."""
 _EARLY_S = 120
 # A metal worker takes up to 20 minutes to come back.
 _REBOOT_S = 1800
@@ -70,7 +72,7 @@ class Facts(NamedTuple):
     grace: float
     jobs: tuple[Job, ...] = ()
     queue: bool = True
-    booted: float = 0.0
+    first_boot: float = 0.0
 
 
 class Decision(NamedTuple):
@@ -114,7 +116,7 @@ def _is_done(facts: Facts) -> str:
     if not facts.queue or any(job.queued or job.loss for job in facts.jobs):
         return ""
     # A job that an image or a lost head left behind has ended before this machine began.
-    done = [job for job in facts.jobs if job.down_when_done and job.ended > facts.booted]
+    done = [job for job in facts.jobs if job.down_when_done and job.ended > facts.first_boot]
     return f"job {done[-1].name} is done (--down-when-done)" if done else ""
 
 
@@ -151,12 +153,12 @@ def _list_jobs() -> list[Path]:
 
 def finish_lost_jobs() -> None:
     """Finish each job that Slurm ended, by a kill or the loss of a node, before it recorded its end."""
-    booted = modified(STATE / "expiry")
+    first_boot = modified(FIRST_BOOT)
     begun = [
         job
         for job in _list_jobs()
         # One that came with an image ended elsewhere.
-        if modified(job / "begin.json") > booted and _may_run(job)
+        if modified(job / "begin.json") > first_boot and _may_run(job)
     ]
     ended = {name: (number, state) for number, name, state in _ENDED.findall(read(ENDED_JOBS))}
     for job in begun:
@@ -220,7 +222,7 @@ def gather(now: float, expires: float, latest: float, grace: float) -> Facts:
         # Any job that has not ended may be running.
         queue = {path.name: RUNNING for path in paths if _may_run(path)}
     jobs = tuple(_describe(path, queue.get(path.name, "")) for path in paths)
-    return Facts(now, expires, latest, grace, jobs, answers, modified(STATE / "expiry"))
+    return Facts(now, expires, latest, grace, jobs, answers, modified(FIRST_BOOT))
 
 
 def _may_run(job: Path) -> bool:

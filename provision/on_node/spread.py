@@ -18,8 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-_SSH = ("ssh", "-o", "ConnectTimeout=10")
-_LIMIT_S = 1800
+# A node that is silent for a minute is lost; a large folder may take hours on all its hops.
+_SILENT_S = 60
+_SSH = (
+    *("ssh", "-o", "ConnectTimeout=10"),
+    *("-o", f"ServerAliveInterval={_SILENT_S // 4}", "-o", "ServerAliveCountMax=4"),
+)
 _WIDTH = 8
 
 
@@ -127,7 +131,15 @@ def give(folder: dict[str, Any], node: str, then: str = ":") -> subprocess.Compl
     links = [f"--link-dest=../{folder['last']}"] if folder["last"] else []
     parent = shlex.quote(str(store.parent))
     there = f'take() {{ mkdir -p {parent} && rsync "$@" && {{ {then}; }} >&2; }}; take'
-    ways = ["-a", "--delete", *links, f"--rsync-path={there}", "-e", " ".join(_SSH)]
+    ways = [
+        "-a",
+        "--delete",
+        f"--timeout={_SILENT_S}",
+        *links,
+        f"--rsync-path={there}",
+        "-e",
+        " ".join(_SSH),
+    ]
     return _run(["rsync", *ways, f"{store}/", f"{node}:{arrives}/"])
 
 
@@ -137,7 +149,6 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=_LIMIT_S,
         check=False,
     )
 

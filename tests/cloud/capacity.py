@@ -97,6 +97,7 @@ def render_reservation(ec2: Any, rule: ReservationRule) -> dict[str, Any]:
         "AvailableInstanceCount": room_in(ec2, rule),
         "State": rule.state,
         "InstanceMatchCriteria": rule.match,
+        "Interruptible": rule.interruptible,
     }
 
 

@@ -38,6 +38,7 @@ Fate = Literal[
     "dies",
     "no-room",
     "no-key",
+    "no-storage",
     "no-ssh",
     "no-amx",
     "impaired",
@@ -183,6 +184,7 @@ class ReservationRule(_Section):
     match: Literal["open", "targeted"] = "open"
     platform: str = "Linux/UNIX"
     state: Literal["active", "expired", "cancelled"] = "active"
+    interruptible: bool = False
 
 
 class ThrottleRule(_Section):

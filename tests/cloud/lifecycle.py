@@ -12,7 +12,7 @@ from infra.local.api.lifecycle import InstanceLifecycle, set_reason, set_state
 from tests.cloud.faults import MachineRule, faults_of
 from tests.cloud.meter import Meter
 
-_WITHOUT_CONTAINER = ("never-boots", "no-guest", "dies", "no-room", "no-key")
+_WITHOUT_CONTAINER = ("never-boots", "no-guest", "dies", "no-room", "no-key", "no-storage")
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
 _WHY_IT_DIED = {
     "dies": ("Server.InternalError", "Internal error on launch"),
@@ -21,6 +21,7 @@ _WHY_IT_DIED = {
         "There was insufficient capacity available to satisfy the launch request",
     ),
     "no-key": ("Client.InternalError", "Client error on launch"),
+    "no-storage": ("Client.VolumeLimitExceeded", "Volume limit exceeded"),
 }
 
 
@@ -44,11 +45,10 @@ class FatefulLifecycle(InstanceLifecycle):
 
     def begin(self, instance: Instance) -> None:
         """Boot a new instance and schedule its fate, if it has one."""
-        disks = (self._ec2.volumes[disk.volume_id] for _, disk in instance.get_block_device_mapping)
+        disks = [self._ec2.volumes[disk.volume_id] for _, disk in instance.get_block_device_mapping]
         spot = self._ec2.spot_requests.find(instance.id) is not None
-        self.meter.create(
-            instance, self._runtime.now(), sum(disk.size for disk in disks), spot=spot
-        )
+        gib, mib_s = (sum(getattr(d, name) for d in disks) for name in ("size", "throughput"))
+        self.meter.create(instance, self._runtime.now(), gib, mib_s, spot=spot)
         rule = self.fates.get(instance.id)
         if rule is None or rule.fate in ("no-guest", "no-ssh", "no-amx"):
             self.boot(instance)

@@ -18,6 +18,7 @@ from infra.local.api.prices import on_demand_usd, spot_usd
 
 _HOUR_S, _MONTH_H, _LEAST_S = 3600.0, 720.0, 60.0
 _GIB_MONTH_USD, _ADDRESS_HOUR_USD = 0.08, 0.005
+_MIB_S_MONTH_USD, _FREE_MIB_S = 0.04, 125
 
 
 @dataclass
@@ -60,13 +61,15 @@ class Meter:
     conditions: Any
     uses: dict[str, Use] = field(default_factory=dict)
 
-    def create(self, instance: Instance, now: float, gib: int, *, spot: bool) -> None:
+    def create(self, instance: Instance, now: float, gib: int, mib_s: int, *, spot: bool) -> None:
         """Begin with a machine that was launched; it does not run yet."""
         zone = instance.placement.zone
         usd = on_demand_usd(self.conditions, instance.instance_type, zone[:-1])
         if spot:
             usd = spot_usd(self.conditions, instance.instance_type, zone)
-        disk = gib * _GIB_MONTH_USD / _MONTH_H * self.conditions.price_factor
+        month = gib * _GIB_MONTH_USD
+        month += max(0, mib_s - _FREE_MIB_S) * _MIB_S_MONTH_USD
+        disk = month / _MONTH_H * self.conditions.price_factor
         self.uses[instance.id] = Use(usd, disk, now, bool(instance.public_ip))
 
     def bill(self, now: float) -> dict[str, float]:

@@ -75,7 +75,7 @@ class SimulatedMachines:
         expires, mtu = (
             re.search(rf"{name}=(\d+)", user_data) for name in ("launch_expires", "mtu")
         )
-        rest = re.findall(r"launch_(?:latest|grace)=(\d+)", user_data)
+        rest = re.findall(r"launch_(?:latest|grace)=(\d+)|echo (\d+) >\S+-idle", user_data)
         folder = self.root / instance_id
         folder.mkdir(parents=True, exist_ok=True)
         disk: dict[str, Any] = {"installed": "", "clean": True}
@@ -89,7 +89,7 @@ class SimulatedMachines:
             "fate": fate,
             "installed": installed,
             "launch_expires": int(expires[1]) if expires else None,
-            "rest": " ".join(rest),
+            "rest": " ".join(map("".join, rest)),
             "mtu": int(mtu[1]) if mtu else 9001,
             "first_read_mib_s": first_read_mib_s,
             "booted": self.clock.now,
@@ -393,9 +393,12 @@ class SimulatedHost(StandInHost):
     def _extend(self, command: str) -> Result:
         """Set the time at which the machine ends, and start its timer, unless that is ``broken``."""
         epoch = re.search(r"(\d{10}) \W*(\d{10} \d+)", command)
+        idle = re.search(r"n\S* (\d+) >\$new", command)
         assert epoch, "no time"
-        self._change(expires=int(epoch[1]), rest=epoch[2])
+        assert idle, "no timeout"
+        rest = f"{epoch[2]} {idle[1]}"
+        self._change(expires=int(epoch[1]), rest=rest)
         if self._state().get("timer") == "broken":
             return Result(1, "", "Unit spr-cluster-expiry.timer is masked.")
         self._change(timer="runs")
-        return Result(0, f"{epoch[1]} {epoch[2]}\n", "")
+        return Result(0, f"{epoch[1]} {rest}\n", "")

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from infra.lifetime import Lifetime
-from provision.user_data import EXPIRES_FILE, render_expiry_script, render_idle_script
+from provision.user_data import EXPIRES_FILE, IDLE_FILE, render_expiry_script, render_idle_script
 from tests.provision.machine import Machine
 
 OFF = "systemctl poweroff"
@@ -64,9 +64,10 @@ def check_expiry(machine: Machine, launched_until: Lifetime) -> list[str]:
     return machine.calls
 
 
-def check_idle(machine: Machine) -> list[str]:
+def check_idle(machine: Machine, timeout: str = "3600\n") -> list[str]:
     """One look at whether the cluster is unused for an hour; returns what was done about it."""
-    done = machine.shell(render_idle_script(timedelta(hours=1)), program="sh")
+    machine.path(IDLE_FILE).write_text(timeout)
+    done = machine.shell(render_idle_script(), program="sh")
     assert done.returncode == 0, done.stderr
     return [call for call in machine.calls if call.startswith(("systemctl", "ssh"))]
 
@@ -227,6 +228,12 @@ def test_the_timeout_begins_with_the_last_use_or_the_first_look(quiet: Machine) 
     assert idle_for(quiet) > 3000
     quiet.path("/run/spr-cluster/last-busy").unlink()
     assert counts_as_use(quiet)
+
+
+@pytest.mark.parametrize("timeout", ["0\n", "", "soon\n"])
+def test_without_a_timeout_a_cluster_is_never_idle(quiet: Machine, timeout: str) -> None:
+    assert check_idle(quiet, timeout) == []
+    assert idle_for(quiet) < 60, "one that is set later begins then"
 
 
 def test_a_cluster_of_one_node_shuts_down(quiet: Machine) -> None:

@@ -123,7 +123,9 @@ def test_missing_system_packages_are_installed_waiting_for_the_lock(node: Machin
     assert not any(call.startswith("apt-get") for call in again)
     assert len(apt) == 2
     assert all("DPkg::Lock::Timeout=900" in call for call in apt)
-    packages = "python3-venv google-perftools numactl g++ python3-dev slurm-wlm munge curl rsync"
+    packages = (
+        "python3-venv google-perftools numactl g++ python3-dev tzdata slurm-wlm munge curl rsync"
+    )
     assert apt[1].endswith(f"--no-install-recommends {packages}")
 
 

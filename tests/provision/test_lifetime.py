@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -10,6 +11,7 @@ from infra.lifetime import Lifetime
 from provision.user_data import (
     EXPIRES_FILE,
     EXPIRY_SCRIPT,
+    IDLE_FILE,
     SHOW_EXPIRY,
     extend_life,
     render_expiry_script,
@@ -24,8 +26,8 @@ def life(hours: float, more: timedelta = GRACE) -> Lifetime:
     return Lifetime(expires, expires + more, GRACE)
 
 
-LAUNCH, LATER = life(0), life(3)
-SHOWN = "{} {} {}\n".format(*LATER.seconds)
+LAUNCH, LATER = life(0), replace(life(3), idle=timedelta(hours=1))
+SHOWN = "{} {} {}\n{}\n".format(*LATER.seconds)
 
 
 @pytest.fixture
@@ -38,15 +40,15 @@ def host(machine: Machine) -> ShellHost:
 
 
 def expiry(host: ShellHost) -> Lifetime | None:
-    """The lifetime that the machine's script reports."""
-    return Lifetime.parse(host.run(f"sh {EXPIRY_SCRIPT} show").stdout)
+    """The lifetime that the machine reports."""
+    return Lifetime.parse(host.run(SHOW_EXPIRY).stdout)
 
 
 def test_a_lifetime_is_extended_and_shortened(host: ShellHost) -> None:
     assert expiry(host) == LAUNCH
     for lifetime in (LATER, life(-1), life(0, timedelta(hours=9))):
         elsewhere = lifetime.expires.astimezone(timezone(timedelta(hours=-5)))
-        extend_life(host, Lifetime(elsewhere, lifetime.latest, lifetime.grace))
+        extend_life(host, replace(lifetime, expires=elsewhere))
         assert expiry(host) == lifetime
 
 
@@ -70,10 +72,20 @@ def test_a_timer_that_does_not_run_is_started_again(stopped: ShellHost) -> None:
 def test_the_file_is_replaced_whole_and_readable(host: ShellHost) -> None:
     extend_life(host, LATER)
 
-    path = host.machine.path(EXPIRES_FILE)
-    assert path.read_text() == SHOWN.replace(" ", "\n", 1)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    paths = [host.machine.path(name) for name in (EXPIRES_FILE, IDLE_FILE)]
+    assert "".join(path.read_text() for path in paths) == SHOWN.replace(" ", "\n", 1)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o644}
+    assert {*paths[0].parent.iterdir()} == {*paths}
+
+
+def test_a_machine_without_an_idle_timer_is_extended_and_then_an_error(host: ShellHost) -> None:
+    host.machine.replace("systemctl", '[ "${*: -1}" != spr-cluster-idle.timer ]')
+
+    extend_life(host, replace(LATER, idle=timedelta()))
+    with pytest.raises(HostError, match=r"\[node0\] the timer .* does not answer"):
+        extend_life(host, LATER)
+
+    assert expiry(host) == replace(LATER, idle=timedelta())
 
 
 def test_a_script_that_keeps_another_time_is_an_error(host: ShellHost) -> None:

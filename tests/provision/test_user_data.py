@@ -8,6 +8,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from importlib import resources
 
@@ -15,37 +16,32 @@ import boto3
 import pytest
 
 from infra.lifetime import Lifetime
-from provision.user_data import render_user_data
+from provision.user_data import IDLE_FILE, render_user_data
 from tests.provision.machine import Machine
 
 EXPIRES = datetime(2026, 12, 24, 18, tzinfo=timezone.utc)
 LIFE = Lifetime(EXPIRES, EXPIRES + timedelta(hours=1), timedelta(minutes=30))
-HOUR = timedelta(hours=1)
 
 
-def boot_script(idle_timeout: timedelta | None = None, *, ena_express: bool = False) -> str:
+def boot_script(lifetime: Lifetime = LIFE, *, ena_express: bool = False) -> str:
     """What cloud-init makes of the list of commands: one shell script."""
-    packed = render_user_data(LIFE, "eu-central-1", idle_timeout, ena_express=ena_express)
+    packed = render_user_data(lifetime, "eu-central-1", ena_express=ena_express)
     _, _, body = gzip.decompress(packed).decode().partition("\n")
     return "\n".join(json.loads(body)["bootcmd"])
 
 
-def boot(
-    machine: Machine, idle_timeout: timedelta | None = None, *, ena_express: bool = False
-) -> None:
+def boot(machine: Machine, lifetime: Lifetime = LIFE, *, ena_express: bool = False) -> None:
     for name in ("systemctl", "systemd-run", "sysctl", "ip"):
         machine.replace(name)
+    machine.replace("systemd-detect-virt", "false")
     machine.path("/etc/hosts").touch()
-    script = boot_script(idle_timeout, ena_express=ena_express)
+    script = boot_script(lifetime, ena_express=ena_express)
     done = machine.shell(script, program="sh")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("idle_timeout", [None, HOUR])
-def test_user_data_is_json_that_cloud_init_runs_at_every_boot(
-    idle_timeout: timedelta | None,
-) -> None:
-    user_data = render_user_data(LIFE, "eu-central-1", idle_timeout, ena_express=True)
+def test_user_data_is_json_that_cloud_init_runs_at_every_boot() -> None:
+    user_data = render_user_data(LIFE, "eu-central-1", ena_express=True)
     header, _, body = gzip.decompress(user_data).decode().partition("\n")
     config = json.loads(body)
 
@@ -58,7 +54,7 @@ def test_user_data_is_json_that_cloud_init_runs_at_every_boot(
 
 
 def test_nothing_is_written_that_an_image_could_hold(machine: Machine) -> None:
-    boot(machine, HOUR)
+    boot(machine)
 
     made = {
         str(path.relative_to(machine.root))
@@ -68,16 +64,14 @@ def test_nothing_is_written_that_an_image_could_hold(machine: Machine) -> None:
     # The mark lies in the instance's own folder, which a copy of the machine does not look into.
     # Each boot replaces this machine's lines of the environment.
     kept = {"etc/hosts", "etc/environment"}
-    assert made == {*kept, "var/lib/cloud/instance/spr-cluster-fresh"}
+    own = {f"var/lib/cloud/instance/spr-cluster-{name}" for name in ("fresh", "idle")}
+    assert made == {*kept, *own}
 
 
-@pytest.mark.parametrize("idle_timeout", [None, HOUR])
-def test_the_guards_are_started_without_waiting_for_the_boot(
-    machine: Machine, idle_timeout: timedelta | None
-) -> None:
-    boot(machine, idle_timeout)
+def test_the_guards_are_started_without_waiting_for_the_boot(machine: Machine) -> None:
+    boot(machine)
 
-    names = ["expiry", "keeper", "idle"] if idle_timeout else ["expiry", "keeper"]
+    names = ["expiry", "keeper", "idle"]
     timers = " ".join(f"spr-cluster-{name}.timer" for name in names)
     # In this order; to wait for a unit would be to wait for this very boot to end.
     assert machine.calls[:2] == [
@@ -100,13 +94,33 @@ def test_the_guards_are_started_without_waiting_for_the_boot(
         assert machine.path(f"/run/spr-cluster/{name}").exists()
     expiry = machine.path("/run/spr-cluster/expiry").read_text()
     assert f"launch_expires={int(EXPIRES.timestamp())}\n" in expiry
-    if idle_timeout:
-        assert "idle_timeout=3600\n" in machine.path("/run/spr-cluster/idle").read_text()
     # A new disk is read in the background, without waiting for it.
     (warm,) = [call for call in machine.calls if call.startswith("systemd-run")]
     assert warm.endswith(f"/bin/sh {machine.path('/run/spr-cluster/warm')}")
     assert "--no-block" in warm
     assert "IOSchedulingClass=idle" in warm
+
+
+def test_the_idle_timeout_of_the_launch_does_not_replace_a_later_one(machine: Machine) -> None:
+    for hours in (1, 2):
+        boot(machine, replace(LIFE, idle=timedelta(hours=hours)))
+
+    assert machine.path(IDLE_FILE).read_text() == "3600\n"
+
+
+def test_all_cores_run_with_the_performance_governor_at_every_boot(machine: Machine) -> None:
+    governors = [
+        machine.path(f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor")
+        for number in (0, 1, 63)
+    ]
+    for path in governors:
+        path.parent.mkdir(parents=True)
+        path.write_text("powersave\n")
+
+    boot(machine)
+
+    assert [path.read_text() for path in governors] == ["performance\n"] * 3
+    assert "systemctl mask ondemand.service" in machine.calls
 
 
 def test_a_guard_that_does_not_start_is_a_failed_boot(machine: Machine) -> None:
@@ -224,7 +238,8 @@ def add_interface(machine: Machine, name: str, driver: str) -> None:
 def boot_with_express(machine: Machine) -> list[str]:
     """Boot; return the calls that change the network."""
     boot(machine, ena_express=True)
-    return [call for call in machine.calls if call.startswith(("ip ", "ethtool ", "sysctl "))]
+    calls = [call for call in machine.calls if "keepalive" not in call]
+    return [call for call in calls if call.startswith(("ip ", "ethtool ", "sysctl "))]
 
 
 def test_ena_express_gets_its_settings_at_every_boot_and_its_mtu_again_and_again(

@@ -204,6 +204,10 @@ class Launches(Part):
             interface.ena_srd_specification = nic.get("EnaSrdSpecification")
             interface.delete_on_termination = True
             interface.add_tags(arguments.get("tags", {}).get("network-interface", {}))
+        speeds = {each["DeviceName"]: each.get("Ebs", {}) for each in self._request.mappings}
+        for device, disk in instance.get_block_device_mapping:
+            mib_s = speeds.get(device, {}).get("Throughput")
+            self._ec2.volumes[disk.volume_id].throughput = int(mib_s or 125)
         if not instance.security_groups:
             instance.security_groups = list(instance.nics[0].group_set)
         if self._request.group:

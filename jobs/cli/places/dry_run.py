@@ -13,6 +13,7 @@ from infra.cost.prices import table_prices
 from infra.ec2.instances import Instance
 from infra.errors import NoClusterError, UsageError
 from infra.instance_types import TABLE_REGION, find_machine
+from infra.spec import ClusterOptions, default_throughput
 from infra.words import counted
 from jobs.cli.places.options import DryRunRequest, find_type, shape_of
 from jobs.places.environment import warn_ignored
@@ -62,7 +63,8 @@ def imagine(type_name: str, nodes: int, stack: str, now: datetime) -> Target:
     ]
     every = tuple(Node(rank, instance) for rank, instance in enumerate(instances))
     shapes = dict.fromkeys(names, shape_of(machine))
-    return Target(Cluster("spr", every, nodes), load_stack(stack), shapes)
+    options = ClusterOptions(volume_throughput=default_throughput([machine.name])).model_dump()
+    return Target(Cluster("spr", every, nodes, options=options), load_stack(stack), shapes)
 
 
 def _find(request: DryRunRequest) -> Target:

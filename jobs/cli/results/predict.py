@@ -19,6 +19,7 @@ from infra.words import counted
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_options import QueueRequest, ResultsRequest, VariableRequest
 from jobs.cli.shared.when_done import OnCluster, follow_to_end
+from jobs.train.generation import PARSERS
 from jobs.train.predict import (
     OnHead,
     Prediction,
@@ -69,24 +70,6 @@ _OF_LM: dict[str, Any] = {"section": "language models"}
 _COLUMN: dict[str, Any] = {"metavar": "NAME", **_OF_ROWS}
 
 
-def _temperature(text: str) -> float:
-    if float(text) != 0 and not 0.01 <= float(text) <= 100:
-        raise ValueError(f"{text!r}: expected 0, or a number from 0.01 to 100")
-    return float(text)
-
-
-def _seed(text: str) -> int:
-    if not 0 <= int(text) < 2**31:
-        raise ValueError(f"{text!r}: expected a whole number from 0 to {2**31 - 1}")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    if not 0 < float(text) <= 1:
-        raise ValueError(f"{text!r}: expected a number above 0, at most 1")
-    return float(text)
-
-
 def _nodes(text: str) -> int | str:
     return text if text == _ALL else positive_int(text)
 
@@ -110,23 +93,29 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
         metavar="DIR|JOB",
     )
     max_new_tokens: int | None = option(
-        "most tokens to add to a text (default: 256)", parse=positive_int, metavar="N", **_OF_LM
+        "most tokens to add to a text (default: 256)",
+        parse=PARSERS["max_new_tokens"],
+        metavar="N",
+        **_OF_LM,
     )
     temperature: float | None = option(
         "draw tokens at random, the more the higher it is (default: 0, the likeliest one)",
-        parse=_temperature,
+        parse=PARSERS["temperature"],
         metavar="T",
         **_OF_LM,
     )
     top_p: float | None = option(
         "draw only from the likeliest tokens that together have this probability (default: 1)",
-        parse=_share,
+        parse=PARSERS["top_p"],
         metavar="P",
         needs="--temperature",
         **_OF_LM,
     )
     seed: int | None = option(
-        "of the random numbers (default: 42)", parse=_seed, needs="--temperature", **_OF_LM
+        "of the random numbers (default: 42)",
+        parse=PARSERS["seed"],
+        needs="--temperature",
+        **_OF_LM,
     )
     perplexity: bool = switch("compute each text's perplexity instead of adding to it", **_OF_LM)
     merge: str | None = option(
@@ -173,7 +162,7 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
     @property
     def settings(self) -> dict[str, Any]:
         """The options of language models that the user gave."""
-        names = ("max_new_tokens", "temperature", "top_p", "seed", "perplexity")
+        names = (*PARSERS, "perplexity")
         return {name: getattr(self, name) for name in names if self.has_set(name)}
 
     def refuse(self, why: str, *names: str) -> None:
@@ -187,7 +176,6 @@ _OF_JOBS = (
     *("ppn", "results", "retries", "detach", "bucket", "on_finish"),
     *("down_when_done", "env", "max_time", "budget"),
 )
-_INSTEAD_OF_GENERATION = ("max_new_tokens", "temperature", "top_p", "seed")
 
 
 def add_parser(parent: Parser) -> None:
@@ -208,7 +196,7 @@ def run(request: PredictCommand) -> int:
     if request.merge is not None:
         return _merge(request, expand_home(request.merge))
     if request.perplexity:
-        request.refuse("has no effect on --perplexity", *_INSTEAD_OF_GENERATION)
+        request.refuse("has no effect on --perplexity", *PARSERS)
     if (request.data is None) != (request.output is None):
         raise UsageError("--data and --output belong together")
     if bool(request.texts) == (request.data is not None):
@@ -255,7 +243,7 @@ def _merge(request: PredictCommand, target: Path) -> int:
     """Write adapters, merged into their model, into a new folder."""
     if request.texts:
         raise UsageError("texts can't be used with --merge")
-    others = ("data", "output", "context", "perplexity", *_INSTEAD_OF_GENERATION)
+    others = ("data", "output", "context", "perplexity", *PARSERS)
     request.refuse("can't be used with --merge", *others, *_OF_JOBS)
     if target.exists():
         raise UsageError(f"--merge {target}: exists already", hint="name a new folder")

@@ -66,7 +66,8 @@ def add_parser(parent: Parser) -> None:
         "Serve a trained model over HTTP on this machine, for trying it and for use inside a network: there\n"
         "are no users or limits per client. Requests that arrive together share a batch. A model that\n"
         "`train --export` wrote for OpenVINO is used in that form. /predict takes rows, /v1/embeddings and\n"
-        "/v1/rerank what the clients of OpenAI and Cohere send, /health and /metrics tell its state.",
+        "/v1/rerank what the clients of OpenAI and Cohere send, /health and /metrics tell its state.\n"
+        "For a language model, /predict also takes max_new_tokens, temperature, top_p, and seed.",
         _EXAMPLES,
         run=run,
         options=ServeRequest,

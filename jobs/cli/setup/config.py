@@ -14,7 +14,7 @@ from typing import Any
 from cluster.cli.chosen_cluster import CLOUD_NAMES
 from cluster.cli.spec_options import read_change
 from cluster.cli.up import UpRequest
-from cluster.console.options import REST, JsonRequest, Option, Request, argument, switch
+from cluster.console.options import REST, JsonRequest, Option, Request, argument, opposite, switch
 from cluster.console.output import ask_for, emit, has_terminal, say
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
@@ -102,7 +102,9 @@ def describe_settings(words: Sequence[str], project: ProjectFile) -> Iterator[Se
     given = {**vars(request), **getattr(request, "given", {})}
     for flag, option in file_options(command.options).items():
         value, origin = given.get(option.name), "default"
-        if flag in typed:
+        if option.can_clear and value is not None:
+            value = value is option.const
+        if {flag, opposite(flag)} & typed:
             origin = "flag"
         elif flag in found.origins:
             value, origin = found.origins[flag].value, found.origins[flag].where

@@ -110,7 +110,7 @@ class JobLimit:
             )
             raise UsageError(
                 f"--budget {self.budget:g}: the shortest job on {counted(count, 'node')} costs ${usd:.2f}: "
-                f"{what}, and two minutes to save a checkpoint"
+                f"{what}, and at least two minutes to save a checkpoint"
             )
 
     def describe(self, used: int | None, *, billed: bool) -> str:

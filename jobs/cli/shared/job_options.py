@@ -181,8 +181,8 @@ class QueueRequest(EndRequest):
     )
     max_time: timedelta | None = option(
         "longest time from the job's first start, with its restarts, such as 90m, 8h, or 2d; until then, "
-        "the nodes stay for it. Then its ranks get SIGTERM and two minutes to save a checkpoint, and the "
-        "job fails (default: no limit)",
+        "the nodes stay for it. Then its ranks get SIGTERM and at least two minutes to save a checkpoint, "
+        "and the job fails (default: no limit)",
         parse=limit_of_time,
         metavar="DURATION",
         section="queue",

@@ -94,16 +94,18 @@ def apply_project(
         return CommandWords([*words])
     command = words[0]
     parser = build_parser(command).children[command]
-    if any(each.name == "instance_types" for each in parser.options):
-        options = _Options(parser.options, project, ("cluster",))
-        table = project.table("cluster")
+    if any(each.name == "subnet_ids" for each in parser.options):
+        # The machine of `bake` is not one of the cluster's.
+        shared = [each for each in parser.options if each.name != "instance_type"]
+        options, table = _Options(shared, project, ("cluster",)), project.table("cluster")
         return _insert(words, 1, options.render(table, strict=command == "up"))
     if command in _JOB_COMMANDS:
         named = _name_first(words, build_parser)
         if job := _find_job(named, project):
             words, given = _expand_job(named, job, project, build_parser)
             at = 1 if words[0] == "run" else 2
-            return _insert(words, at, {**_place(words, project), **given})
+            both = [*(word for each, _ in given.values() for word in each), *words]
+            return _insert(words, at, {**_place(both, project), **given})
         words = words if command == "run" else named
     if any(issubclass(each.request, ClusterRequest) for each in parser.walk()):
         has_task = bool(parser.children) and len(words) > 1 and not words[1].startswith("-")
@@ -139,7 +141,12 @@ def _insert(words: Sequence[str], at: int, found: Rendered) -> CommandWords:
     parts = [word.partition("=") for word in words[: _end(words)]]
     flags, typed = {part[0] for part in parts}, {part[2] or part[0] for part in parts}
     new = [word for given, _ in found.values() for word in given]
-    origins = {flag: each for flag, (_, each) in found.items() if flags.isdisjoint(each.flags)}
+    origins = {
+        name: each
+        for flag, (given, each) in found.items()
+        if flags.isdisjoint(each.flags)
+        for name in {flag, *(word.partition("=")[0] for word in given)}
+    }
     return CommandWords([*words[:at], *new, *words[at:]], origins, frozenset(typed))
 
 
@@ -161,10 +168,11 @@ def _place(words: Sequence[str], project: ProjectFile) -> Rendered:
 
 def _typed(flag: str, words: Sequence[str]) -> str | None:
     """Return the value that the user gave an option."""
-    end = _end(words)
-    values = [after for word, after in pairwise(words[:end]) if word == flag]
-    values += [word.partition("=")[2] for word in words[:end] if word.startswith(f"{flag}=")]
-    return values[-1] if values else None
+    values: list[str | None] = [None]
+    for word, after in pairwise([*words[: _end(words)], ""]):
+        name, has_value, value = word.partition("=")
+        values += [value if has_value else after] if name == flag else []
+    return values[-1]
 
 
 def _find_job(words: Sequence[str], project: ProjectFile) -> str:
@@ -281,7 +289,8 @@ class _Options:
         if option.is_switch:
             if not isinstance(value, bool):
                 raise UsageError(f"{shown}: expected true or false")
-            return [flag] if value else []
+            off = [opposite(flag)] if option.can_clear else []
+            return [flag] if value else off
         if value == [] and option.repeats:
             return [f"{flag}={each}" for each in option.if_empty]
         values = value if isinstance(value, list) else [value]

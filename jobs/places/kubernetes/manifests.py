@@ -15,7 +15,7 @@ from jobs.places.environment import ccl_setup, rank_environment
 from jobs.places.kubernetes.image import CODE, USER, build_files, find_preloads
 from jobs.places.kubernetes.request import CLAIM_PATH, TRAIN_JOB, PodOptions, PodSize, place_pod
 from jobs.places.placement import NodeShape, Placement
-from jobs.places.plan import CHECKPOINT_SECONDS, JobPlan
+from jobs.places.plan import JobPlan
 from jobs.worker.runtime.events import MARK, mark_of
 from provision.stacks.stack import Stack
 
@@ -29,7 +29,9 @@ RETRIES = 3
 # https://github.com/kubeflow/trainer/issues/2794
 _POD_METADATA: dict[str, Any] = {"labels": {"sidecar.istio.io/inject": "false"}}
 # torchrun passes kubelet's SIGTERM on; all ranks stop after the same step and save a checkpoint.
-_GRACE_SECONDS = CHECKPOINT_SECONDS + 30
+# Nothing here knows how long that takes, and pods that are ready sooner end sooner.
+_SAVE_SECONDS = 600
+_GRACE_SECONDS = _SAVE_SECONDS + 30
 # Otherwise oneCCL asks Hydra for the local rank. The worker sets it.
 # https://github.com/huggingface/accelerate/pull/2339
 _CCL_WITHOUT_MPIRUN = {"CCL_PROCESS_LAUNCHER": "none"}
@@ -102,7 +104,7 @@ def _environment(name: str, plan: JobPlan, placement: Placement, stack: Stack) -
         **env,
         "HF_HOME": f"{CLAIM_PATH}/huggingface",
         # torchrun's default is 30 s. Older versions, such as 1.13 and 2.7, have no option for it.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(CHECKPOINT_SECONDS),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SAVE_SECONDS),
     }
 
 

@@ -22,6 +22,7 @@ from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.history import LostHeadError, list_jobs
 from jobs.worker.runtime.events import MARK, mark_of
 from jobs.worker.supervisor import log_reader
+from jobs.worker.supervisor.deadline import CHECKPOINTS
 from jobs.worker.supervisor.launch import FOLDER, LAUNCH, SECRETS, Launch, build_argv
 from jobs.worker.supervisor.nodes import PACK
 from provision.host import Host, TextSink
@@ -65,13 +66,12 @@ _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 _KILL_S = 60
 # The keeper looks twice a minute, and first stores the results.
 END_S, _END_POLL_S = 120.0, 2.0
-# An earlier log belongs to a resumed job, or to another run of a study with the same folder.
+# An earlier log belongs to a resumed job, or to another run of a study with the same folder. The end of
+# that run stays until the new record, which counts its time, is in place; it returns if sbatch fails.
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
-{guard}[ ! -s log ] || cat log >> log.earlier
-rm -f log begin.json first.json end.json cancelled gathered
-touch log
-# With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
+{guard}# With it, the job starts again after the loss of the head.
+# A node that does not answer must not end xargs.
 take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f first.json end.json cancelled &&
   tar -xmf - && {move}"
 if [ -e {secrets}.{new} ]; then
@@ -81,7 +81,13 @@ if [ -e {secrets}.{new} ]; then
   mv {secrets}.{new} {secrets}
 fi
 export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | ssh @ "$take" || :'
-{move} && id=$(sbatch --parsable run.sh) || exit
+{move} || exit
+[ ! -s log ] || cat log >> log.earlier
+rm -rf log gathered .before
+touch log && mkdir .before || exit
+mv begin.json first.json end.json cancelled .before 2>/dev/null
+id=$(sbatch --parsable run.sh) || {{ code=$?; mv .before/* .; exit $code; }}
+rm -rf .before
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null 9<&-
 """
 # Two commands may resume a job at the same time: the lock, on its folder, shows the second the first's job.
@@ -111,9 +117,16 @@ is_left() {{ found=$(find) && [ -z "$found" ] && return 1; return 0; }}
 read -r job state nodes <<< "$(find)"
 if [ -n "$job" ]; then
   touch cancelled
-  if [ "$state" != PENDING ] && [ {polls} != 0 ]; then
+  if [ "$state" != PENDING ] && [ {grace} != 0 ]; then
     scancel --batch --signal=TERM "$job"
-    for i in $(seq {polls}); do is_left || break; sleep 0.2; done
+    # How long its last checkpoint took, or its first one may take.
+    took=$(tac log | grep -m 1 -o '"event": "checkpoint.*"seconds": [0-9]*' | grep -o '[0-9]*$')
+    grace=$(({checkpoints} * ${{took:-0}})); [ $grace -gt {grace} ] || grace={grace}
+    # After the loss of a node, it is pending again, with no ranks left.
+    for i in $(seq $((5 * grace))); do
+      is_left && [[ $found != *" PENDING"* ]] || break
+      sleep 0.2
+    done
   fi
   if is_left; then
     scancel --signal=KILL --full "$job" 2>/dev/null; scancel "$job"
@@ -319,9 +332,12 @@ class SlurmLauncher:
         )
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
-        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the unreachable nodes."""
-        script = _CANCEL.format(
-            root=paths.root, job=paths.job_id, polls=5 * grace_s, secrets=SECRETS
-        )
-        done = self.head.run(script, check=False, timeout_s=grace_s + _KILL_S)
+        """End a job on all nodes; kill it after ``grace_s`` seconds, or later if its checkpoints take long.
+
+        Returns the unreachable nodes.
+        """
+        known = {"grace": grace_s, "checkpoints": CHECKPOINTS, "secrets": SECRETS}
+        script = _CANCEL.format(root=paths.root, job=paths.job_id, **known)
+        # The head knows how long its checkpoints take.
+        done = self.head.run(script, check=False, timeout_s=None if grace_s else _KILL_S)
         return tuple(sorted(set(done.stdout.split())))

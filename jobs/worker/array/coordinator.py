@@ -99,8 +99,8 @@ class ArrayCoordinator:
             i: end for i, end in read_ends(self.folder).items() if i in self.plan.elements
         }
         self._left = [index for index in self.plan.elements if index not in self.ended]
-        for index in self.ended:
-            self._publish(index)
+        for index, end in self.ended.items():
+            self.ended[index] = self._publish(end)
         self._report()
 
     def join(self, rank: int, host: str) -> tuple[str, bool]:
@@ -127,29 +127,42 @@ class ArrayCoordinator:
     def tell(self, end: Mapping[str, Any]) -> None:
         """Take an element's end; its files are on this node already."""
         index = int(end["element"])
-        self._publish(index)
-        self.ended[index] = dict(end)
+        end = self.ended[index] = self._publish(end)
         self._running.discard(index)
         if end["exit_code"]:
             where = f"{end['seconds']:.0f} s on {end['host']}; see `logs --element {index}`"
             self.events.note(f"element {index} failed: {end['message']} ({where})")
         self._report()
 
-    def _publish(self, index: int) -> None:
+    def _publish(self, end: Mapping[str, Any]) -> dict[str, Any]:
+        """Add an element's files to the results; return its end, a failure if they can't be added."""
+        index = int(end["element"])
+        try:
+            self._link(index)
+        except OSError as error:  # shutil.Error has a list of what failed
+            found = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
+            if not end["exit_code"]:
+                return {**end, "exit_code": 1, "message": f"its output can't be kept: {found}"}
+        return dict(end)
+
+    def _link(self, index: int) -> None:
         """Add an element's files to the results, as links: they may be large."""
         box, name = self.folder / ELEMENTS / str(index), str(index)
         partial, target = box / "results", self.folder / OUTPUT / ELEMENTS / name
         for each in (partial, target):
             shutil.rmtree(each, ignore_errors=True)
-        if any((box / OUTPUT).iterdir()):
-            shutil.copytree(box / OUTPUT, partial, symlinks=True, copy_function=os.link)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial.rename(target)
-        log = state_folder(self.folder / OUTPUT) / LOGS / f"element-{index}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            log.unlink()
-        os.link(box / LOG, log)
+        try:
+            # The element may have removed its folder.
+            if (box / OUTPUT).is_dir() and any((box / OUTPUT).iterdir()):
+                shutil.copytree(box / OUTPUT, partial, symlinks=True, copy_function=os.link)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                partial.rename(target)
+        finally:
+            log = state_folder(self.folder / OUTPUT) / LOGS / f"element-{index}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                log.unlink()
+            os.link(box / LOG, log)
 
     def _report(self) -> None:
         known = {"done": len(self.ended), "failed": len(self.failed)}

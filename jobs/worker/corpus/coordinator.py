@@ -115,6 +115,8 @@ class Coordinator:
     _dismissed: int = 0
     _problem: str = ""
     _begin: float = field(default_factory=time.monotonic)
+    _first: float = 0.0
+    """When the first shard was begun, with the model loaded."""
     _told: float = field(default_factory=time.monotonic)
     _now_rows: int = 0
     """Rows that were read since the beginning."""
@@ -256,6 +258,8 @@ class Coordinator:
         self._core_seconds += found["core_seconds"]
         self._cut += found["cut"]
         now = time.monotonic()
+        if is_first:
+            self._first = now - found["seconds"]
         if is_first and found["read"]:
             speed = found["read"] / found["seconds"] * self.ranks
             self.note(f"the first {found['read']:,} rows: {speed:,.0f} rows/s{self._price(speed)}")
@@ -274,7 +278,7 @@ class Coordinator:
             if each.expected:
                 bytes_, known = bytes_ + each.source.size, known + self._expect(each)
         total = known / max(1, bytes_) * sum(each.source.size for each in self._files)
-        speed = max(1, self._now_rows) / (now - self._begin)
+        speed = max(1, self._now_rows) / (now - self._first)
         left = max(0.0, total - read) / speed
         return f"{read:,} of about {total:,.0f} rows, {speed:,.1f} rows/s, {left:.0f} s left"
 

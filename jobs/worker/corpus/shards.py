@@ -251,7 +251,7 @@ def make_converter(
     task.check_columns(table, columns, options.settings)
 
     def convert(place: str, row: Mapping[str, Any]) -> Item:
-        asked: Values = {}
+        asked = {name: row[name] for name in task.carried if row.get(name) is not None}
         for name, column in columns.items():
             require_single(row.get(column), place)
             asked |= task.read_input(name, row.get(column), f"{place}: column {column!r}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,26 @@ from ..runtime.errors import TrainingError, first_line
 from ..runtime.output import replacing
 
 Values = Mapping[str, Any]
-_to_json = partial(json.dumps, ensure_ascii=False, default=str)
+
+
+def _to_json(value: Any) -> str:
+    """Return JSON with null for NaN and infinity, Base64 for bytes, and texts for times and decimals."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_json)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, default=_as_json)
+
+
+def _as_json(value: Any) -> str:
+    return b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_finite, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def part_suffix(output: str) -> str:
@@ -35,29 +55,27 @@ def write_part(
     """Write a shard's rows for this output.
 
     ``known`` has the fields of a Parquet file that they are from; ``vector`` is the column whose lists of
-    numbers have one length. In a folder, a column that is empty here has its type in the input file's
-    ``first`` rows. Raises :class:`TrainingError` for values that Parquet lacks.
+    numbers have one length. In a folder, a column's type also holds the values in the input file's ``first``
+    rows. Raises :class:`TrainingError` for values that Parquet lacks.
     """
     if part_suffix(output) == ".parquet":
         # merge_parts gives empty columns their types.
         is_merged = output.lower().endswith(".parquet")
-        with _as_parquet():
-            fields = {each.name: each for each in known}
-            _write_parquet(target, rows, fields, vector, None if is_merged else first)
+        fields = {each.name: each for each in known}
+        _write_parquet(target, rows, fields, vector, None if is_merged else first)
         return
     # JSON writes half of a surrogate pair, which UTF-8 lacks, with the same escape.
     with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(f"{_to_json(row)}\n" for row in rows)
 
 
-@contextmanager
-def _as_parquet() -> Iterator[None]:
+def _typed(name: str, values: Sequence[Any], kind: Any) -> Any:
     import pyarrow as pa
 
     try:
-        yield
+        return pa.array(values, kind)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        text = f"not all values fit Parquet: {first_line(error)}"
+        text = f"column {name!r}: not all values are {kind}: {first_line(error)}"
         raise TrainingError(text, hint="JSON lines (.jsonl) can hold any values") from error
 
 
@@ -74,12 +92,13 @@ def _write_parquet(
     def to_array(name: str) -> Any:
         values: list[Any] = [row.get(name) for row in rows]
         if name in known:
-            return pa.array(values, known[name].type)
+            return _typed(name, values, known[name].type)
         if name == vector:
             return pa.array(values, pa.list_(pa.float32(), len(values[0])))
-        found = pa.array(values)
-        is_empty = first is not None and pa.types.is_null(found.type)
-        return found.cast(_type_in(first or (), name)) if is_empty else found
+        samples = [row[name] for row in first or () if name in row]
+        # Readers of a folder take a column's type from one file; merge_parts finds one for all.
+        is_text = first is not None and all(each is None for each in samples or values)
+        return _to_array([*samples, *values], is_text=is_text)[len(samples) :]
 
     names = dict.fromkeys(name for row in (*(first or ()), *rows) for name in row)
     arrays = {name: to_array(name) for name in names}
@@ -87,14 +106,16 @@ def _write_parquet(
     write_table(pa.Table.from_arrays([*arrays.values()], schema=pa.schema(fields)), target)
 
 
-def _type_in(rows: Sequence[Values], name: str) -> Any:
-    """Return the type of a column's values: text if there are none, or of several types."""
+def _to_array(values: Sequence[Any], *, is_text: bool) -> Any:
+    """Return an array of the values, as texts if they are of several types or not for Parquet."""
     import pyarrow as pa
 
     with suppress(pa.ArrowException, ValueError, TypeError, OverflowError):
-        found = pa.array([row.get(name) for row in rows]).type
-        return pa.string() if pa.types.is_null(found) else found
-    return pa.string()
+        found = pa.array(values)
+        # Parquet has no structs without fields.
+        if not is_text and "struct<>" not in str(found.type):
+            return found
+    return pa.array([*map(_as_text, values)], pa.string())
 
 
 def merge_parts(parts: Sequence[Path], output: Path) -> None:
@@ -134,20 +155,28 @@ def _merge_parquet(parts: Sequence[Path], target: Path) -> None:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter, read_schema, read_table
 
-    with _as_parquet():
-        schemas = [*map(read_schema, parts)]
-        names = dict.fromkeys(name for each in schemas for name in each.names)
-        schema = pa.schema([_widest([s.field(n) for s in schemas if n in s.names]) for n in names])
-        texts = {each.name for each in schema if pa.types.is_string(each.type)}
-        with ParquetWriter(target, schema) as writer:
-            for part in parts:
-                table = read_table(part)
-                if table.schema != schema:
-                    rows = table.to_pylist()
-                    for row in rows:
-                        row |= {n: _as_text(row[n]) for n in texts & row.keys()}
-                    table = pa.Table.from_pylist(rows, schema=schema)
-                writer.write_table(table)
+    schemas = [*map(read_schema, parts)]
+    names = dict.fromkeys(name for each in schemas for name in each.names)
+    schema = pa.schema([_widest([s.field(n) for s in schemas if n in s.names]) for n in names])
+    with ParquetWriter(target, schema) as writer:
+        for part in parts:
+            table = read_table(part)
+            if table.schema != schema:
+                arrays = [_convert(table, each) for each in schema]
+                table = pa.Table.from_arrays(arrays, schema=schema)
+            writer.write_table(table)
+
+
+def _convert(table: Any, field: Any) -> Any:
+    """Return a column of the table with this field's type, without values if it has none."""
+    import pyarrow as pa
+
+    if field.name not in table.column_names:
+        return pa.nulls(len(table), field.type)
+    values = table[field.name].to_pylist()
+    if pa.types.is_string(field.type):
+        values = [*map(_as_text, values)]
+    return _typed(field.name, values, field.type)
 
 
 def _widest(fields: Sequence[Any]) -> Any:
@@ -163,7 +192,15 @@ def _widest(fields: Sequence[Any]) -> Any:
 
 
 def _as_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else _to_json(value)
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else _to_json(value).strip('"')
+    # As in JSON lines, half of a surrogate pair.
+    return (
+        None
+        if text == "null" and value != text
+        else text.encode(errors="backslashreplace").decode()
+    )
 
 
 _MERGES = {".csv": _merge_csv, ".jsonl": _merge_lines, ".parquet": _merge_parquet}

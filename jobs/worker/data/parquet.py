@@ -25,9 +25,17 @@ def explaining_parquet(path: Path) -> Iterator[None]:
 
     try:
         yield
+    except DatasetError:
+        raise
     # Times may be no times of Python.
     except (ArrowException, OSError, OverflowError, ValueError) as error:
-        raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
+        text, hint = f"can't be read as Parquet: {first_line(error)}", None
+        if "timezone" in text or "zoneinfo" in text:
+            text = "has times in a zone of which this machine has no data"
+            hint = (
+                "install tzdata, on newer systems also tzdata-legacy; or write times without zones"
+            )
+        raise DatasetError(f"{path}: {text}", hint=hint) from error
 
 
 def look_at_parquet(paths: Sequence[Path]) -> Table:

@@ -224,9 +224,10 @@ class TextSamples:
     def __getitem__(self, index: int) -> TextSample:
         texts = [column.ids[slice(*column.bounds[index : index + 2])] for column in self.columns]
         room, target = self.room, self.targets[index]
-        if len(texts) == 2:  # each keeps its half, and the rest of the other's
-            kept = max(room // 2, room - len(texts[1]))
-            texts = [texts[0][:kept], texts[1]]
+        if len(texts) == 2:
+            # Each keeps its half, the longer one an odd token, and the rest of the other's.
+            half = (room + (len(texts[0]) > len(texts[1]))) // 2
+            texts = [texts[0][: max(half, room - len(texts[1]))], texts[1]]
             room -= len(texts[0])
         texts[-1] = texts[-1][:room]
         inputs = self.template.join(*texts)

@@ -78,13 +78,12 @@ def _trim_training(trainer: Any) -> None:
     plain = trainer.get_train_dataloader
 
     def get_train_dataloader() -> Any:
-        collate = trainer.data_collator
-        # Only while it is made: evaluation may expect batches of one width.
-        trainer.data_collator = Trimmed(collate)
-        try:
-            return plain()
-        finally:
-            trainer.data_collator = collate
+        # Not the collator: evaluation may expect batches of one width, and trainers its attributes.
+        loader = plain()
+        inner = getattr(loader, "base_dataloader", loader)  # Accelerate's
+        if collate := getattr(inner, "collate_fn", None):
+            inner.collate_fn = loader.collate_fn = Trimmed(collate)
+        return loader
 
     trainer.get_train_dataloader = get_train_dataloader
 
@@ -171,10 +170,12 @@ class StepReports(TrainerCallback):
     def _training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
         """Trainer's, measured: the forward and backward pass of a part of a batch."""
         begin = time.perf_counter()
-        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         first = next((each for each in inputs.values() if isinstance(each, torch.Tensor)), ())
         self._samples += len(first)
-        if ids is not None:
+        # sentence-transformers has anchor_input_ids, positive_input_ids, ….
+        named_ids = [name for name in inputs if name.endswith("_input_ids")]
+        for name in ["input_ids"] if "input_ids" in inputs else named_ids:
+            ids, mask = inputs[name], inputs.get(f"{name[:-9]}attention_mask")
             self._padded += ids.numel()
             self._tokens += int(mask.sum()) if mask is not None else ids.numel()
         self._rate = self._trainer.optimizer.param_groups[0]["lr"]

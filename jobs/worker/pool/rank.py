@@ -118,6 +118,8 @@ def die_with_parent() -> None:
 
 def send_below(folder: Path, names: Sequence[str], to: str, take: str) -> int:
     """Send an archive to a node, where the shell command ``take`` gets it; return the exit code."""
-    pack = shlex.join(["tar", "-C", str(folder), "-cf", "-", *names])
+    argv = ["tar", "-C", str(folder), "--ignore-failed-read", "-cf", "-", *names]
+    # Its exit code 1: a file changed meanwhile, such as the log of a process that was left running.
+    pack = f"{{ {shlex.join(argv)} || [ $? = 1 ]; }}"
     script = f"set -o pipefail; {pack} | {shlex.join([*SSH, to, take])}"
     return run_ssh(["bash", "-c", script], stdin=subprocess.DEVNULL).returncode

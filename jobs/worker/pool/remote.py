@@ -15,6 +15,9 @@ from xmlrpc.server import SimpleXMLRPCServer
 from .stop import PAUSE_S, Stop
 
 CONNECT_S = 120.0
+"""The ranks come within this time once rank 0 serves."""
+READY_S = 12 * 3600.0
+"""Rank 0 may bring files from other nodes first. If it is lost meanwhile, the heartbeat ends the others."""
 
 
 class _Server(SimpleXMLRPCServer):
@@ -55,7 +58,7 @@ class Remote:
     address: str
     port: int
     stop: Stop
-    _until: float = field(default_factory=lambda: time.monotonic() + CONNECT_S)
+    _until: float = field(default_factory=lambda: time.monotonic() + READY_S)
     """When a rank 0 that does not answer is no longer only starting."""
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -15,6 +15,7 @@ rank that is silent, come from any rank.
             this is the best so far), best_score, best_step, seconds; the model was evaluated while training
     checkpoint  step, name, seconds; one was written. In a study, step is the number of ended trials, and
             there is eta_seconds
+    checkpoint_estimate  seconds; how long the first checkpoint may take, if that is long
     stopped step, total, checkpoint (its name); after a SIGTERM, before exit code 143
     note    text
     trial   samples_per_second, steps, seconds; what a trial (--trial-seconds) measured
@@ -219,6 +220,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "best": lambda value: isinstance(value, bool),
     },
     "checkpoint": {"step": _is_count, "name": _is_text},
+    "checkpoint_estimate": {"seconds": _is_number},
     "stopped": {**_STEP, "checkpoint": _is_text},
     "note": {"text": _is_text},
     "trial": {"samples_per_second": _is_number, "steps": _is_count, "seconds": _is_number},

@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, NamedTuple
 
 OUTPUT, WORK, STATE, WORKERS, RECORD = "output", "work", "output.state", "workers", "job.json"
+PUSH_S = 1800.0
+"""The longest time of a push."""
 RANK_FILES = (f"{STATE}/logs", f"{STATE}/metrics")
 STARTED = f"{STATE}/started"
 OWN = ("log", "log.earlier", RECORD)

@@ -102,6 +102,7 @@ class Push:
 
         Then remove older checkpoints there, except the one before. Data from S3 stay where they are.
         """
+        self._abort_unfinished(ownership.PUSH_S)
         if not (self.folder / END).exists():
             self._delete(self.list(END))  # of the run before
         files = self._find([*_INPUTS, DATA, _EARLIER, _LOG])
@@ -152,13 +153,15 @@ class Push:
                 partial.write_text(json.dumps(done) + "\n")
         return done
 
-    def _abort_unfinished(self) -> None:
-        """Abort uploads that an earlier push began and did not finish: S3 bills their parts."""
+    def _abort_unfinished(self, age_s: float = 0.0) -> None:
+        """Abort uploads of this age that an earlier push did not finish: S3 bills their parts."""
         bucket, listing = self.url.bucket, self.s3.get_paginator("list_multipart_uploads")
         # Older roles may not list them.
         with suppress(ClientError):
             for page in listing.paginate(Bucket=bucket, Prefix=self.url.key + "/"):
                 for each in page.get("Uploads", ()):
+                    if time.time() - each["Initiated"].timestamp() < age_s:
+                        continue
                     key, id_ = each["Key"], each["UploadId"]
                     self.s3.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=id_)
 

@@ -23,6 +23,7 @@ from ..runtime.checkpoint_names import CHECKPOINTS, newest, step_of
 from ..runtime.output import prepare_output, state_folder
 from ..runtime.process import STOPPED, leave
 from ..tasks import TASKS
+from ..training.options import NEVER
 from .plan import STUDY, StudyPlan
 from .trials import TrialRunner
 
@@ -50,7 +51,7 @@ def main() -> int:
 
 def share_options(options: Any) -> Any:
     """Return the options that all trials share: of a run with one rank and no checkpoints."""
-    changed: dict[str, Any] = {"backend": "gloo", "checkpoint_every": 10**9}
+    changed: dict[str, Any] = {"backend": "gloo", "checkpoint_every": NEVER}
     if options.eval_every == "auto" and any(getattr(options, name, None) for name in _UNSEEN):
         changed["eval_every"] = "epoch"  # it pays: bad trials end early
     return replace(options, **changed)

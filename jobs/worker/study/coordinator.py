@@ -36,7 +36,7 @@ from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, newes
 from ..runtime.errors import first_line
 from ..runtime.events import Events
 from ..runtime.output import METRICS, RESULTS, save_json
-from ..supervisor.launch import BEGIN, LAUNCH
+from ..supervisor.launch import FIRST, LAUNCH
 from ..tasks import format_score
 from ..training.options import TrainOptions, flag
 from .plan import OWN_METRICS, STUDY, Domain, StudyPlan
@@ -176,7 +176,7 @@ class Coordinator:
     def _first_start(self) -> float:
         """Return when the job first started, in seconds since 1970; a restart's own start if unknown."""
         with suppress(OSError, ValueError, KeyError):
-            return float(json.loads(Path(BEGIN).read_text())["first"])
+            return float(json.loads(Path(FIRST).read_text())["first"])
         return time.time() - (time.monotonic() - self._begin)
 
     def join(self, rank: int, host: str) -> tuple[str, str, float | None]:
@@ -217,7 +217,7 @@ class Coordinator:
 
     def metric(self, scores: Mapping[str, float]) -> str:
         """Return the name of the score that compares trials: ``--metric``, or the first one there is."""
-        return next((name for name in self._metrics if name in scores), next(iter(scores)))
+        return next((name for name in self._metrics if name in scores), self._metrics[0])
 
     def is_better(self, scores: Mapping[str, float]) -> bool:
         """Return whether a trial with these scores would be the best one so far."""

@@ -33,6 +33,8 @@ from .watch import LogWatch, announce
 from .watcher import Watcher
 
 _LOG = Path("log")
+# In begin.json: what end.json will be once the results are stored.
+_OUTCOME = "outcome"
 # Higher exit codes of a shell mean killed processes.
 _MOST = 128
 
@@ -77,7 +79,7 @@ class Supervisor:
     def attempt(self) -> int:
         """Run the job and return its exit code."""
         watcher, head, launch = self.watcher, self.head, self.watcher.launch
-        if end := head.read(END):
+        if end := head.read(END) or head.read(BEGIN).get(_OUTCOME):
             announce(event="note", text="the job had ended before Slurm lost one of its nodes")
             head.remove(SECRETS)
             self._store(end)
@@ -94,7 +96,7 @@ class Supervisor:
         watcher.launch, copies = prepare(launch, watcher.job, lambda: watcher.notices)
         watcher.transfers = [*copies, *([Uploads(launch)] if launch.bucket else [])]
         code = stage_data(watcher, head) or watcher.run()
-        watcher.settle(choose_copy_limit(code, watcher.job.fate()))
+        watcher.settle(choose_copy_limit(code, watcher.job.fate(), watcher.log.checkpoint_s))
         return self._finish(code)
 
     def finish_killed(self, code: int) -> int:
@@ -105,6 +107,10 @@ class Supervisor:
         watcher.kill_rest()
         # If the supervisor was killed, the program is not to blame: the job may run again.
         self.began = {"attempt": watcher.job.attempt, **self.head.read(BEGIN)}
+        if outcome := self.began.get(_OUTCOME):
+            self.head.copy_log(_LOG.stat().st_size)
+            self._close(outcome)
+            return 0 if outcome["state"] == SUCCEEDED else code
         node = [*self.began.get("nodes", []), *watcher.job.nodes][0]
         watcher.stop()
         watcher.leaving = describe_dead(code, node, os.environ.get("SPR_ENDED"))
@@ -143,28 +149,33 @@ class Supervisor:
 
     def _finish(self, code: int) -> int:
         """Requeue the job, or write its outcome."""
-        head, job, launch = self.head, self.watcher.job, self.watcher.launch
+        head, job = self.head, self.watcher.job
         end = conclude(code, self.watcher, cancelled=head.exists(CANCELLED))
         if end is None and self._start_again():
             return code
         end = end or conclude(code, self.watcher, last=True) or {}
         content = {**self.began, "ended": time.time(), **end}
-        succeeded = content["state"] == SUCCEEDED
-        if succeeded:
+        if content["state"] == SUCCEEDED:
             head.send_results()  # while Slurm may still start the job again
+        head.write(BEGIN, {**self.began, _OUTCOME: content})
         job.keep_from_requeueing()
+        self._close(content)
+        return code
+
+    def _close(self, content: dict[str, Any]) -> None:
+        """Bring a job with this outcome to its end."""
+        head, launch = self.head, self.watcher.launch
         # Slurm kills this process 30 s after the loss of a node, and soon if the job is canceled.
         self.on_term = lambda: self._write_end(content)
-        if content["state"] == CANCELLED or job.fate():
+        if content["state"] == CANCELLED or self.watcher.job.fate():
             self._write_end(content)
-        if not succeeded:
+        if content["state"] != SUCCEEDED:
             head.send_results()
         # So that a new head does not restart the job.
         text, forget = json.dumps(content), f"rm -f {SECRETS}"
         send_file(launch.folder, self._others(), END, text, before=forget)
         head.remove(SECRETS)
         self._store(content)
-        return code
 
     def _others(self) -> list[str]:
         launch = self.watcher.launch

@@ -46,14 +46,16 @@ def conclude(
     return _end(FAILED, int(cause.get("exit_code", code)), cause)
 
 
-def choose_copy_limit(code: int, fate: str) -> float:
+def choose_copy_limit(code: int, fate: str, checkpoint_s: float = 0.0) -> float:
     """Return how many seconds an ended attempt waits for its last checkpoint's copies. Pure.
+
+    Copying may take as long as saving.
 
     Slurm kills this process 30 s after it has lost a node, and a copy to that node may hang for longer: the
     job's end must be written before. Only ranks that were told to stop get the full time: after a failure, a
     node may be lost without Slurm knowing yet, and finished training needs no copies.
     """
-    return _COPY_S if code == STOPPED and not fate else _HURRIED_COPY_S
+    return max(_COPY_S, checkpoint_s) if code == STOPPED and not fate else _HURRIED_COPY_S
 
 
 def find_cause(watcher: Watcher) -> dict[str, Any]:

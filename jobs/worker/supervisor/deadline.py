@@ -10,9 +10,15 @@ from typing import Any
 SHOW = ("sudo", "-n", "sh", "/run/spr-cluster/expiry", "show")
 """Prints the lifetime that the node's guard knows."""
 _SHARE, _LEAST_S, _MOST_S = 1 / 8, 20.0, 300.0
-_CHECKPOINTS = 3
+CHECKPOINTS = 3
+"""How many times as long as its last checkpoint took a job has to save one more, and to copy it."""
 SAVE_S = 120.0
-"""Time to save a checkpoint after the job's own limit."""
+"""The least time to save a checkpoint after the job's own limit, and after a `cancel`."""
+
+
+def time_to_save(checkpoint_s: float, least_s: float) -> float:
+    """Return how long a job may take to save a checkpoint if its last one took so long. Pure."""
+    return max(least_s, CHECKPOINTS * checkpoint_s)
 
 
 def parse_deadline(text: str, *, is_limited: bool) -> float | None:
@@ -27,7 +33,7 @@ def parse_deadline(text: str, *, is_limited: bool) -> float | None:
 def lead_before(deadline: float, began: float, checkpoint_s: float = 0.0) -> float:
     """Return how long before the deadline a job stops that takes this long for a checkpoint. Pure."""
     share = min(max((deadline - began) * _SHARE, _LEAST_S), _MOST_S)
-    return max(share, _CHECKPOINTS * checkpoint_s)
+    return time_to_save(checkpoint_s, share)
 
 
 def paid_s(node_s: float, own_s: float, used: int, nodes: int) -> float:
@@ -56,6 +62,8 @@ class Deadline:
     first: float = field(default_factory=time.time)
     resumes: bool = False
     """Whether the limits are what earlier runs of the job left of them."""
+    checkpoint_s: float = 0.0
+    """How long its last checkpoint took, or its first one may take."""
 
     def take(self, text: str) -> None:
         """Process what the guard prints; a guard that fails once has not changed its mind."""
@@ -69,9 +77,13 @@ class Deadline:
             return self.max_time_s
         own = max(0.0, self.over - self.first)
         paid = paid_s(self.paid_node_s, own, self.used, self.nodes)
-        return max(0.0, min(self.max_time_s, paid - SAVE_S))
+        return max(0.0, min(self.max_time_s, paid - self._save_s))
 
-    def find_end(self, checkpoint_s: float = 0.0) -> dict[str, Any]:
+    @property
+    def _save_s(self) -> float:
+        return time_to_save(self.checkpoint_s, SAVE_S)
+
+    def find_end(self) -> dict[str, Any]:
         """Return the deadline as the reason to stop now; {} if there is time left.
 
         ``until`` is when the ranks are killed.
@@ -84,9 +96,9 @@ class Deadline:
             if self.budget:
                 paid = f"pays for no more than {longest / 60:.1f} min and a checkpoint"
                 message = f"{of}--budget ${self.budget:g} {paid}"
-            return {"message": message, "until": limit + SAVE_S}
+            return {"message": message, "until": limit + self._save_s}
         at = self.expires
-        if at is None or time.time() < at - lead_before(at, self.began, checkpoint_s):
+        if at is None or time.time() < at - lead_before(at, self.began, self.checkpoint_s):
             return {}
         over = time.strftime("%H:%M UTC", time.gmtime(at))
         return {

@@ -66,12 +66,15 @@ class HeadFolder:
         )
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file; {} if there is none."""
-        script = f"cat {shlex.quote(f'{self.folder}/{name}')} 2>/dev/null"
-        with suppress(OSError, subprocess.TimeoutExpired, ValueError, TypeError):
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-            done = run_ssh(self.argv(script), timeout=_SSH_S, **quiet)
-            return dict(json.loads(done.stdout))
+        """Return the content of a JSON file; {} if there is none, or the head does not answer for long."""
+        path = shlex.quote(f"{self.folder}/{name}")
+        for tried in range(_RESULT_TRIES):
+            time.sleep(_TRIES_S if tried else 0)
+            answer = ask(self.argv(f"[ ! -e {path} ] || cat {path}"), _SSH_S)
+            if answer is not None:
+                with suppress(ValueError, TypeError):
+                    return dict(json.loads(answer))
+                break
         return {}
 
     def remove(self, name: str) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..storage.ownership import GATHERED
+from ..storage.ownership import GATHERED, PUSH_S
 from .commands import Running
 from .head import SSH, HeadFolder, render_pack, render_unpack
 from .launch import Launch
 from .nodes import send_files
-from .transfers import PUSH_S, render_push
+from .transfers import render_push
 from .watch import announce
 
 _RECORD = "job.json"

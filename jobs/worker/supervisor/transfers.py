@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..runtime.checkpoint_names import LAST, PATTERN, checkpoint_name
+from ..storage.ownership import PUSH_S
 from .commands import LOW_PRIORITY, Running
 from .head import SSH
 from .launch import CHECKPOINTS, Launch
 from .watch import announce
 
-_COPY_S, PUSH_S = 900.0, 1800.0
+_COPY_S = 900.0
 AGAIN_S = 15.0
 _KEPT = 2
 # A complete checkpoint is renamed to its final name; then older copies are removed.

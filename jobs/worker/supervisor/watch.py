@@ -27,7 +27,8 @@ IDLE_S, _IDLE_SHARE = 600.0, 0.01
 """A job counts as idle after this time with less than this share of one CPU."""
 _NO_ROOM_BYTES = 1 << 20
 LEAST_S, FACTOR = 180.0, 10.0
-"""A run counts as hung after this time without a step, or after this multiple of its longest step."""
+"""A run counts as hung after this time without a step, or after this multiple of its longest step, or after
+the time in which it may save a checkpoint."""
 # Hydra's message when it can't start ranks. Under Slurm it may then wait forever [tried: 2021.18].
 _NOT_STARTED = re.compile(
     rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
@@ -63,12 +64,12 @@ class StallDetector:
         elif kind == "checkpoint" and self._since is not None:
             self._since = now
 
-    def stalled(self, now: float) -> float:
+    def stalled(self, now: float, least_s: float = LEAST_S) -> float:
         """Return the seconds without a step if there are too many, else 0."""
         if self._since is None or not self._stepping:
             return 0.0
         silent = now - self._since
-        return silent if silent > max(LEAST_S, FACTOR * self.longest) else 0.0
+        return silent if silent > max(least_s, FACTOR * self.longest) else 0.0
 
 
 @dataclass
@@ -133,7 +134,7 @@ class LogWatch:
     """Whether a message reported a failed write."""
     checkpoint: str = ""
     checkpoint_s: float = 0.0
-    """The last checkpoint's name, and how long it took."""
+    """The last checkpoint's name, and how long it took, or how long the first one may take."""
     lost: tuple[str, ...] = ()
     """The nodes that mpirun has lost."""
     steps: StallDetector = field(default_factory=StallDetector)
@@ -190,6 +191,8 @@ class LogWatch:
             took = event.get("seconds")
             self.checkpoint = event["name"]
             self.checkpoint_s = took if isinstance(took, float) else 0.0
+        elif kind == "checkpoint_estimate":
+            self.checkpoint_s = event["seconds"]
         self.has_begun = self.has_begun or kind in ("start", "running")
         self.steps.see(kind, str(event.get("name", "")), time.monotonic())
 

@@ -23,11 +23,12 @@ from typing import Any
 
 from ..runtime.process import STOPPED
 from .commands import DRAINED, IDLE, SlurmJob
-from .deadline import SHOW, Deadline
+from .deadline import SHOW, Deadline, time_to_save
 from .launch import FOLDER, Launch, build_argv
 from .nodes import newest_step
 from .transfers import Transfer
 from .watch import (
+    LEAST_S,
     IdleWatch,
     LogWatch,
     Poll,
@@ -42,7 +43,7 @@ from .watch import (
 ERROR_GRACE_S = 15.0
 """Time for mpirun to end after a rank has failed: a node may be gone."""
 LEAVE_S = 60.0
-"""Time for ranks to save a checkpoint and exit when one of their nodes leaves."""
+"""The least time for ranks to save a checkpoint and exit when one of their nodes leaves."""
 WAIT_S = 12.0
 """Time after which the health check has also noticed what a rank noticed."""
 POLL_S = 0.1
@@ -165,7 +166,7 @@ class Watcher:
             self._forward(self._process.pid)
         if (failed is not None and now - failed > ERROR_GRACE_S) or self._is_left(now):
             self.kill()
-        elif not self.hang and (silent := self.log.steps.stalled(now)):
+        elif not self.hang and (silent := self._find_stall(now)):
             message = f"no step for {silent / 60:.0f} min: a rank hangs"
             self.hang = {"message": message, "lost_peer": True}
             self.kill()
@@ -173,10 +174,15 @@ class Watcher:
             self._warn_idle(self._idle, silent)
         return False
 
+    def _find_stall(self, now: float) -> float:
+        # A checkpoint is written between two steps.
+        return self.log.steps.stalled(now, time_to_save(self.log.checkpoint_s, LEAST_S))
+
     def _stop_if_leaving(self) -> None:
         if self.stopping or self.log.failed_at is not None:
             return
-        self.leaving = self._find_notice() or self.deadline.find_end(self.log.checkpoint_s)
+        self.deadline.checkpoint_s = self.log.checkpoint_s
+        self.leaving = self._find_notice() or self.deadline.find_end()
         if self.returned and not self.leaving and time.monotonic() - self._begin > GROW_S:
             text = f"{' and '.join(self.returned)} can be used again"
             self.leaving = blame(self.job.nodes[0], self.job.nodes, 1, text)
@@ -204,7 +210,8 @@ class Watcher:
         if not self.leaving or self._forwarded_at is None:
             return False
         is_late = time.time() > float(self.leaving.get("until", 0.0))
-        return now - self._forwarded_at > LEAVE_S and is_late
+        limit = time_to_save(self.log.checkpoint_s, LEAVE_S)
+        return now - self._forwarded_at > limit and is_late
 
     def _blame_node(self) -> None:
         """Determine whether the ranks failed because a node leaves."""

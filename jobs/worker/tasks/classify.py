@@ -207,6 +207,13 @@ class Classify(TaughtTask[ClassifyOptions]):
             raise DatasetError(
                 "--class-weights and --label-smoothing need texts with one label each"
             )
+        wrong, right = ("accuracy", "exact_match")[:: 1 if self._several else -1]
+        if self.options.metric == wrong:
+            raise DatasetError(
+                f"--metric {wrong}: {data.train_source} has {'several labels' if several else 'one label'} "
+                "per text",
+                hint=f"use --metric {right}",
+            )
         self._weigh(data)
         note(f"{len(self.classes)} classes{several}: {', '.join([*shown, *more])}")
         return data
@@ -328,6 +335,9 @@ class Classify(TaughtTask[ClassifyOptions]):
             for row, labels in enumerate(samples.targets):
                 truth[row, labels] = True
         accuracy = 100 * float(accuracy_score(truth, predicted))
+        if self._several and (known := truth.any(axis=0) | predicted.any(axis=0)).any():
+            # As with one label, a class that the data lack does not count.
+            truth, predicted = truth[:, known], predicted[:, known]
         macro = 100 * float(f1_score(truth, predicted, average="macro", zero_division=0))
         scores: dict[str, Any] = {
             "exact_match" if self._several else "accuracy": round(accuracy, 3),

@@ -211,9 +211,10 @@ def _scores(task: Task[Any], figures: Mapping[str, Any]) -> Iterator[tuple[str, 
 def find_intervals(task: Task[Any], figures: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Return the scores' 95 % intervals for other data of this kind, where the figures tell enough.
 
-    Shares of records have Wilson's interval; macro F1 one from resampled confusion matrices.
+    Shares of records have Wilson's interval; macro F1 one from resampled confusion matrices. `embed` counts
+    its anchors. If some have several positives, the interval is rather too wide.
     """
-    found, count = {}, figures["eval_records"]
+    found, count = {}, figures.get("anchors", figures["eval_records"])
     for name, value in figures["scores"].items():
         if name in task.shares:
             share, part = value / 100, Z * Z / count

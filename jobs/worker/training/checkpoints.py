@@ -26,8 +26,16 @@ from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, step_
 from ..runtime.errors import CheckpointError, first_line
 from ..runtime.output import state_folder
 from ..runtime.ranks import Ranks
-from .options import ANY_RUN, MAY_CHANGE, TrainOptions, flag
-from .state import State, TrainingProgress, random_state, set_random_state, share_tensors
+from ..supervisor.launch import FOLDER
+from .options import ANY_RUN, MAY_CHANGE, NEVER, TrainOptions, flag
+from .state import (
+    State,
+    TrainContext,
+    TrainingProgress,
+    random_state,
+    set_random_state,
+    share_tensors,
+)
 
 if TYPE_CHECKING:
     from .batches import TrainingRun
@@ -37,6 +45,10 @@ EVERY_SECONDS = 600.0
 """A failing machine costs at most this much training, on average half of it."""
 MOST_SHARE = 0.02
 """Writing takes at most this fraction of the time, on any disk."""
+SLOWEST_DISK = 125 << 20
+"""Bytes per second that any disk of a node writes: EBS's least."""
+_WORTH_TELLING = 20.0
+_ADAM_BYTES, _COPIES = 8, 2
 WORTH_SECONDS = 60.0
 """A checkpoint older than this is followed by one after the last step: evaluation may be interrupted."""
 
@@ -72,6 +84,7 @@ class CheckpointTimer:
 
     def by_step(self, step: int, *, last: bool) -> bool:
         """Return whether a checkpoint is due after this step; the same on every rank."""
+        last = last and self.every != NEVER
         return self.every is not None and (last or step % self.every == 0)
 
     def by_time(self, *, last: bool) -> bool:
@@ -95,6 +108,45 @@ def identify(
     known = {k: v for k, v in asdict(options).items() if k not in ANY_RUN}
     # Only rank 0 compares.
     return RunIdentity(ranks.planned, dtype, run.digest() if ranks.first else "", known, ground)
+
+
+def expect_checkpoints(context: TrainContext, model: torch.nn.Module, *, keeps_best: bool) -> None:
+    """Tell how long the first checkpoint may take, if that is long.
+
+    Raises :class:`CheckpointError` on all ranks if the disk of the first node, or of the second, which gets
+    copies, has too little room for them.
+    """
+    parts = [(each.requires_grad, each.numel(), each.element_size()) for each in model.parameters()]
+    times = 2 if keeps_best else 1
+    one = sum(count * (times * size + _ADAM_BYTES) for trained, count, size in parts if trained)
+    whole = sum(count * size for _, count, size in parts)
+    room = _find_room(state_folder(context.output) / CHECKPOINTS)
+    found: list[tuple[int, bool]] = context.ranks.gather((room, FOLDER in os.environ))
+    free, has_supervisor = [each for each, _ in found], found[0][1]
+    keep, hosts = context.options.keep_checkpoints, context.hosts
+    # A new one is complete before the oldest one goes, and the model comes beside the others.
+    needs = {0: keep * one + max(one, whole)}
+    if has_supervisor:  # elsewhere, nodes often share a disk, and there are no copies
+        needs.update({n: (_COPIES + 1) * one for n in range(len(hosts)) if hosts[n] != hosts[0]})
+    for rank in list(needs)[:2]:
+        if (lack := needs[rank] - free[rank]) > 0:
+            where = f" on {hosts[rank]}" if hosts else ""
+            fewer = "--keep-checkpoints 1, " if keep > 1 and not rank else ""
+            lora = "--lora, " if getattr(context.options, "lora", None) is False else ""
+            raise CheckpointError(
+                f"checkpoints need {needs[rank] / 1e9:.1f} GB of disk, and {free[rank] / 1e9:.1f} GB are "
+                f"free{where}",
+                hint=f"use {fewer}{lora}or disks that are {-(-lack // 2**30)} GiB larger (`up --volume-gib`)",
+            )
+    if (seconds := one / SLOWEST_DISK) > _WORTH_TELLING:
+        context.events.emit("checkpoint_estimate", seconds=round(seconds, 1))
+
+
+def _find_room(folder: Path) -> int:
+    """Return the bytes that checkpoints can have there: what is free, and what older ones take."""
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    older = (each.stat().st_size for each in folder.glob("*/*") if each.is_file())
+    return shutil.disk_usage(place).free + sum(older)
 
 
 def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: Ranks) -> str:

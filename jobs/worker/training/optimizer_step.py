@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import time
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ from .options import TextOptions, TrainOptions
 
 FEWEST_TOKENS = 4
 """Of a sample that tells which tokens the loss depends on."""
+_EXPERT = re.compile(r"experts\.\w*\d\.")
+"""In the name of a parameter that only some tokens reach; experts in one tensor have no such names."""
 IPEX_MODULE = "intel_extension_for_pytorch"
 
 
@@ -111,7 +114,7 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
         model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)
     if context.ranks.size == 1:
         return model, optimizer
-    bf16, some = options.wire == "bf16", _skips_layers(model)
+    bf16, some = options.wire == "bf16", _skips_parts(model)
     replica = Replica(model, context.ranks, bf16, find_unused_parameters=some)
     return replica, optimizer
 
@@ -119,7 +122,8 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
 def find_idle(run: TrainingRun) -> list[Any]:
     """Return the model's parameters that do not affect the loss, such as XLNet's ``mask_emb``.
 
-    Training skips random layers of some models, evaluation none.
+    Training skips random layers of some models, evaluation none. Experts that one sample does not reach are
+    for others.
     """
     model, state = run.loaded.model, torch.get_rng_state()
     idle: set[str] = set()
@@ -128,7 +132,9 @@ def find_idle(run: TrainingRun) -> list[Any]:
         for training in (True, False):
             run.task.loss(model.train(training), sample).backward()  # type: ignore[no-untyped-call]
         idle = {
-            n for n, each in model.named_parameters() if each.requires_grad and each.grad is None
+            name
+            for name, each in model.named_parameters()
+            if each.requires_grad and each.grad is None and not _EXPERT.search(name)
         }
     # Training will report why the model fails on this sample.
     except Exception:
@@ -155,10 +161,11 @@ def _skip_other_tokens(run: TrainingRun) -> None:
     skip_other_tokens(model, lambda: run.task.loss(model, sample))
 
 
-def _skips_layers(model: Any) -> bool:
-    """Return whether some steps have no gradients of some layers."""
+def _skips_parts(model: Any) -> bool:
+    """Return whether some steps have no gradients of some layers or experts."""
     settings = vars(getattr(model, "config", None) or object).items()
-    return any(name.endswith("layerdrop") and value for name, value in settings)
+    drops = any(name.endswith("layerdrop") and value for name, value in settings)
+    return drops or any(_EXPERT.search(name) for name, _ in model.named_parameters())
 
 
 def _may_halve(run: TrainingRun) -> bool:

@@ -25,6 +25,8 @@ SCRATCH = "scratch"
 """The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
 BASE_MODEL = "SPR_BASE_MODEL"
 """The environment variable with the user's path of a local model, which is in another folder on the nodes."""
+NEVER = 10**9
+"""The steps between checkpoints that disable them, also at the end."""
 NO_CACHE = "none"
 """The token cache option that disables the cache."""
 ANY_RUN = frozenset(
@@ -183,7 +185,7 @@ class TrainOptions:
         None,
         "steps between checkpoints (default: about every 10 minutes)",
         kind=int,
-        within=Range(1, 10**9),
+        within=Range(1, NEVER),
         metavar="STEPS",
     )
     keep_checkpoints: int = option(

@@ -36,7 +36,7 @@ from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .best import Unseen, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .card import render_card
-from .checkpoints import Checkpoint, CheckpointTimer, identify
+from .checkpoints import Checkpoint, CheckpointTimer, expect_checkpoints, identify
 from .export import export_model, require_convertible, require_packages
 from .hub import push_model
 from .model import save_model
@@ -96,7 +96,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         unseen = samples
         if data.eval is not data.train and options.trial_seconds is None:
             unseen = task.prepare(context, loaded, data.eval)
-        samples = task.finish(context, loaded, samples)
+        # Nothing learns them in a run that only evaluates.
+        samples = task.finish(context, loaded, samples) if options.epochs else samples
     run = TrainingRun(context, task, loaded, samples)
     if options.trial_seconds is not None:
         with context.phase("measure"):
@@ -105,7 +106,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         return None
     if exports:
         require_convertible(run)
-    run = replace(run, taught=ask_teacher(task, context, records))
+    if options.epochs:
+        run = replace(run, taught=ask_teacher(task, context, records))
     with context.phase("train"):
         loop = train(run, Unseen(data.eval, unseen, data.has_unseen))
     if loop.progress.resumed:
@@ -246,6 +248,9 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
     rate = optimizer.param_groups[0]["lr"]
     state = State(model, optimizer, {})
     loop = Loop(run, schedule, evaluator, state, trained, start, timer, rate)
+    if schedule.total:
+        keeps_best = bool(evaluator.every) and options.keep == "best"
+        expect_checkpoints(context, model, keeps_best=keeps_best)
     if options.resume:
         resume(loop)
     _take_steps(loop)

@@ -5,6 +5,7 @@ The laptop imports this for the options, without torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -158,7 +159,7 @@ def ask_teacher(task: Any, context: TrainContext, records: Sequence[Any]) -> Tau
         teacher = task.open_teacher(context)
         samples = task.prepare(context, teacher, records)
         ground = "\0".join([digest_weights(teacher.model), *getattr(task, "classes", ())])
-        key = f"{ground} {samples.digest()} {context.precision.dtype}"
+        key = f"{ground} {settings_of(teacher.model)} {samples.digest()} {context.precision.dtype}"
 
         def compute() -> NDArray[Any]:
             found: NDArray[Any] = task.compute_outputs(context, teacher, samples)
@@ -166,6 +167,13 @@ def ask_teacher(task: Any, context: TrainContext, records: Sequence[Any]) -> Tau
 
         cache, note = task.open_cache(), context.events.note
         return Taught(compute_once(context.ranks, cache, key, compute, note), ground)
+
+
+def settings_of(model: Any) -> str:
+    """Return what a model's outputs depend on besides its weights: its configuration and pooling."""
+    own = model.config.to_diff_dict()
+    known = {name: own[name] for name in own.keys() - {"_name_or_path", "transformers_version"}}
+    return json.dumps([getattr(model, "pooling", None), known], sort_keys=True, default=str)
 
 
 def digest_weights(model: Any) -> str:

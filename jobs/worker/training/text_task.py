@@ -68,6 +68,8 @@ class TextTask(Task[OwnText]):
     """Whether its models read a second text beside the first."""
     inputs: ClassVar[Sequence[str]] = ("text",)
     """What :meth:`predict` needs of a row, by name."""
+    carried: ClassVar[Sequence[str]] = ()
+    """Columns that :meth:`predict` reads besides, as they are, if a file has them."""
     adds: ClassVar[Collection[str]] = ()
     """The columns that `predict --data` adds to a file."""
     settings: ClassVar[Collection[str]] = ()

@@ -161,6 +161,28 @@ def test_a_down_that_was_interrupted_at_its_end_is_completed(line: CommandLine) 
     assert files_at_home() == []
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_down_needs_no_writable_folder(
+    readable: bool, line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.begin("--nodes", "2")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("Read-only file system")
+
+    with monkeypatch.context() as patch:
+        if readable:
+            patch.setattr("cluster.local_files.ClusterFiles.lock", refuse)
+        else:
+            patch.setenv("SPR_CLUSTER_HOME", "/dev/null/x")
+        for place in ("local_files.write_private", "lifecycle.down.write_private"):
+            patch.setattr(f"cluster.{place}", refuse)
+        result = line.must("down", "--yes")
+
+    assert "; no other command may use the cluster meanwhile" in result.err
+    assert line.cloud.left() == []
+
+
 def test_the_mark_of_an_interrupted_down_ends_with_the_next_up(line: CommandLine) -> None:
     line.begin("--nodes", "2")
     files = ClusterFiles.of("spr")

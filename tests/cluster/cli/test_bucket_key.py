@@ -214,10 +214,22 @@ def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: En
     assert "is needed" not in "".join(check_buckets(clients, has_role, cloud))
 
 
-def test_the_nodes_may_find_unfinished_uploads() -> None:
-    spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), bucket="s3://team-b/results")
+@pytest.mark.parametrize(
+    ("action", "place", "may"),
+    [
+        ("ListBucketMultipartUploads", "team-b", True),
+        ("ListBucketMultipartUploads", "team-c", False),
+        ("GetObject", "team-c/train.json", True),
+        ("GetObject", "team-c/train.json/part", True),
+        ("GetObject", "team-c/train.json.old", False),
+        ("PutObject", "team-c/train.json", False),
+    ],
+)
+def test_the_nodes_may_find_unfinished_uploads_and_read_objects(
+    action: str, place: str, may: bool
+) -> None:
+    options = {"bucket": "s3://team-b/results", "read_from": ("s3://team-c/train.json",)}
+    spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), **options)
     policy = parse_policy(render_document(*node_rights(spec, "aws")), "the role's")
 
-    for bucket, may in {"team-b": True, "team-c": False}.items():
-        looks = Request("s3:ListBucketMultipartUploads", f"arn:aws:s3:::{bucket}", {})
-        assert policy.allows(looks) is may
+    assert policy.allows(Request(f"s3:{action}", f"arn:aws:s3:::{place}", {})) is may

@@ -54,15 +54,15 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
     assert result.out == ""
     for text in (
         "Cluster spr of 4 nodes, aws us-east-1:",
-        "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from "
+        "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, 750 MiB/s, from "
         "Canonical's Ubuntu image  [5 to 20 min]",
         "Software: stack upstream (PyTorch 2.13, transformers 5.23, Intel MPI 2021.18, tcmalloc). IPEX and "
         "oneCCL: --stack intel.",
         "Installation: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
         # The more expensive of the two, with disk and public address.
-        "$26.25 an hour on demand: 4 x $6.5472, plus $0.0161 each",
+        "$26.39 an hour on demand: 4 x $6.5472, plus $0.0508 each",
         "(Price List API, 20",
-        "At most $212.",
+        "At most $213.",
         "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
         "us-east-1a",
         "UTC (in 8 h)",
@@ -332,7 +332,11 @@ def test_gc_removes_forgotten_clusters_and_nothing_else(line: CommandLine) -> No
     assert "lost (us-east-1, expired): 1 volume (vol-" in result.err
     assert line.cloud.left() == alive
     assert line.must("gc").out == "No forgotten clusters.\n"
-    assert parsed(line.run("gc", "--json")) == {"cloud": "aws", "removed": []}
+    assert parsed(line.run("gc", "--json")) == {
+        "cloud": "aws",
+        "not_searched": {},
+        "removed": [],
+    }
 
 
 def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(line: CommandLine) -> None:

@@ -66,6 +66,20 @@ def test_it_names_the_fault_and_no_other(
     assert (code, bool(bad[check]["remedy"])) == (int(is_certain), is_certain)
 
 
+def test_an_existing_cluster_keeps_its_options(line: CommandLine) -> None:
+    line.must("up", "--instance-type", "m7i.metal-24xl", "--market", "spot", "--yes")
+    line.call_log.calls.clear()
+    assert examine(line, "--max-price", "4") == (0, {})
+
+    line.cloud.faults("[quota]\nspot_vcpus = 100\n")
+
+    code, bad = examine(line)
+    assert (code, list(bad)) == (1, ["quota"])
+    assert "2 nodes of m7i.metal-24xl" in bad["quota"]["found"]
+    refused = line.run(*_DOCTOR, "--stack", "intel")
+    assert (refused.code, "was created with upstream" in refused.message) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("action", "checks"),
     [

@@ -47,6 +47,12 @@ _ON_A_CLUSTER = (
     f.Row("stack changed", "up --stack intel --yes", code=2),
     f.Row("disk changed", "up --volume-gib 200 --yes", code=2),
     f.Row("subnet changed", "up --subnet-id subnet-1 --yes", code=2),
+    f.Row(
+        "private cleared",
+        "up --no-private --yes",
+        act=f.record("private", "yes"),
+        code=2,
+    ),
     f.Row("type changed", "up --instance-type c7i.metal-24xl --yes", code=2),
     f.Row("name of another cloud", "up --cloud local", code=2),
     f.Row("not on a terminal", "down", code=2),
@@ -151,14 +157,11 @@ def test_a_locked_cluster_is_reported(line: CommandLine, argv: str) -> None:
     )
 
 
-@pytest.mark.parametrize("argv", [_NEW, "down --yes"])
-def test_an_unusable_home_is_named(
-    line: CommandLine, monkeypatch: pytest.MonkeyPatch, argv: str
-) -> None:
+def test_an_unusable_home_is_named(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPR_CLUSTER_HOME", "/dev/null/x")
     before = line.changes
 
-    result = line.run(*shlex.split(argv))
+    result = line.run(*shlex.split(_NEW))
 
     assert (result.code, line.changes) == (1, before)
     assert result.message == (

@@ -57,7 +57,7 @@ def test_another_regions_price_is_never_the_most_that_it_can_cost(line: CommandL
     text = line.must("up", "--dry-run", "--region", "eu-west-1").out
     as_json = plan(line, "--region", "eu-west-1")
 
-    assert "Price: unknown in eu-west-1. In us-east-1: $6.56 an hour" in text
+    assert "Price: unknown in eu-west-1. In us-east-1: $6.60 an hour" in text
     assert "Prices: no permission for GetProducts." in text
     assert "At most" not in text
     assert (as_json["usd_per_hour"], as_json["usd_at_most"]) == (None, None)
@@ -65,12 +65,12 @@ def test_another_regions_price_is_never_the_most_that_it_can_cost(line: CommandL
     assert as_json["price_problem"] == "no permission for GetProducts"
     # In the table's own region, it serves.
     assert plan(line)["prices_as_of"] == "table of July 2026, us-east-1"
-    assert plan(line)["usd_at_most"] == pytest.approx(_HOURS * 6.5633, rel=0.001)
+    assert plan(line)["usd_at_most"] == pytest.approx(_HOURS * 6.5980, rel=0.001)
 
 
 def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
     local = ("--cloud", "local", "--nodes", "2")
-    note = r"Free here. On AWS: about \$13.13 an hour, at most \$112.6\d \(table of July 2026, us-east-1\)."
+    note = r"Free here. On AWS: about \$13.20 an hour, at most \$113.2\d \(table of July 2026, us-east-1\)."
     planned = plan(line, *local)
     assert re.fullmatch(note, *planned["notes"])
     assert planned["usd_per_hour"] == 0
@@ -78,12 +78,12 @@ def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
     assert "On AWS" not in line.must("up", *local).err
     # Jobs may extend it to 20 hours.
     (longer, *_) = plan(line, *local, "--max-time", "20h", "--name", "other")["notes"]
-    assert re.search(r"at most \$263.6\d ", longer)
+    assert re.search(r"at most \$265.0\d ", longer)
     spot = ("--market", "spot", "--max-price", "3", "--ttl", "1h", "--name", "third")
     (on_spot,) = plan(line, *local, *spot)["notes"]
     # Two nodes with disk and address, for an hour and a half.
-    most = r"at most \$9.55 with --max-price 3 \("
-    assert re.search(rf"about \$13.13 an hour on demand, {most}", on_spot)
+    most = r"at most \$9.66 with --max-price 3 \("
+    assert re.search(rf"about \$13.20 an hour on demand, {most}", on_spot)
     assert not [call for call in line.call_log.calls if call.action == "pricing:GetProducts"]
 
 
@@ -123,7 +123,7 @@ def test_the_events_hold_the_price_of_the_zone(line: CommandLine) -> None:
     accepted = next(event for event in events if event["event"] == "accepted")
     assert bought["market"] == "spot"
     assert bought["usd_per_hour"] == pytest.approx(0.35 * 6.5472, abs=1e-5)
-    assert planned["usd_per_hour"] == pytest.approx(2 * 6.5633, abs=1e-3)
+    assert planned["usd_per_hour"] == pytest.approx(2 * 6.5980, abs=1e-3)
     assert planned["price_source"].startswith("Price List API, ")
     assert "Price List API, " in accepted["what"]
 
@@ -135,16 +135,18 @@ def test_spot_is_shown_by_zone_and_a_maximum_price_limits_it(line: CommandLine) 
     assert [*spot["spot_usd_per_hour"]] == places
     assert sorted(spot["zones"], reverse=True) == spot["zones"]
     assert len(places) == 5
-    assert spot["usd_at_most"] == pytest.approx(_HOURS * (3 + 6.5633 - 6.5472), abs=0.01)
+    assert spot["usd_at_most"] == pytest.approx(_HOURS * (3 + 6.5980 - 6.5472), abs=0.01)
     either = plan(line, "--market", "spot-or-on-demand", "--max-price", "3")
-    assert either["usd_at_most"] == pytest.approx(_HOURS * 6.5633, abs=0.01)
+    assert either["usd_at_most"] == pytest.approx(_HOURS * 6.5980, abs=0.01)
 
 
 def test_a_faster_disk_costs_more(line: CommandLine) -> None:
-    usual, fast = plan(line), plan(line, "--volume-iops", "10000", "--volume-throughput", "500")
+    usual, fast = plan(line), plan(line, "--volume-iops", "10000", "--volume-throughput", "1000")
 
-    more = (7000 * 0.005 + 375 * 0.04) / 720
+    more = (7000 * 0.005 + 250 * 0.04) / 720
     assert fast["usd_per_hour"] - usual["usd_per_hour"] == pytest.approx(more, abs=2e-4)
+    slow = plan(line, "--volume-throughput", "125")
+    assert usual["usd_per_hour"] - slow["usd_per_hour"] == pytest.approx(625 * 0.04 / 720, abs=2e-4)
 
 
 def test_a_denied_price_history_is_one_line(line: CommandLine) -> None:
@@ -275,7 +277,10 @@ def test_a_time_to_live_must_fit_its_limit(line: CommandLine) -> None:
     refused = line.run("up", "--dry-run", "--budget", "20")
 
     assert refused.code == 2
-    assert "--budget 20: the nodes may run 510m with the grace period" in refused.err
+    assert (
+        "--budget 20: it pays for 3 h 3 min at $6.56 an hour; the nodes may run 8 h 35 min"
+        in refused.err
+    )
     fits = refused.err.partition("what fits: --ttl ")[2].split()[0]
     assert plan(line, "--budget", "20", "--ttl", fits)["usd_at_most"] <= 20
     unknown = line.run("up", "--dry-run", "--budget", "900", "--volume-init-rate", "200")

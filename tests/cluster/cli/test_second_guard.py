@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,19 @@ def test_a_plan_offers_it_and_says_what_it_costs(line: CommandLine) -> None:
     assert f"Second guard: AWS terminates machines that do not shut down {free}." in taken
     action = "EventBridge Scheduler terminates each machine 10 min after its deadline"
     assert f"Second guard: {action} Nodes:" in taken
+
+
+def test_it_can_be_cleared_and_set_again(line: CommandLine) -> None:
+    up = ("up", "--name", "bert")
+    line.must(*up, "--second-guard", "--yes")
+    for option, kind, tag in (("--no-", "delete_guards", ""), ("--", "guard", "yes")):
+        words = (*up, f"{option}second-guard")
+        planned = json.loads(line.must(*words, "--dry-run", "--json").out)
+        assert kind in [action["kind"] for action in planned["actions"]]
+        line.must(*words, "--yes")
+        assert line.cloud.group.tags["spr-cluster:second-guard"] == tag
+        line.must(*up, "--yes")
+        assert line.cloud.group.tags["spr-cluster:second-guard"] == tag
 
 
 def test_without_its_policy_nothing_is_bought(line: CommandLine, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ OWN = """
 base = "upstream"
 indexes = []
 python_packages = ["torch==2.13.0", "transformers==5.0.0", "impi-rt==2021.18.1"]
-remove_packages = ["datasets", "scikit-learn", "peft", "accelerate", "evaluate", "boto3"]
+remove_packages = ["datasets", "tzdata", "scikit-learn", "peft", "accelerate", "evaluate", "boto3"]
 examples = "file:///dev/null"
 """
 

@@ -348,6 +348,25 @@ def test_packages_that_can_not_be_installed_leave_nothing(
     assert line.cloud.left() == []
 
 
+def test_interrupted_baking_keeps_its_options(line: CommandLine) -> None:
+    def fail() -> None:
+        raise HostError("node0", "no SSH at 172.31.0.4: timed out")
+
+    line.cloud.steps.before[INSTALL] = fail
+    options = ("--instance-type", "m7i.2xlarge", "--proxy", "http://10.0.0.9:3128")
+    result = line.run("bake", "--yes", *options)
+    assert (
+        "bake --stack upstream --proxy http://10.0.0.9:3128 --instance-type m7i.2xlarge --cloud"
+        in (result.err)
+    )
+    del line.cloud.steps.before[INSTALL]
+    line.lose(*line.ids())
+
+    line.must("bake", "--yes")  # as `status` says; the record knows the type
+
+    assert {each["InstanceType"] for each in line.cloud.purchases()} == {"m7i.2xlarge"}
+
+
 def test_interrupted_baking_of_packages_continues_on_its_machine(
     line: CommandLine, packages: Packages
 ) -> None:

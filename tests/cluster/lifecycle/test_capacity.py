@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.ec2.purchase import NoCapacityError
+from infra.errors import CloudError
 from tests.harness.simulated_cloud import SimulatedCloud
 
 
@@ -28,6 +29,16 @@ def test_a_zone_without_room_is_passed_over(cloud: SimulatedCloud, rule: str) ->
     assert refused[0]["reason"].startswith("InsufficientInstanceCapacity: ")
     ran = {event["ran"] for event in cloud.ctx.events.read() if event["event"] == "faulty"}
     assert ran == ({False} if "no-room" in rule else set()), "their cost is counted"
+
+
+def test_disks_beyond_the_quota_for_storage_are_not_bought_again(cloud: SimulatedCloud) -> None:
+    cloud.faults('[[machine]]\nn = 2\nfate = "no-storage"\n')
+
+    with pytest.raises(CloudError, match="exceeds the account's quota") as caught:
+        cloud.up(nodes=3)
+
+    assert "L-7A658B76" in str(caught.value.hint)
+    assert len(cloud.purchases()) == 2
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
+from cluster.lifecycle import deadline
 from cluster.lifecycle.deadline import extend, raise_latest
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord
@@ -148,6 +151,59 @@ def test_jobs_move_only_the_latest_end_and_never_back(cloud: SimulatedCloud) -> 
     (name, *_) = [s["Name"] for s in scheduler.list_schedules()["Schedules"]]
     at = scheduler.get_schedule(Name=name, GroupName="spr-cluster-bert")["ScheduleExpression"]
     assert at == f"at({begin + 6 * HOUR + AFTER:%Y-%m-%dT%H:%M:%S})"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_two_changes_at_once_both_take_effect(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    begin = cloud.prepared(nodes=1, ttl=2 * HOUR).expires
+    change = deadline._change
+    assert begin
+
+    def extend_first(*args: Any) -> ClusterRecord:
+        monkeypatch.setattr(deadline, "_change", change)
+        run(cloud, 5 * HOUR)
+        return change(*args)
+
+    def extend_meanwhile() -> None:
+        cloud.steps.before.clear()
+        run(cloud, 5 * HOUR)
+
+    if is_late:
+        cloud.steps.before["spr-cluster-expires"] = extend_meanwhile
+    else:
+        monkeypatch.setattr(deadline, "_change", extend_first)
+    raise_latest(cloud.ctx, NAME, begin + 9 * HOUR)
+
+    assert ends(cloud) == {cloud.expires(7 * HOUR)}
+    assert deadlines(cloud) == {int((begin + 5 * HOUR).timestamp())}
+    assert latest(cloud) == {cloud.expires(11 * HOUR)}
+
+
+@pytest.mark.parametrize("bought", [2, 3])
+def test_up_keeps_an_end_that_moved_while_it_ran(cloud: SimulatedCloud, bought: int) -> None:
+    cloud.up(nodes=2, ttl=2 * HOUR, second_guard=True)
+
+    def extend_meanwhile() -> None:
+        if len(cloud.cluster().nodes) == bought:
+            with suppress(KeyError):  # of two threads, only one
+                del cloud.steps.before["facts"]
+                run(cloud, 5 * HOUR)
+
+    cloud.steps.before["facts"] = extend_meanwhile
+    cloud.up(nodes=3)
+
+    assert not cloud.steps.before
+    assert ends(cloud) == {cloud.expires(7 * HOUR)}
+    machines = [cloud.machine(node.instance.id) for node in cloud.cluster().nodes]
+    times = {machine.get("expires", machine["launch_expires"]) for machine in machines}
+    assert times == {int(cloud.began) + 7 * 3600}
+    scheduler = cloud.ctx.clients.scheduler
+    names = [each["Name"] for each in scheduler.list_schedules()["Schedules"]]
+    group = "spr-cluster-bert"
+    found = [scheduler.get_schedule(Name=name, GroupName=group) for name in names]
+    assert len({each["ScheduleExpression"] for each in found}) == 1
 
 
 def test_an_ended_jobs_latest_end_does_not_limit_extend(cloud: SimulatedCloud) -> None:

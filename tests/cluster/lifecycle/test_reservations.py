@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ ID = "cr-0123456789abcdef0"
 
 def reservation(**changes: Any) -> str:
     keys = {"id": ID, "zone": "us-east-1c", "instance_type": METAL, "count": 3, **changes}
-    return "[[reservation]]\n" + "\n".join(f"{k} = {v!r}" for k, v in keys.items()) + "\n"
+    return "[[reservation]]\n" + "\n".join(f"{k} = {json.dumps(v)}" for k, v in keys.items()) + "\n"
 
 
 def zones(cloud: SimulatedCloud, **options: Any) -> list[str]:
@@ -82,6 +83,7 @@ def test_an_open_reservation_comes_first(cloud: SimulatedCloud) -> None:
         reservation(match="targeted"),
         reservation(state="expired"),
         reservation(platform="Windows"),
+        reservation(interruptible=True),
     ],
 )
 def test_other_reservations_change_nothing(cloud: SimulatedCloud, rule: str) -> None:
@@ -97,6 +99,7 @@ def test_other_reservations_change_nothing(cloud: SimulatedCloud, rule: str) -> 
         (reservation(state="expired"), {}, "it is expired, not active"),
         (reservation(instance_type="m7i.metal-24xl"), {}, "it is for m7i.metal-24xl"),
         (reservation(platform="Windows"), {}, "it is for Windows, which this tool does not use"),
+        (reservation(interruptible=True), {}, "it is interruptible, which this tool does not use"),
         (reservation(zone="us-east-1e"), {}, "it is in us-east-1e, which has no usable subnet"),
         (reservation(), {"market": "spot"}, "for on-demand machines, not for --market spot"),
     ],

@@ -41,6 +41,16 @@ def test_up_sets_the_timer_of_an_existing_node_again(
     assert "problems" not in notes
 
 
+def test_up_gives_running_nodes_an_idle_timeout(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
+
+    cloud.up(nodes=3, idle_timeout=timedelta(hours=1))
+
+    for rank in range(3):
+        assert cloud.machine(node(cloud, rank))["rest"].endswith(" 3600")
+    assert "set the timer that shuts it down again: node0, node1" in cloud.progress.notes
+
+
 def test_up_where_all_timers_are_right_sets_none(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=2)
 

@@ -85,7 +85,7 @@ def test_every_machine_is_asked_for_with_its_guards(cloud: SimulatedCloud) -> No
         assert "ConnectionTrackingSpecification" not in nic
         assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
         assert request["Placement"] == {"GroupName": "spr-cluster-bert"}
-        assert "idle_timeout=2400" in user_data_of(request)
+        assert "echo 2400 >/var/lib/cloud/instance/spr-cluster-idle" in user_data_of(request)
 
 
 def user_data_of(request: dict[str, Any]) -> str:
@@ -235,6 +235,6 @@ def test_four_nodes_take_as_many_calls_as_two(cloud: SimulatedCloud) -> None:
 
     assert many == few
     cold, again, _, warm, _ = (sum(counts.values()) for counts in few)
-    assert cold <= 31
+    assert cold <= 34
     assert again <= 8
     assert warm <= 26

@@ -174,6 +174,14 @@ def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defau
     spec = merge_options("bert", (CALLER,), {"nodes": 2}, record, {"stack": "intel", "nodes": 9})
 
     assert (spec.nodes, spec.stack, spec.spot) == (2, "upstream", True)
+    price: dict[str, Any] = {"max_price": 4.0}
+    priced = merge_options("bert", (CALLER,), price, record)
+    assert priced.max_price == 4
+    on_demand = {"market": "on-demand"}
+    old = new_record(priced, NOW, record)
+    assert not merge_options("bert", (CALLER,), on_demand, old).spot
+    with pytest.raises(UsageError, match="--max-price requires --market spot"):
+        merge_options("bert", (CALLER,), {**price, **on_demand}, old)
     assert merge_options("bert", (CALLER,), {}, None, {"stack": "intel"}).stack == "intel"
 
 

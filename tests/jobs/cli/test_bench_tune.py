@@ -168,10 +168,10 @@ def test_a_study_of_the_placement_shows_its_plan_trials_and_result(line: Command
         *("nodes", "ppn", "workers", "threads", "batch", "samples/s", "step", "of ideal"),
         "$ per million",
     ]
-    # r7iz.metal-16xl at 6.5633 US dollars an hour, with disk and address.
+    # r7iz.metal-16xl at 6.5980 US dollars an hour, with disk and address.
     assert rows[1:3] == [
-        ["2", "2", "-", "1", "8", "12.5", "400 ms", "100%", "291.70"],
-        ["2", "1", "-", "2", "8", "10.0", "400 ms", "80%", "364.63"],
+        ["2", "2", "-", "1", "8", "12.5", "400 ms", "100%", "293.25"],
+        ["2", "1", "-", "2", "8", "10.0", "400 ms", "80%", "366.56"],
     ]
     assert "Kept on the head for scratch on stack upstream: --ppn 2." in result.out
     assert "Of ideal" not in result.out

@@ -60,7 +60,7 @@ def test_the_text_has_the_placement_and_the_command(capsys: pytest.CaptureFixtur
         "2 nodes (r7iz.metal-16xl), each with 1 rank of 31 threads + 1 for oneCCL; backend ccl, "
         "stack intel"
     )
-    assert lines[1] == "about $13.13 an hour on demand (table of July 2026, us-east-1)"
+    assert lines[1] == "about $13.20 an hour on demand (table of July 2026, us-east-1)"
     assert lines[2].startswith(f"$ {VENV}/bin/mpirun -bootstrap slurm -ppn 1 ")
     assert rank_variables(lines[2])["CCL_WORKER_COUNT"] == "1"
     assert lines[3].startswith("Nothing was sent.")

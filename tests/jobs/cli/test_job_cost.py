@@ -34,7 +34,11 @@ CLUSTER = imagine(METAL, 2, "upstream", datetime(2026, 7, 31, tzinfo=timezone.ut
 
 def test_the_record_has_the_price_of_a_node_and_its_source() -> None:
     assert describe_cloud(fake_aws(), TABLE, CLUSTER, Prices) == CloudInfo(
-        "aws", "us-east-1", True, 6.5472 + 100 * 0.08 / 720 + 0.005, "table of July 2026, us-east-1"
+        "aws",
+        "us-east-1",
+        True,
+        6.5472 + (100 * 0.08 + 625 * 0.04) / 720 + 0.005,
+        "table of July 2026, us-east-1",
     )
     assert describe_cloud(fake_aws(), Prices(), CLUSTER, Prices) == CloudInfo(
         "aws", "us-east-1", True
@@ -79,7 +83,7 @@ def test_nodes_on_spot_cost_todays_price_of_their_zone_or_at_most_that_on_demand
         for each, prices in ((mixed, known), (whole, known), (whole, TABLE))
     )
 
-    listed_usd = 6.5472 + 100 * 0.08 / 720 + 0.005
+    listed_usd = 6.5472 + (100 * 0.08 + 625 * 0.04) / 720 + 0.005
     found = [half, full, unknown]
     assert [each.market for each in found] == ["50% on spot", "on spot", "at most, on spot"]
     assert [each.usd_per_hour for each in found] == pytest.approx(

@@ -89,7 +89,7 @@ def test_a_budget_pays_for_the_least_that_is_billed() -> None:
     ):
         limit(budget=0.19).check(None)
     limit(budget=4.0).check(None, 58 * 60 - 1)
-    with pytest.raises(UsageError, match=r"costs \$4.07: what it took to read the data, and two"):
+    with pytest.raises(UsageError, match=r"costs \$4.07: what it took to read the data, and at"):
         limit(budget=4.0).check(None, 59 * 60)
 
 

@@ -20,7 +20,7 @@ from infra.project_file import ProjectFile, read_project_file
 from infra.spec import OPTIONS, ClusterOptions
 from jobs.__main__ import main
 from jobs.cli import COMMANDS, build_parser
-from jobs.cli.setup.config import build_schema, render_new
+from jobs.cli.setup.config import build_schema, describe_settings, render_new
 from jobs.cli.shared.project_options import all_options, apply_project, file_options, parser_of
 from jobs.worker.tasks import TASKS
 from tests.jobs.cli.transcript import check_transcript
@@ -82,6 +82,24 @@ def test_which_files_are_results_may_be_none(value: str, words: list[str]) -> No
     assert [word for word in found if word.startswith("--outputs")] == words
 
 
+@pytest.mark.parametrize(
+    ("table", "typed", "place"),
+    [
+        ("", "", "--name=a --cloud=aws --region=eu-west-1"),
+        ('name = "b"', "", "--name=b"),
+        ('name = "b"', "--name a", "--name=b --cloud=aws --region=eu-west-1 --name a"),
+        ('cloud = "local"', "", "--name=a --cloud=local"),
+    ],
+)
+def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
+    table: str, typed: str, place: str
+) -> None:
+    cluster = '[cluster]\nname = "a"\ncloud = "aws"\nregion = "eu-west-1"\n'
+    text = f'{cluster}[jobs.x]\ntask = "squad"\n{table}\n'
+    found = apply_project(["train", "x", *typed.split()], parse(text), build_parser).words
+    assert " ".join(found[2:]) == place
+
+
 def test_a_mistyped_job_is_found_behind_options() -> None:
     with pytest.raises(UsageError, match="no job 'finetun'; did you mean finetune"):
         apply_project(["run", "--nodes", "1", "finetun"], parse(FILE), build_parser)
@@ -108,8 +126,6 @@ skip-bad-records = true
 @pytest.mark.parametrize(
     ("typed", "key"),
     [
-        ("up --no-private", "private"),
-        ("up --placement-group", "placement_group"),
         ("run mine --no-detach", "detach"),
         ("run --no-detach mine", "detach"),
         ("train finetune --no-demo", "demo"),
@@ -121,12 +137,33 @@ def test_what_is_typed_switches_off_what_the_file_switches_on(typed: str, key: s
     off = apply_project(words, project, build_parser).words
     on = apply_project([w for w in words if not w.startswith("--")], project, build_parser).words
     bare = {"up": ["up"], "run": ["run", "a"], "train": ["train", "squad"]}[off[0]]
-    value, other, default = (_value(build_parser(w[0]).parse(w)[1], key) for w in (on, off, bare))
+    value, other, default = (getattr(build_parser(w[0]).parse(w)[1], key) for w in (on, off, bare))
     assert value != other == default
 
 
-def _value(request: Any, key: str) -> Any:
-    return {**vars(request), **getattr(request, "given", {})}.get(key, key == "placement_group")
+@pytest.mark.parametrize(
+    ("words", "place", "given"),
+    [
+        ((), "", {"private": False, "placement_group": True, "second_guard": True}),
+        (
+            ("--private", "--no-placement-group", "--no-second-guard"),
+            "flag",
+            {"private": True, "placement_group": False, "second_guard": False},
+        ),
+    ],
+)
+def test_a_switch_of_the_cluster_is_cleared_by_value(
+    words: tuple[str, ...], place: str, given: dict[str, bool]
+) -> None:
+    file = "[cluster]\nprivate = false\nno-placement-group = false\nsecond-guard = true\n"
+    found = apply_project(["up", *words], parse(file), build_parser).words
+
+    assert build_parser("up").parse(found)[1].given == given
+    rows = {row.key: row for row in describe_settings(["up", *words], parse(file))}
+    for at, key in enumerate(("private", "placement_group", "second_guard"), 2):
+        name = key.replace("_", "-").replace("placement", "no-placement")
+        value = given[key] is not name.startswith("no-")
+        assert (rows[name].value, rows[name].origin) == (value, place or f"spr-cluster.toml:{at}")
 
 
 def test_the_last_of_a_switch_and_its_opposite_wins() -> None:

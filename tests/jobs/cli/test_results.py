@@ -252,12 +252,12 @@ def test_a_cancelled_job_is_described_for_programs(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "flags", "polls"),
-    [({}, (), 600), ({"unfinished": False}, (), 50), ({}, ("--now",), 0), (_WAITS, (), 0)],
+    ("job", "flags", "seconds"),
+    [({}, (), 120), ({"unfinished": False}, (), 10), ({}, ("--now",), 0), (_WAITS, (), 0)],
     ids=["training", "other", "now", "waiting"],
 )
 def test_a_job_has_its_time_to_end(
-    line: CommandLine, job: dict[str, Any], flags: tuple[str, ...], polls: int
+    line: CommandLine, job: dict[str, Any], flags: tuple[str, ...], seconds: int
 ) -> None:
     run_job(line, **job)
     ends = list[str]()
@@ -266,7 +266,7 @@ def test_a_job_has_its_time_to_end(
         ends.append("in time")
         return Result(0, "", "")
 
-    line.stage("node0", f"seq {polls}\\)", end)
+    line.stage("node0", rf"\[ {seconds} != 0 \]", end)
     line.machines.staged.insert(1, line.machines.staged.pop())
 
     line.must("cancel", *flags)

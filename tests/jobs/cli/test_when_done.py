@@ -162,7 +162,7 @@ def test_a_checkpoint_that_is_only_on_the_nodes_keeps_the_cluster(
         result.message
     )
     assert result.message.endswith(
-        "→ cluster spr stays, and its 2 machines cost $13.13 an hour on demand; to remove it: "
+        "→ cluster spr stays, and its 2 machines cost $13.20 an hour on demand; to remove it: "
         "spr-cluster down --name spr"
     )
     assert removed == []
@@ -263,7 +263,7 @@ def test_a_full_disk_at_home_keeps_the_cluster(
         f"the results of job {job_id} could not be written to here: No space left on device",
         f"  → to try again: spr-cluster fetch {job_id} --name spr --results here",
         "  → --on-finish was not run: the results are not here",
-        "  → cluster spr stays, and its 2 machines cost $13.13 an hour on demand; to remove it: "
+        "  → cluster spr stays, and its 2 machines cost $13.20 an hour on demand; to remove it: "
         "spr-cluster down --name spr",
     ]
     assert removed == []
@@ -307,7 +307,7 @@ def test_ctrl_c_leaves_the_job_and_the_cluster(
     assert result.code == 130
     assert "continues without this command" in result.err
     assert (
-        "cluster spr stays, and its 2 machines cost $13.13 an hour on demand\n"
+        "cluster spr stays, and its 2 machines cost $13.20 an hour on demand\n"
         "  to remove it at the job's end: spr-cluster attach --on-finish 'touch said' --down-when-done "
         "--name spr\n"
     ) in result.err
@@ -369,7 +369,7 @@ def test_nodes_end_without_aws_when_its_credentials_have_expired(
         told
     )
     assert ("billed: node1 (ssh gave no reason)" in result.message) is bool(told and cut)
-    assert ("its 2 machines cost $13.13 an hour" in result.message) is not bool(told)
+    assert ("its 2 machines cost $13.20 an hour" in result.message) is not bool(told)
     assert "spr-cluster down --name spr" in result.message
 
 
@@ -513,7 +513,7 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     plan = JobPlan("squad", "m", (), "gloo", JobSpec(ending=ending), details={"spent": spent})
     again = context.keep_limit(plan, 0.0)
     price = again.details["limit"].pop("usd_per_hour")
-    assert price == pytest.approx(13.1266 / 2, abs=0.01)
+    assert price == pytest.approx(13.1961 / 2, abs=0.01)
     alone = {"from": after.expires.timestamp(), "nodes": 2}
     kept = {"max_time_s": 0.0, "budget": 3.0, "alone": alone}
     assert again.details == {"spent": spent, "limit": kept}
@@ -529,4 +529,4 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     assert last.latest == last.bound == last.created + timedelta(hours=10)
     ending = launches[-1].spec.ending
     assert ending.budget == 150
-    assert ending.max_time_s == pytest.approx(150 / 13.1266 * 3600 - 120, abs=2)
+    assert ending.max_time_s == pytest.approx(150 / 13.1961 * 3600 - 120, abs=2)

@@ -22,6 +22,8 @@ from jobs.worker.storage import ownership
 from tests.jobs.context import SUBMITTED, ended, pack_output
 from tests.jobs.places.this_machine import ThisMachine, submit
 
+OUTCOME = {"nodes": ["node0", "node1"], "host": "node0"}
+
 
 @pytest.fixture
 def paths(head: ThisMachine) -> JobPaths:
@@ -29,7 +31,7 @@ def paths(head: ThisMachine) -> JobPaths:
     paths = JobPaths("squad-1", home=str(head.home))
     place_files(head, paths, {"code/x": b""})
     Path(paths.log).write_text("said\n")
-    write(paths.begin, json.dumps({"nodes": ["node0", "node1"]}))
+    write(paths.begin, json.dumps({"nodes": ["node0", "node1"], "outcome": OUTCOME}))
     return paths
 
 

@@ -195,6 +195,23 @@ def test_a_job_that_two_commands_resume_at_once_is_queued_once(head: ThisMachine
     assert stamps() == before
 
 
+def test_a_resumed_job_that_the_queue_refuses_keeps_its_end(head: ThisMachine) -> None:
+    paths = submit(head, "echo begun; exit 1")
+    before, _, _ = follow(head, paths)
+    sbatch = (head.bin / "sbatch").read_text()
+    head.write_program("sbatch", "#!/bin/sh\n[ ! -e end.json ] && exit 1")
+
+    with pytest.raises(JobError, match="did not take job squad-1"):
+        submit(head, "true", resumed_job="squad-1")
+    assert [(job.state, job.ended) for job in list_jobs(head)] == [("failed", before.ended)]
+
+    head.write_program("sbatch", sbatch)
+    end, _, _ = follow(head, submit(head, "true", resumed_job="squad-1"))
+    assert end.state == "succeeded"
+    assert not Path(paths.root, ".before").exists()
+    assert Path(paths.root, "log.earlier").read_text() == "begun\n"
+
+
 def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: ThisMachine) -> None:
     there = head.connect("node1") / "spr-jobs/squad-1/first.json"
     paths = submit(head, "sleep 1")
@@ -406,6 +423,26 @@ def test_a_job_that_loses_a_node_after_its_end_has_succeeded(
     assert lines.count("trained") == 1
 
 
+def test_a_success_stays_one_if_the_first_node_is_lost_while_it_is_stored(
+    head: ThisMachine,
+) -> None:
+    head.connect("node1")
+    head.slurm_command("scontrol", "update", "nodename=node0", "state=down")
+    command = "echo $SPR_STATE >> said; [ -e again ] || { touch again; sleep 60; }"
+    paths = submit(head, "echo trained", on_finish=command)
+    wait_for(Path(paths.root, "again").exists)
+
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=down")
+    wait_for(lambda: head.jobs_in_queue() == [])
+    assert not Path(paths.end).exists()
+    keep(head, "1", "NODE_FAIL")
+
+    end, lines, _ = follow(head, paths)
+    assert (end.state, end.exit_code, end.nodes) == ("succeeded", 0, ("node1",))
+    assert lines.count("trained") == 1
+    assert Path(paths.root, "said").read_text() == "succeeded\n" * 2
+
+
 # Hangs
 
 
@@ -462,10 +499,16 @@ def cancel_when_ready(head: ThisMachine, paths: JobPaths, grace_s: int) -> None:
     assert head.processes(SLURM_JOB_ID="1") == []
 
 
-def test_a_cancelled_job_has_time_to_save_a_checkpoint(head: ThisMachine) -> None:
-    paths = submit(head, _SAVES, retries=1)
+@pytest.mark.parametrize(("checkpoint_s", "grace_s"), [(0.5, 30), (20.5, 1)])
+def test_a_cancelled_job_has_time_to_save_a_checkpoint(
+    head: ThisMachine, checkpoint_s: float, grace_s: int
+) -> None:
+    said = event(event="checkpoint_estimate", seconds=checkpoint_s)
+    saves = _SAVES.replace("sleep 0.5", "sleep 4") if grace_s == 1 else _SAVES
+    paths = submit(head, f"echo {shlex.quote(said)}; {saves}", retries=1)
+    wait_for(lambda: "checkpoint_estimate" in Path(paths.log).read_text())
 
-    cancel_when_ready(head, paths, 30)
+    cancel_when_ready(head, paths, grace_s)
 
     assert Path(paths.output, "checkpoint").read_text() == "kept\n"
     (found,) = list_jobs(head)

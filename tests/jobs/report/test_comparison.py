@@ -83,6 +83,9 @@ def test_accuracy_has_a_paired_interval(tmp_path: Path) -> None:
     assert compared(one, two) == found
     assert f"accuracy: {mean:+.2f}, 95 % interval {only.low:+.2f}" in found.as_text()
     assert json.loads(json.dumps(found.as_dict()))["differences"][0]["low"] == only.low
+    labels: dict[str, Any] = {"task": "classify", "scores": {"exact_match": 70.0}}
+    one, two = (make_run(tmp_path / n, rows(first), **labels) for n in ("three", "four"))
+    assert compared(one, two).differences[0].score == "all labels right"
 
 
 def test_many_samples_are_resampled_in_groups() -> None:

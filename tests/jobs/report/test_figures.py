@@ -184,3 +184,5 @@ def test_only_percentages_are_shown_as_such() -> None:
     shown = {tile.label: tile.value for tile in tiles_of(run, None)}
     assert shown["macro F1"] == "84.3 %"
     assert (shown["mean squared error"], shown["perplexity"]) == ("0.0123", "20.0")
+    pairs = made(scores={"mrr": 70.0}, eval_records=40, anchors=8)
+    assert "of 8 anchors" in {tile.remark for tile in tiles_of(pairs, None)}

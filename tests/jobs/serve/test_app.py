@@ -15,6 +15,7 @@ from jobs.serve import Answer
 from jobs.serve import app as routes
 from jobs.serve.app import App
 from jobs.serve.worker import FullError, LostError, Model
+from jobs.train.generation import PARSERS
 
 
 class Played:
@@ -31,9 +32,12 @@ class Played:
     async def work(self) -> None:
         await asyncio.sleep(3600)
 
-    async def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    async def ask(
+        self, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+    ) -> list[Answer]:
         if self.error:
             raise self.error
+        self.settings = settings
         self.asked.append(rows)
         return [self.answer(row) for row in rows]
 
@@ -70,6 +74,7 @@ def test_rows_are_predicted(classifier: tuple[TestClient, Played]) -> None:
         (b'{"rows": [1]}', 400, 'expected {"rows": [{"text": "…"}]}'),
         (b'{"rows": []}', 400, "expected 1 to 2048 rows, not 0"),
         (b'{"rows": [{"text": "a"}, {}]}', 400, "no text"),
+        (b'{"rows": [{}], "seed": 1}', 400, "'seed': a request to this model can have rows"),
         (b'{"rows": "' + b"x" * (9 << 20) + b'"}', 413, "more than 8 MiB"),
     ],
 )
@@ -79,6 +84,43 @@ def test_what_can_not_be_used_is_said(
     answer = classifier[0].post("/predict", content=content)
     assert answer.json() == {"error": {"message": message, "code": code}}
     assert answer.status_code == code
+
+
+ALL = "max_new_tokens, temperature, top_p, seed"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_tokens": 5}, f"'max_tokens': a request to this model can have rows, {ALL}"),
+        ({"perplexity": True}, f"'perplexity': a request to this model can have rows, {ALL}"),
+        ({"max_new_tokens": 0}, "max_new_tokens: '0': expected a whole number of at least 1"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens: '1.5': expected a whole number of at least 1"),
+        ({"temperature": "1"}, "temperature: expected a number"),
+        ({"temperature": True}, "temperature: expected a number"),
+        ({"temperature": 101}, "temperature: '101': expected 0, or a number from 0.01 to 100"),
+        ({"temperature": 1, "top_p": 0}, "top_p: '0': expected a number above 0, at most 1"),
+        (
+            {"temperature": 1, "seed": -1},
+            "seed: '-1': expected a whole number from 0 to 2147483647",
+        ),
+        ({"seed": 0}, "seed: has no effect without temperature"),
+        ({"max_new_tokens": 5, "temperature": 0.5, "top_p": 1, "seed": 0}, None),
+        ({"max_new_tokens": None}, None),
+    ],
+)
+def test_a_request_to_a_language_model_can_have_settings(
+    given: dict[str, Any], message: str | None
+) -> None:
+    model = Played("lm", lambda _: {"completion": "a"})
+    model.model = Model("lm", ("text",), settings=(*reversed([*PARSERS]), "perplexity"))
+    with serving(model) as client:
+        answer = client.post("/predict", json={"rows": [{"text": "a"}], **given})
+    if message:
+        assert answer.json() == {"error": {"message": message, "code": 400}}
+    else:
+        assert answer.status_code == 200
+        assert model.settings == {name: each for name, each in given.items() if each is not None}
 
 
 def test_a_large_body_without_a_length_is_refused(classifier: tuple[TestClient, Played]) -> None:
@@ -132,7 +174,9 @@ def test_a_slow_client_does_not_hold_a_request(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_a_client_asked_that_has_left_is_canceled() -> None:
     class Slow(Played):
-        async def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        async def ask(
+            self, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+        ) -> list[Answer]:
             try:
                 await asyncio.sleep(3600)
             finally:

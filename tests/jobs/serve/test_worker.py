@@ -24,14 +24,14 @@ from jobs.worker.training.text_task import Row
 
 def end_within_an_answer(pipe: Connection, folder: str, _: int | None) -> None:
     """The first process ends in the middle of its first answer; the next one works."""
-    while (rows := pipe.recv()) is None:
+    while (asked := pipe.recv()) is None:
         pipe.send(Model("embed", ("text",)))
     mark = Path(folder, "mark")
     if not mark.exists():
         mark.touch()
         os.write(pipe.fileno(), struct.pack("!i", 1000) + b"x" * 10)
         os._exit(1)
-    pipe.send([{"row": number} for number, _ in rows])
+    pipe.send([{"row": number} for number, _ in asked[0]])
     pipe.recv()
 
 
@@ -58,9 +58,11 @@ def test_a_container_has_as_many_threads_as_its_quota(
 
 def fail_for_odd_rows(pipe: Connection, folder: str, _: int | None) -> None:
     while True:
-        rows = pipe.recv()
+        rows, settings = pipe.recv() or ((), {})
         is_odd = rows and any("odd" in row for _, row in rows)
-        pipe.send(RuntimeError("odd") if is_odd else [{"row": number} for number, _ in rows or ()])
+        together = {"together": len(rows), **settings} if settings else {}
+        found = [{"row": number, **together} for number, _ in rows]
+        pipe.send(RuntimeError("odd") if is_odd else found)
 
 
 def test_a_request_that_fails_costs_the_others_nothing(
@@ -82,6 +84,26 @@ def test_a_request_that_fails_costs_the_others_nothing(
     first, failed, last = asyncio.run(use())
     assert (first, last) == ([{"row": 1}], [{"row": 1}, {"row": 2}])
     assert isinstance(failed, RuntimeError)
+
+
+def test_only_rows_with_the_same_settings_and_nothing_random_are_computed_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_run", fail_for_odd_rows)
+
+    async def use() -> list[Any]:
+        worker = Worker(tmp_path)
+        await worker._load()
+        short, hot = {"max_new_tokens": 2}, {"temperature": 0.5}
+        requests = [worker.ask([{}], each) for each in (short, short, {}, hot, hot)]
+        working = asyncio.create_task(worker.work())
+        found = await asyncio.gather(*requests)
+        working.cancel()
+        await asyncio.wait([working])
+        return [each for (each,) in found]
+
+    both, hot = {"together": 2, "max_new_tokens": 2}, {"together": 1, "temperature": 0.5}
+    assert asyncio.run(use()) == [{"row": 1, **each} for each in (both, both, {}, hot, hot)]
 
 
 def test_only_rows_that_wait_for_answers_count(

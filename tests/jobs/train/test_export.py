@@ -13,6 +13,7 @@ from infra.errors import UsageError
 from jobs.cli import main
 from jobs.train.export import export_options
 from jobs.worker.runtime.events import NAMES
+from jobs.worker.tasks.adapters import ADAPTERS
 from jobs.worker.tasks.classify import ClassifyOptions
 from tests.jobs.worker.fast.test_families import SIZES
 from tests.jobs.worker.tokenizer_families import bert
@@ -79,6 +80,40 @@ def test_a_model_without_a_job_needs_data_and_other_kinds_are_refused(
         with pytest.raises(UsageError, match=why) as refused:
             export_options(job / "model", {"data": "train.jsonl"})
         assert ("uvx --from optimum-intel" in str(refused.value.hint)) == (name != "BertModel")
+    own = {"base_model_name_or_path": "org/base", "task_type": "CAUSAL_LM", "peft_type": "LORA"}
+    (job / "model" / ADAPTERS).write_text(json.dumps(own))
+    with pytest.raises(UsageError, match="train lm") as refused:
+        export_options(job / "model", {"data": "train.jsonl"})
+    hint = str(refused.value.hint)
+    assert f"spr-cluster predict --model {job / 'model'} --merge WHOLE; then: uvx" in hint
+    assert hint.endswith("--model WHOLE OUTPUT")
+
+
+@pytest.mark.parametrize(
+    ("head", "file", "content", "lengths"),
+    [
+        ("ForTokenClassification", "tokenizer_config", {"model_max_length": 64}, (64, None, None)),
+        (
+            "ForTokenClassification",
+            "tokenizer_config",
+            {"model_max_length": 10**30},
+            (256, None, None),
+        ),
+        ("Model", "sentence_bert_config", {"max_seq_length": 48}, (48, None, None)),
+        ("ForQuestionAnswering", "config", {"answer_window": [128, 32]}, (128, 32, 30)),
+        ("ForQuestionAnswering", "config", {"max_answer_length": 60}, (384, 128, 60)),
+    ],
+)
+def test_a_model_without_a_job_keeps_its_lengths(
+    tmp_path: Path, head: str, file: str, content: dict[str, Any], lengths: tuple[int | None, ...]
+) -> None:
+    files = {"config": {"architectures": [f"Bert{head}"]}, "modules": {}, "tokenizer_config": {}}
+    for name, own in {**files, file: {**files.get(file, {}), **content}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(own))
+    found = export_options(tmp_path, {"data": "train.jsonl", "max_loss": 1.0})
+    names = ("max_length", "stride", "max_answer_length")
+    assert tuple(getattr(found, name, None) for name in names) == lengths
+    assert export_options(tmp_path, {"data": "x", "max_length": 300}).max_length == 300
 
 
 def test_it_runs_here_on_one_row_of_evaluation_data(

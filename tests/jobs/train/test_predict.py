@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,6 +34,7 @@ from jobs.train.predict import (
     read_rows,
 )
 from jobs.worker.corpus.options import PredictOptions
+from jobs.worker.runtime.errors import TrainingError
 from jobs.worker.spec import JobSpec, Recovery, Resources
 from jobs.worker.tasks.adapters import ADAPTERS
 from provision.host import Result
@@ -318,7 +320,9 @@ def rows_in(folder: Path, text: str = "review,question,context\ngood,Where?,in D
     return str(folder / "rows.csv")
 
 
-def test_a_file_is_predicted_here(tmp_path: Path, model: Path) -> None:
+def test_a_file_is_predicted_here(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "out.jsonl"
     options = PredictOptions(str(model), rows_in(tmp_path), str(output))
     assert predict_file_here(options, Silent())["rows"] == 1
@@ -327,6 +331,11 @@ def test_a_file_is_predicted_here(tmp_path: Path, model: Path) -> None:
     bad = rows_in(tmp_path, "question,context\n,in Delft\n")
     with pytest.raises(UsageError, match=r"rows\.csv: line 2: column 'question' is empty"):
         predict_file_here(PredictOptions(str(model), bad, str(output)), Silent())
+    full = Mock(side_effect=TrainingError("no space left"))
+    monkeypatch.setattr("jobs.worker.corpus.shards.write_part", full)
+    with pytest.raises(JobError, match="no space left"):
+        predict_file_here(replace(options, data=rows_in(tmp_path)), Silent())
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "out.jsonl"}
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")

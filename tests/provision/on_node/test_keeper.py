@@ -26,7 +26,7 @@ def look(
     queue: bool = True,
     grace: float = GRACE,
 ) -> Decision:
-    return decide(Facts(D + after_s, D, latest, grace, jobs, queue, booted=100.0))
+    return decide(Facts(D + after_s, D, latest, grace, jobs, queue, first_boot=100.0))
 
 
 STALLED = LIMITED._replace(queued="waiting for lost nodes", stalled=D - 3600)
@@ -115,7 +115,10 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(keeper, "HOME", tmp_path)
     monkeypatch.setattr(keeper, "STATE", tmp_path)
-    (tmp_path / "expiry").touch()
+    (tmp_path / "expiry").touch()  # written at every boot
+    monkeypatch.setattr(keeper, "FIRST_BOOT", tmp_path / "fresh")
+    (tmp_path / "fresh").touch()
+    os.utime(tmp_path / "fresh", (time.time() - 3600,) * 2)
     return tmp_path / "spr-jobs"
 
 
@@ -313,10 +316,12 @@ def test_a_job_that_slurm_ended_without_a_record_is_finished(
     ended.write_text(f"JobId=7 UserId=u(1) GroupId=u(1) {record}Partition=cluster\n")
     monkeypatch.setattr(keeper, "ENDED_JOBS", ended)
     monkeypatch.setattr(keeper, "_ask", run.append)
-    os.utime(jobs.parent / "expiry", (time.time() + (100 if is_from_image else -100),) * 2)
+    if is_from_image:
+        (jobs.parent / "fresh").touch()
     for name in ("squad-1", "busy"):
         job = make(jobs, name, "begin.json", "run.sh")
         (job / "begin.json").write_text('{"nodes": ["node1", "node0"], "attempt": 2}')
+        os.utime(job / "begin.json", (time.time() - 60,) * 2)  # before a reboot
     make(jobs, "stopped", "begin.json", "run.sh", "cancelled")
     make(jobs, "again", "run.sh")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -21,6 +22,7 @@ while [ "${1#-}" != "$1" ]; do shift 2; done
 node=$1; shift
 echo "$(basename "$HOME") $node" >> NODES/../connections
 [ -d "NODES/$node" ] || { echo "ssh: no route to host" >&2; exit 255; }
+[ ! -e "NODES/$node/hangs" ] || exec sleep 20
 export HOME="NODES/$node"; cd "$HOME" && exec sh -c "$*"
 """
 
@@ -48,8 +50,9 @@ def give(nodes: Path, *folders: dict[str, Any]) -> str:
         "HOME": str(nodes / "node0"),
         "PATH": f"{nodes.parent}/bin:{os.environ['PATH']}",
     }
+    text = program.stdin.replace("_SILENT_S = 60", "_SILENT_S = 4")
     done = subprocess.run(
-        program.argv, input=program.stdin, env=environ, capture_output=True, text=True, timeout=60
+        program.argv, input=text, env=environ, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -100,6 +103,13 @@ def test_a_node_that_is_gone_costs_no_other_node(nodes: Path) -> None:
 
     assert said == "node1: ssh: no route to host\n"
     assert all((node / "spr-jobs/1/work/a.py").exists() for node in nodes.iterdir())
+
+
+def test_a_node_that_stops_answering_is_given_up(nodes: Path) -> None:
+    (nodes / "node1/hangs").touch()
+    said = give(nodes, arrives(nodes, "1"))
+    assert re.fullmatch(r"node1: .*timeout after 4 seconds.*\n", said)
+    assert (nodes / "node2/spr-jobs/1/work/a.py").exists()
 
 
 def test_data_is_shared_by_all_jobs_and_follows_changes(nodes: Path) -> None:

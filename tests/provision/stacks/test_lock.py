@@ -17,7 +17,7 @@ MINE = """
 [stacks.mine]
 base = "upstream"
 python_packages = ["torch==2.13.0", "transformers==5.0.0"]
-remove_packages = ["datasets", "scikit-learn", "peft", "accelerate", "evaluate", "boto3"]
+remove_packages = ["datasets", "tzdata", "scikit-learn", "peft", "accelerate", "evaluate", "boto3"]
 examples = "file:///dev/null"
 """
 PACKAGES = (

@@ -105,7 +105,8 @@ def evaluate(
         ranked = _search(context, loaded, corpus.samples, more, queries, ranked, len(names))
     if not context.ranks.first:
         return {}
-    reached, best = np.minimum.reduceat(ranked.places, starts), ranked.best[starts]
+    places, best = np.split(ranked.places, starts[1:]), ranked.best[starts]
+    reached = np.array([each.min() for each in places])
     shown = [*texts]
 
     def text_of(candidate: int) -> str:
@@ -115,8 +116,13 @@ def evaluate(
         return corpus.texts[int(more[candidate - len(names)])]
 
     predictions = [
-        {"anchor": shown[samples.first[anchor]], "rank": int(place), "best": text_of(int(found))}
-        for anchor, place, found in zip(anchors, reached, best, strict=True)
+        {
+            "anchor": shown[samples.first[anchor]],
+            "rank": int(place),
+            "best": text_of(int(found)),
+            **({"ranks": own.tolist()} if len(own) > 1 else {}),
+        }
+        for anchor, own, place, found in zip(anchors, places, reached, best, strict=True)
     ]
     save_json(context.output / "predictions.json", predictions)
     recall = {
@@ -126,5 +132,6 @@ def evaluate(
     scores = {**recall, "mrr": 1 / reached}
     return {
         **{name: round(100 * float(each.mean()), 3) for name, each in scores.items()},
+        "anchors": len(anchors),
         "candidates": len(names) + len(more),
     }

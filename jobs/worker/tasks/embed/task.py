@@ -196,7 +196,7 @@ class Embed(TaughtTask[EmbedOptions]):
         import numpy as np
 
         from ...data.token_cache import compute_once
-        from ...training.teacher import digest_weights
+        from ...training.teacher import digest_weights, settings_of
         from .negatives import add_negatives, mine
 
         count, note = self.options.mine_negatives, context.events.note
@@ -207,7 +207,8 @@ class Embed(TaughtTask[EmbedOptions]):
             vectors = self.compute_outputs(context, loaded, samples)
             return mine(samples, vectors, count, context.ranks).astype(np.int32).view(np.float32)
 
-        key = f"{digest_weights(loaded.model)} {samples.digest()} {context.precision.dtype} {count}"
+        model, dtype = loaded.model, context.precision.dtype
+        key = f"{digest_weights(model)} {settings_of(model)} {samples.digest()} {dtype} {count}"
         found = compute_once(context.ranks, self.open_cache(), key, compute, note).view(np.int32)
         note(f"negatives that the model found: {(found >= 0).sum() / len(samples):.1f} per anchor")
         return add_negatives(samples, found.astype(np.int64))

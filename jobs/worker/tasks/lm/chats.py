@@ -112,7 +112,7 @@ def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) ->
         if value is None:
             raise DatasetError(f"{place}: has no {name!r}", hint="add it, or leave out the row")
     whats = [f"{place}: column {name!r}" for name in columns]
-    tools = _read_tools(f"{place}: column 'tools'", row.get("tools"))
+    tools = read_tools(f"{place}: column 'tools'", row.get("tools"))
     if len(columns) == 1:
         turns = read_turns(whats[0], values[0])
         _require_order(whats[0], turns)
@@ -266,7 +266,7 @@ def _require_order(what: str, turns: Sequence[Turn]) -> None:
         before = role
 
 
-def _read_tools(what: str, value: Any) -> Any:
+def read_tools(what: str, value: Any) -> Any:
     """Return the tools that a chat's template gets, which may be JSON, as in TRL."""
     try:
         is_json = isinstance(value, str) and value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 from zlib import crc32
@@ -16,15 +15,14 @@ from ...runtime.errors import DatasetError, first_line
 from ...training.model import longest_input
 from ...training.task import Loaded
 from ...training.text_task import Row
-from .chats import Turn, read_turns, render_calls
+from .chats import Turn, read_tools, read_turns
 from .head import parts
 from .samples import read_prefix
+from .templates import render_chat
 
 NEW_TOKENS, SEED = 256, 42
 TOGETHER = 32
 """Rows that are generated together."""
-
-_AS_PROMPT = {"tokenize": False, "add_generation_prompt": True}
 
 Ids = Sequence[int]
 
@@ -59,7 +57,8 @@ def complete(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
 def encode_prompt(loaded: Loaded, row: Row) -> Ids:
     """Return a row's tokens: its ``messages`` or ``text`` as a chat, a text in ``prompt`` as it is.
 
-    A ``text`` is also used as it is if the tokenizer has no chat template.
+    Chats are written as in training, with the row's ``tools``. A ``text`` is also used as it is if the
+    tokenizer has no chat template.
     """
     tokenizer = loaded.tokenizer
     values = row.values if isinstance(row.values, dict) else {}
@@ -75,10 +74,11 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
         return encode_text(loaded, row.text("prompt" if "prompt" in values else "text"))
     else:
         chat = [{"role": "user", "content": row.text("text")}]
+    tools = read_tools(f"{row.place}: 'tools'", values.get("tools"))
     try:
-        text = render_calls(chat, partial(tokenizer.apply_chat_template, **_AS_PROMPT))
+        text, _ = render_chat(tokenizer, chat, tools, cue=True)
     except Exception as error:  # of jinja: templates refuse roles that they don't know
-        raise DatasetError(f"{row.place}: the chat template: {first_line(error)}") from error
+        raise DatasetError(f"{row.place}: the chat template fails: {first_line(error)}") from error
     text = require_text(text, f"{row.place}: the chat")
     chat_ids: Ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return chat_ids

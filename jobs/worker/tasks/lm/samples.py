@@ -174,10 +174,10 @@ def mask_texts(
     Notes count both. Raises :class:`DatasetError` if none is left.
     """
     learned = np.zeros(len(tokens.ids), dtype=np.bool_)
-    for number, (_, ranges) in enumerate(rendered):
+    for number, each in enumerate(rendered):
         part = slice(*tokens.bounds[number : number + 2])
         starts, ends = tokens.offsets[part].T
-        for first, last in ranges:
+        for first, last in each.learned:
             learned[part] |= (ends > first) & (starts < last)
     begin = np.asarray(prefix, dtype=np.int32)
     every = Masked(tokens, learned, begin, length, np.arange(len(rendered)))

@@ -198,8 +198,15 @@ class Squad(TextTask[SquadOptions]):
 def _evaluate_v2(
     context: TrainContext, loaded: Loaded, records: Sequence[Question], raw: Answers
 ) -> dict[str, Any]:
-    """Fit the threshold, save it with the model, and score the answers with it."""
-    threshold, output = fit_threshold(records, raw), context.output
+    """Fit the threshold, save it with the model, and score the answers with it.
+
+    An exported form has that of the trained model, which `predict` uses for both.
+    """
+    from ...training.export import Compiled
+
+    output, is_form = context.output, isinstance(loaded.model, Compiled)
+    known = getattr(loaded.model.config, THRESHOLD)
+    threshold = known if is_form else fit_threshold(records, raw)
     answers = raw.with_threshold(threshold)
     setattr(loaded.model.config, THRESHOLD, threshold)
     if context.ranks.first:

@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from jobs.worker.array.coordinator import _COPY_S, ArrayCoordinator
 from jobs.worker.array.plan import ARRAY, ArrayPlan
-from jobs.worker.runtime.events import parse_event
+from jobs.worker.pool.remote import READY_S
+from jobs.worker.runtime.events import Events, parse_event
 from jobs.worker.runtime.process import NODES
 from tests.jobs.worker.started_ranks import REPOSITORY, started_ranks
 
@@ -233,6 +235,55 @@ def test_a_missing_program_and_a_killed_one_fail(tmp_path: Path) -> None:
         "no-such can't be run: No such file or directory",
     )
     assert ends[3]["message"] == "sh ended with exit code 255"
+
+
+_ODD = """case $SPR_ARRAY_INDEX in 1) rmdir $SPR_OUTPUT;;
+*) head -c 9M /dev/zero > $SPR_OUTPUT/big
+  setsid -f sh -c "for i in \\$(seq 300); do echo x >> $SPR_OUTPUT/big; sleep 0.01; done" >/dev/null 2>&1;;
+esac
+touch {root}/on-$SLURMD_NODENAME; until [ $(ls {root}/on-* | wc -l) = 2 ]; do sleep 0.02; done
+"""
+
+
+def test_an_elements_odd_output_ends_no_other(tmp_path: Path) -> None:
+    """One removes its folder, and others leave a process that still writes while tar reads."""
+    nodes = Nodes(tmp_path, _ODD, indexes(4))
+    codes, said = nodes.run(0, 1)
+    assert codes == [0, 0], said
+    assert [each["exit_code"] for each in nodes.results(0)["elements"]] == [0] * 4
+    assert not (nodes[0] / "output/elements/1").exists()
+    assert (nodes[0] / "output/elements/4/big").stat().st_size >= 9 << 20
+
+
+def test_output_that_can_not_be_kept_is_its_elements_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def refuse(source: Path, target: Path, **more: Any) -> None:
+        if Path(source).name == "of-root":
+            raise PermissionError(1, "Operation not permitted", str(source))
+        link(source, target, **more)
+
+    monkeypatch.setattr(os, "link", refuse)
+    box = tmp_path / "elements/1"
+    (box / "output").mkdir(parents=True)
+    for name in ("output/of-root", "log"):
+        (box / name).touch()
+    end = {"element": 1, "exit_code": 0, "host": "a", "seconds": 1.0, "variables": {}}
+    first = ArrayCoordinator(ArrayPlan(("true",), indexes(2)), tmp_path, Events(0))
+    assert first.ask(0) == 1
+    first.tell(end)
+    (box / "end.json").write_text(json.dumps(end))
+    again = ArrayCoordinator(ArrayPlan(("true",), indexes(2)), tmp_path, Events(0))
+    for each in (first, again):
+        assert each.failed == [1]
+        assert "its output can't be kept: [Errno 1] Operation not perm" in each.ended[1]["message"]
+    assert again.ask(0) == 2
+
+
+def test_ranks_wait_for_one_that_copies_elements_first() -> None:
+    assert READY_S > 16 * _COPY_S
 
 
 def test_short_elements_cost_little(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,11 @@ import pytest
 import torch
 
 from jobs.worker.corpus import shards
-from jobs.worker.corpus.coordinator import predict_corpus
+from jobs.worker.corpus.coordinator import Coordinator, predict_corpus
 from jobs.worker.corpus.files import present
 from jobs.worker.corpus.options import PredictOptions, Source
 from jobs.worker.data.readers import stream_file
-from jobs.worker.runtime.errors import DatasetError, TrainingError
+from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import predict
 from jobs.worker.training.text_task import TextTask
@@ -317,15 +318,19 @@ def test_a_folder_is_completed_and_takes_no_other_predictions(
         run(asked, tmp_path)
 
 
-def test_values_that_parquet_lacks_leave_no_file(
+def test_the_time_left_does_not_count_loading_the_model(
     tmp_path: Path, models: Callable[[str], str]
 ) -> None:
-    rows = [{"text": "a", "n": n} for n in (1, "one")]
-    target = tmp_path / "out" / "b.parquet"
-    asked = PredictOptions(models("classify"), write(tmp_path / "in.jsonl", rows), str(target))
-    with pytest.raises(TrainingError, match=r"in\.jsonl: rows 1 to 2: not all values fit Parquet"):
-        run(asked, tmp_path / "parts")
-    assert not target.parent.exists()
+    said: list[str] = []
+    data, place = write(tmp_path / "in.jsonl"), str(tmp_path / "out")
+    coordinator = Coordinator(PredictOptions(models("classify"), data, place), print, said.append)
+    coordinator._begin = coordinator._told = time.monotonic() - 1000
+    shard = coordinator.ask(0)
+    assert shard
+    count, none = shard["count"], dict.fromkeys(("core_seconds", "cut"), 0)
+    found = {"name": "", "read": count, "rows": 0, "problem": "", "expected": 2 * count, **none}
+    coordinator.tell(0, 0, {**found, "seconds": 10.0})
+    assert said == [f"{count} of about {2 * count} rows, {count / 10:.1f} rows/s, 10 s left"]
 
 
 def test_on_a_file_system_without_locks_each_rank_has_its_own_copy(

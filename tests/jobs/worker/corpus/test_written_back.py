@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,7 @@ from jobs.worker.corpus.files import Output, list_sources, local_files
 from jobs.worker.corpus.options import PredictOptions, Shard, Source
 from jobs.worker.corpus.shards import Predictor, look_at
 from jobs.worker.corpus.writers import merge_parts, write_part
-from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.runtime.errors import DatasetError, TrainingError
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.training.task import Loaded
 
@@ -159,18 +161,33 @@ def test_a_column_of_an_earlier_prediction_is_kept(tmp_path: Path) -> None:
         (None, None, [None, None]),
         (1, "b", ["1", "b"]),
         ([1], {"n": "é"}, ["[1]", '{"n": "é"}']),
+        (date(2026, 1, 2), [b"\xff", float("nan")], ["2026-01-02", '["/w==", null]']),
+        (2**70, None, [str(2**70), None]),
+        ({}, "\ud800", ["{}", "\\ud800"]),
     ],
 )
+@pytest.mark.parametrize("together", [False, True])
 def test_columns_of_different_types_become_one(
-    tmp_path: Path, one: Any, other: Any, wanted: list[Any]
+    tmp_path: Path, one: Any, other: Any, wanted: list[Any], together: bool
 ) -> None:
-    parts = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
-    for part, value in zip(parts, (one, other), strict=True):
-        write_part(part, ".parquet", [{"a": value, "n": 1}])
+    rows: Rows = [{"a": one, "n": 1}, {"a": other, "n": 1}]
+    shards = [rows] if together else [[each] for each in rows]
+    parts = [tmp_path / f"{number}.parquet" for number in range(len(shards))]
+    for part, shard in zip(parts, shards, strict=True):
+        write_part(part, ".parquet", shard)
     merge_parts(parts, tmp_path / "all.parquet")
     found = pq.read_table(tmp_path / "all.parquet")
     assert found.column("a").to_pylist() == wanted
     assert not pa.types.is_null(found.schema.field("a").type)
+
+
+def test_numbers_that_no_type_holds_leave_no_file(tmp_path: Path) -> None:
+    parts = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    for part, value in zip(parts, (2**60 + 1, 1.5), strict=True):
+        write_part(part, ".parquet", [{"n": value}])
+    with pytest.raises(TrainingError, match="column 'n': not all values are double: Integer value"):
+        merge_parts(parts, tmp_path / "out/all.parquet")
+    assert not [*tmp_path.glob("out/*")]
 
 
 @pytest.mark.parametrize("output", ["output/predictions", "s3://b/out/"])
@@ -182,8 +199,39 @@ def test_a_folder_of_predictions_is_one_data_set(tmp_path: Path, output: str, va
     assert pq.read_table(tmp_path).to_pylist() == [{"b": None, **row} for row in rows]
 
 
-def test_a_column_that_no_first_row_has_is_text(tmp_path: Path) -> None:
-    mixed: Rows = [{"a": 1}, {"a": "b"}]
-    for first in ([], mixed):
-        write_part(tmp_path / "0.parquet", "s3://b/out/", [{"a": None}], first=first)
-        assert pq.read_schema(tmp_path / "0.parquet").field("a").type == pa.string()
+@pytest.mark.parametrize(
+    ("first", "values", "wanted"),
+    [
+        ([], [None], pa.string()),
+        ([None], [None], pa.string()),
+        ([None], [5, None], pa.string()),
+        ([1, "b"], [5, None], pa.string()),
+        ([1.5], [5, None], pa.float64()),
+        ([{"a": 1, "b": 2}], [{"a": 5}], pa.struct({"a": pa.int64(), "b": pa.int64()})),
+    ],
+)
+def test_shards_have_the_types_of_the_first_rows(
+    tmp_path: Path, first: list[Any], values: list[Any], wanted: Any
+) -> None:
+    given = [[{"a": each} for each in rows] for rows in (values, first)]
+    write_part(tmp_path / "0.parquet", "s3://b/out/", given[0], first=given[1])
+    found = pq.read_table(tmp_path / "0.parquet")["a"]
+    assert found.type == wanted
+    assert [each is None for each in found.to_pylist()] == [each is None for each in values]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("a.jsonl", [None, [1.5, {"x": None}], "/w==", [""], "2026-01-02"]),
+        ("a.csv", ["", '[1.5, {"x": null}]', "/w==", '[""]', "2026-01-02"]),
+    ],
+)
+def test_texts_have_only_what_json_has(tmp_path: Path, name: str, wanted: list[Any]) -> None:
+    numbers = [1.5, {"x": -math.inf}]
+    values = [float("nan"), numbers, b"\xff", [b""], date(2026, 1, 2)]
+    write_part(tmp_path / "part", name, [dict(zip("abcde", values, strict=True))])
+    merge_parts([tmp_path / "part"], tmp_path / name)
+    *_, line = (tmp_path / name).read_text().splitlines()
+    is_csv = name == "a.csv"
+    assert (next(csv.reader([line])) if is_csv else [*json.loads(line).values()]) == wanted

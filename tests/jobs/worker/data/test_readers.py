@@ -20,7 +20,7 @@ from jobs.train.request import check_inputs
 from jobs.worker.data import readers, text_files
 from jobs.worker.data.groups import Group
 from jobs.worker.data.mapped import map_rows, write_rows
-from jobs.worker.data.readers import EVAL, NoSplitError, read_table, read_unseen
+from jobs.worker.data.readers import EVAL, NoSplitError, read_table, read_unseen, stream_file
 from jobs.worker.data.records import require_text
 from jobs.worker.data.table import choose_column, read_records, with_class_names
 from jobs.worker.runtime.errors import DatasetError
@@ -505,6 +505,15 @@ def test_the_rest_of_a_parquet_file_is_not_read_for_its_first_rows(tmp_path: Pat
     assert len(read_table(str(path), limit=1000).rows) == 1000
     with pytest.raises(DatasetError, match="can't be read as Parquet"):
         read_table(str(path))
+
+
+def test_missing_data_of_a_time_zone_is_named(tmp_path: Path) -> None:
+    times = pyarrow.array([0], pyarrow.timestamp("s", "Nowhere/City"))
+    write_table(pyarrow.table({"text": ["a"], "at": times}), tmp_path / "a.parquet")
+    for read in (read_table, lambda path: [*stream_file(Path(path))]):
+        with pytest.raises(DatasetError, match=r"a\.parquet: has times in a zone") as refused:
+            read(str(tmp_path / "a.parquet"))
+        assert "tzdata" in str(refused.value.hint)
 
 
 def test_data_is_required_and_missing_files_are_named(tmp_path: Path) -> None:

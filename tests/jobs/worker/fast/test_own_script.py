@@ -111,6 +111,46 @@ torch.testing.assert_close(fast_eval, plain_eval, rtol=1e-5, atol=1e-6)
 assert same_names == names
 """
 
+PAIRS = """
+import os, sys, torch
+from datasets import Dataset
+from sentence_transformers import (
+    SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses
+)
+from sentence_transformers.models import Pooling, Transformer
+from transformers import BertConfig, BertModel, BertTokenizerFast
+from spr_cluster import speed_up
+output = os.environ["SPR_OUTPUT"] + "/" + os.environ["RANK"]
+
+def train(fast):
+    torch.manual_seed(1)
+    os.makedirs(output, exist_ok=True)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(50))]
+    with open(output + "/vocab.txt", "w") as file:
+        file.write("\\n".join(words))
+    BertTokenizerFast(output + "/vocab.txt").save_pretrained(output)
+    none = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    BertModel(BertConfig(vocab_size=len(words), **shape, **none)).save_pretrained(output)
+    model = SentenceTransformer(modules=[Transformer(output), Pooling(32)], device="cpu")
+    pairs = {"anchor": [f"w{i % 50}" for i in range(64)]}
+    pairs["positive"] = [f"w{i % 50} w{(i + 1) % 50}" for i in range(64)]
+    arguments = SentenceTransformerTrainingArguments(
+        output + "/model", use_cpu=True, per_device_train_batch_size=4, logging_steps=1,
+        max_steps=6, learning_rate=1e-2, report_to="none", save_strategy="no", disable_tqdm=True,
+    )
+    trainer = SentenceTransformerTrainer(
+        model, arguments, train_dataset=Dataset.from_dict(pairs),
+        loss=losses.MultipleNegativesRankingLoss(model),
+    )
+    if fast:
+        speed_up(trainer)
+    trainer.train()
+    return {x["step"]: x["loss"] for x in trainer.state.log_history if "loss" in x}
+
+torch.testing.assert_close(train(True), train(False), rtol=1e-4, atol=1e-5)
+"""
+
 
 @pytest.fixture
 def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +213,16 @@ def test_a_trainer_reports_stops_with_a_checkpoint_and_resumes_with_the_same_los
 
     assert [resumed.code, other.code] == [0, 0], resumed.output
     assert "resumed" in resumed.output
+
+
+def test_a_trainer_of_sentence_transformers_has_its_own_losses_and_reports(node: Path) -> None:
+    ended = run_script(node, PAIRS)
+    assert [each.code for each in ended] == [0, 0], ended[0].output
+    file = state_folder(node / "output") / "metrics/rank-0.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    # Beside the words, each text has a token before and after it.
+    counts = [(row["samples"], row["tokens"], row["padded"]) for row in rows]
+    assert counts == [(4, 4 * (3 + 4), 4 * (3 + 4))] * 6
 
 
 def new_model(**options: Any) -> Any:

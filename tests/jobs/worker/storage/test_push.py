@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.worker.runtime.checkpoint_names import LAST
-from jobs.worker.storage import push
+from jobs.worker.storage import ownership, push
 from tests.jobs.worker.storage.conftest import Proxy
 
 URL = "s3://data/team/squad-1"
@@ -183,20 +183,35 @@ def test_errors_of_the_server_are_tried_again(
     assert not (job / push.PUSHED).exists()
 
 
-@pytest.mark.parametrize("may", [True, False], ids=["allowed", "denied"])
+@pytest.mark.parametrize(
+    ("what", "may", "longest_s"),
+    [
+        ("all", True, 1e10),
+        ("all", False, 0),
+        ("checkpoint", True, 1800),
+        ("checkpoint", False, 1e10),
+    ],
+)
 def test_uploads_that_an_earlier_push_left_unfinished_are_aborted(
-    job: Path, bucket: Any, proxy: Proxy, may: bool
+    job: Path,
+    bucket: Any,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    may: bool,
+    longest_s: float,
 ) -> None:
     """Nothing lists them, but their parts are billed."""
     begun = {
         key: bucket.Object(key) for key in ("team/squad-1/output/model/b.bin", "team/squad-10/a")
     }
     uploads = {key: found.initiate_multipart_upload() for key, found in begun.items()}
-    if not may:
+    monkeypatch.setattr(ownership, "PUSH_S", longest_s)  # moto's uploads are from 2010
+    if not (may or longest_s):
         proxy.answer = lambda request: DENIED if "?uploads" in request else None
 
-    assert run("all", job) == 0
+    assert run(what, job) == 0
 
     left = [each.object_key for each in bucket.multipart_uploads.all()]
     assert left == list(uploads)[1 if may else 0 :]
-    assert (job / push.PUSHED).exists()
+    assert (job / push.PUSHED).exists() is (what == "all")

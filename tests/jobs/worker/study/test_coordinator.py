@@ -215,7 +215,8 @@ def test_a_restart_has_the_rest_of_the_time(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_job(tmp_path, monkeypatch, 3600.0)
-    (tmp_path / "begin.json").write_text(json.dumps({"first": time.time() - 3000}))
+    # Not begin.json, which only the head has.
+    (tmp_path / "first.json").write_text(json.dumps({"first": time.time() - 3000}))
     study = Coordinator(StudyPlan(RATES, 9), DigitsOptions(), state, Events())
     assert study.join(0, "a")[2] == pytest.approx(540, abs=5)
     (tmp_path / "launch.json").unlink()

@@ -96,6 +96,13 @@ def test_a_job_saves_a_checkpoint_at_its_longest_time_and_has_failed(head: ThisM
     assert f"{message}; stopping" in log
 
 
+def test_a_job_has_three_times_as_long_as_its_last_checkpoint_took() -> None:
+    deadline = Deadline(90.0, first=time.time() - 91, checkpoint_s=1.0)
+    assert deadline.find_end()["until"] == pytest.approx(time.time() + 119, abs=2)
+    deadline.checkpoint_s = 100.0
+    assert deadline.find_end()["until"] == pytest.approx(time.time() + 299, abs=2)
+
+
 def test_a_job_whose_budget_is_spent_says_so() -> None:
     ended = Deadline(max_time_s=90.0, budget=0.4, first=time.time() - 91).find_end()
     assert ended["message"] == "--budget $0.4 pays for no more than 1.5 min and a checkpoint"
@@ -117,6 +124,8 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
     over = int(submitted) + 4 * 3600
     deadline.take(f"{over} {over + 9 * 3600} 0")
     assert deadline.longest_s == pytest.approx(3600 * hours - SAVE_S, abs=2)
+    deadline.checkpoint_s = 100.0
+    assert deadline.longest_s == pytest.approx(3600 * hours - 300, abs=2)
 
 
 def test_the_longest_time_counts_from_the_first_attempt(head: ThisMachine) -> None:

@@ -19,6 +19,7 @@ cd {root} || exit
 case "$*" in
   *"dd of="*) breaks=breaks ;;
   *"tar -C"*) breaks=tars ;;
+  *"cat /"*) [ -s reads ] && sed -i 1d reads && exit 255 ;;
   *truncate*) breaks=files ;;
 esac
 if [ -s "$breaks" ]; then
@@ -53,7 +54,9 @@ def make_folder(worker: Path) -> HeadFolder:
     return HeadFolder(str(worker), "node0", worker / "log")
 
 
-def test_json_files_are_written_in_one_piece(head: ThisMachine, worker: Path) -> None:
+def test_json_files_are_written_in_one_piece(
+    head: ThisMachine, worker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_folder(worker)
     assert not folder.write("end.json", {"state": "failed"}), "there is no such folder yet"
     on_head(head).parent.mkdir(parents=True)
@@ -62,6 +65,10 @@ def test_json_files_are_written_in_one_piece(head: ThisMachine, worker: Path) ->
     assert folder.write("end.json", {"message": "it's \u00e9"}), "it breaks twice"
     assert folder.exists("end.json")
     assert json.loads(on_head(head, "end.json").read_text()) == {"message": "it's \u00e9"}
+    monkeypatch.setattr("jobs.worker.supervisor.commands._REFUSED_S", 0)
+    (head.root / "reads").write_text("0\n")
+    assert folder.read("end.json") == {"message": "it's \u00e9"}, "a slow failure is tried again"
+    assert folder.read("begin.json") == {}
     assert [path.name for path in on_head(head).parent.iterdir()] == ["end.json"]
     assert list(worker.iterdir()) == [worker / "log"]
 

@@ -56,6 +56,20 @@ def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(head: ThisMachine)
     assert log.endswith("resumed")
 
 
+def test_a_job_whose_checkpoints_take_long_has_more_time_before_it_leaves(
+    head: ThisMachine,
+) -> None:
+    said = event(event="checkpoint", step=7, name="step-000007", seconds=2.5)
+    saves = TASK_SAVES.replace("echo kept", "sleep 4; echo kept")
+    paths = submit(head, f"echo {shlex.quote(said)}; {saves}", task="squad")
+    wait_for(Path(paths.root, "ready").exists)
+    drain(head, "node0", DISK)
+
+    follow(head, paths)
+
+    assert Path(paths.output, "checkpoint").exists()
+
+
 def test_without_retries_the_job_fails_with_host_and_reason(head: ThisMachine) -> None:
     paths = submit(head, SAVES, nodes=2)
     wait_for(Path(paths.root, "ready").exists)

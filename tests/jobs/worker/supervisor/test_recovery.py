@@ -73,6 +73,7 @@ def test_only_the_phase_with_steps_can_hang() -> None:
     run.see("checkpoint", "step-000002", 170)
     assert run.stalled(349) == 0
     assert run.stalled(351) == 181
+    assert run.stalled(351, least_s=182) == 0
     run.see("phase", "save", 200)
     assert run.stalled(10_000) == 0
 
@@ -146,6 +147,7 @@ def test_copies_do_not_delay_the_end_until_slurm_kills(
 ) -> None:
     # Slurm gives 30 s, in which it also has to be asked and files have to be written.
     assert (choose_copy_limit(code, fate) > 10) is waits
+    assert (choose_copy_limit(code, fate, 275.0) == 275) is waits
 
 
 def test_an_error_has_the_names_of_nodes_instead_of_their_host_names() -> None:

@@ -18,7 +18,7 @@ from jobs.worker.tasks.lm.chats import Exchange, find_columns, read_exchange, re
 from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.task import Lm
-from jobs.worker.tasks.lm.templates import Renderer
+from jobs.worker.tasks.lm.templates import Renderer, note_dropped
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 from tests.jobs.context import parse_request
@@ -206,6 +206,11 @@ def test_a_jobs_results_are_a_model() -> None:
     options = parse_request("train", "lm", *words).read_options()
     assert options.model_name == str(model)
     check_inputs(options)
+    # The template is tried before the job starts, as far as this machine can.
+    write(Path("a.jsonl"), CHAT, chat(SYSTEM, USER, ANSWER))
+    new_chat_tokenizer(["Why? So."], NO_SYSTEM).save_pretrained(model)
+    with pytest.raises(UsageError, match="line 2: the chat template drops turn 1"):
+        check_inputs(options)
 
 
 @pytest.mark.parametrize(
@@ -257,10 +262,13 @@ SAYS = "{% for m in messages %}%s{% endfor %}"
 UNSTABLE = SAYS.replace("%s", "{{ m.content }}{% if loop.last %}!{% endif %}")
 UNSAID = SAYS.replace("%s", "{{ m.content }}{% generation %}{% endgeneration %}")
 NO_SYSTEM = SAYS.replace("%s", "{% if m.role != 'system' %}{{ m.content }}{% endif %}")
+NO_CALL_TEXT = SAYS.replace("%s", "{{ m.tool_calls or m.content }}")
 NO_ANSWER = SAYS.replace("%s", "{% if m.role == 'user' %}{{ m.content }}{% endif %}")
 NO_MORE = "{{ messages[0].content + messages[1].content + messages[2].content }}"
 HALVES = SAYS.replace("%s", "{% generation %}{{ m.content }}{% endgeneration %}")
 UNWEIGHTED = {**ANSWER, "weight": 0}
+NO_TOOL = SAYS.replace("%s", "{% if m.role != 'tool' %}{{ m.tool_calls or m.content }}{% endif %}")
+CALLS = (USER, {**CALL, "content": ""}, TOOL, ANSWER)
 TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
 
 
@@ -274,7 +282,15 @@ TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
         (NO_ANSWER, TWO, "drops turn 2 (assistant): 'So.'", "--chat-template"),
         ("{{ messages[-1].content }}", TWO, "drops turn 1 (user): 'Why?'", "remove"),
         (NO_MORE, SAME, "drops turn 4 (assistant): 'So.'", "remove the turn"),
-        (UNSTABLE, TWO * 2, "writes turn 1 differently if others follow", "{% generation %}"),
+        (SAYS.replace("%s", "{{ m.content }}"), CALLS, "drops the calls of tools", "the row"),
+        (
+            NO_CALL_TEXT,
+            (USER, {**CALL, "content": "Hm."}),
+            "turn 2 (assistant): 'Hm.'",
+            "its content",
+        ),
+        (NO_TOOL, CALLS, "drops turn 3 (tool): '5'", "remove the turn"),
+        (UNSTABLE, TWO * 2, "writes turn 1 differently if others follow", '"weight": 0'),
         (
             HALVES,
             (USER, UNWEIGHTED, *TWO),
@@ -293,6 +309,40 @@ def test_a_template_that_does_not_fit_a_row(template: str, turns: Any, text: str
     assert text in refused.value.message
     assert fix in str(refused.value.hint)
     assert "\n" not in f"{refused.value.message} {refused.value.hint}"
+
+
+LATE = (  # as Gemma 4's
+    "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
+    "{% if m.role == 'tool' %}{{ messages[loop.index0 - 1].content }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("says", ["{{ m.content }}", "{{ m.content | tojson }}", LATE])
+def test_tools_and_reasoning_that_a_template_drops_are_noted(says: str) -> None:
+    """Of reasoning, only that of the last answer counts: Qwen3's template, for one, drops the others."""
+    says = f"{{% generation %}}{says}{{% endgeneration %}}"
+    thinks = says + "{% if loop.last %}{{ m.reasoning_content }}{% endif %}"
+    quote, tool = '"It\'s 5.\n"', {"name": "add"}
+    turns = [
+        USER,
+        {**CALL, "content": "So.", "reasoning_content": "So?"},
+        said("tool", quote),
+        ANSWER,
+    ]
+    thought = [*turns[:3], {**ANSWER, "reasoning_content": "Aha."}]
+    called, notes = "{{ m.tool_calls }}", list[str]()
+    for more, ends, known in (
+        (says, thought, ["tools", "thoughts"]),
+        ("{{ tools }}" + thinks, thought, []),
+        (thinks, turns, ["tools"]),
+    ):
+        tokenizer = new_chat_tokenizer(["Why? So."], SAYS.replace("%s", more + called))
+        row = read_exchange("row 1", chat(*ends, tools=[tool]), ["messages"])
+        text = Renderer(tokenizer, learn_all=True)(row)
+        assert [*text.dropped] == known
+        note_dropped([text, text], notes.append)
+    assert ["tools of 2 rows" in each for each in notes] == [True, False, True]
+    assert "the reasoning of 2 last answers: put it into the content" in notes[1]
 
 
 FROM_ARROW = {"x": 1, "y": None, "z": [{"a": "é", "b": None}]}
@@ -318,9 +368,10 @@ def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool
     assert exchange.tools == [{"properties": {"x": 1, "z": [{"a": "é"}]}}]
     path = "m.tool_calls[0]" if flat else "m.tool_calls[0].function"
     said = f"{{% if m.tool_calls %}}{{% set c = {path} %}}{use}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
-    tokenizer = new_chat_tokenizer(["Why? So."], SAYS.replace("%s", said))
+    tools = "{% for tool in tools %}{{ tool.properties.x }};{% endfor %}"
+    tokenizer = new_chat_tokenizer(["Why? So."], tools + SAYS.replace("%s", said))
     text = Renderer(tokenizer, learn_all=False)(exchange).text
-    assert text == 'Why?{"x": 1, "z": [{"a": "é"}]}5So.'
+    assert text == '1;Why?{"x": 1, "z": [{"a": "é"}]}5So.'
     assert "id" not in exchange.turns[1]["tool_calls"][0]
     prompt = encode_prompt(Loaded(None, tokenizer), Row("a.parquet: row 1", row))
     assert tokenizer.decode(prompt) == text.removesuffix("So.")

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,16 @@ def test_several_labels_and_pairs(tmp_path: Path) -> None:
     assert loss.item() == pytest.approx(0.69, abs=0.1)  # of a new model: as if tossing coins
     scores = task._score(samples, np.array([[1, 0, 1], [0, 0, 1], [0, 1, 0]], dtype=bool))
     assert scores["exact_match"] == pytest.approx(66.667)
+    found = np.array([[1, 0, 0], [0, 0, 0]], dtype=bool)  # neither class 2 nor 3 occurs
+    assert task._score(replace(samples, targets=[[0], []]), found)["macro_f1"] == 100.0
+    assert task._score(replace(samples, targets=[[], []]), found & False)["macro_f1"] == 0.0
+    single = [{**each, "label": n} for n, each in enumerate(rows)]
+    for data, metric, why in (
+        (rows, "accuracy", "several labels per text"),
+        (single, "exact_match", "one label per text"),
+    ):
+        with pytest.raises(DatasetError, match=f"--metric {metric}: .*data.jsonl has {why}"):
+            classify(tmp_path, data, metric=metric).check()
 
 
 def test_labels_in_one_cell(tmp_path: Path) -> None:
@@ -145,18 +156,17 @@ def test_labels_in_one_cell(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_long_texts_are_cut_as_the_tokenizer_would(tokenizer: Any, pair: bool) -> None:
-    texts = ["tile registers " * n for n in (1, 3, 20)]
+    texts = ["tile registers " * n for n in (1, 9, 20, 30)]
     sides = [texts, texts[::-1]][: 1 + pair]
     columns = encode([Column(each) for each in sides], tokenizer)
-    samples = TextSamples(columns, read_template(tokenizer, pair=pair), [0] * 3, 24)
-    for number in range(3):
+    samples = TextSamples(columns, read_template(tokenizer, pair=pair), [0] * 4, 24)
+    for number in range(4):
         wanted = tokenizer(
             *(each[number] for each in sides), truncation="longest_first", max_length=24
         )
         found = samples[number].inputs
-        assert len(found["input_ids"]) == len(wanted["input_ids"]) == samples.lengths[number]
-        if not pair or len(wanted["input_ids"]) < 24:
-            assert found["input_ids"].tolist() == wanted["input_ids"]
+        assert found["input_ids"].tolist() == wanted["input_ids"]
+        assert len(wanted["input_ids"]) == samples.lengths[number]
 
 
 def tag(**more: Any) -> Tag:

@@ -22,6 +22,7 @@ from jobs.worker.fast.layers import EMBEDDINGS, freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.lm import head
+from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.head import IGNORED
 from jobs.worker.tasks.lm.memory import Plan, simulate
 from jobs.worker.tasks.lm.model import LmOptions
@@ -31,6 +32,7 @@ from jobs.worker.training.batches import ALIGN, TrainingRun, batches, plan_sched
 from jobs.worker.training.model import save_model
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import NO_CACHE, SCRATCH
+from jobs.worker.training.text_task import Row
 from tests.jobs.worker.tasks.chat_models import (
     CHATML,
     END,
@@ -206,6 +208,8 @@ def test_samples_are_the_same_on_another_day(folder: Path) -> None:
     assert one == other
     text = found[0].loaded.tokenizer.decode(found[0].samples[0].inputs["input_ids"])
     assert text.startswith("26 Jul 2024<|im_start|>user")
+    prompt = encode_prompt(found[0].loaded, Row("row 1", CHATS[0]))
+    assert found[0].loaded.tokenizer.decode(prompt).startswith("26 Jul 2024<|im_start|>user")
 
 
 def test_the_end_is_found_though_samples_are_cut(folder: Path) -> None:

@@ -175,7 +175,7 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
 
     positives = {group.texts[1] for group in read.train}
     texts = sorted({*positives, *passages})
-    assert one["candidates"] == len(texts)
+    assert (one["candidates"], one["anchors"]) == (len(texts), len(found))
     assert "frost falls on day 2" in positives
 
     def encode(texts: list[str]) -> Any:
@@ -189,6 +189,8 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
         right = {group.texts[1] for group in read.train if group.texts[0] == each["anchor"]}
         limit = max(similar[texts.index(text)] for text in right)
         assert each["rank"] == int((similar >= limit - 1e-6).sum())
+        ranks = each.get("ranks", [each["rank"]])
+        assert (min(ranks), len(ranks)) == (each["rank"], len(right))
     assert any(each["best"] in passages for each in found)
 
 
@@ -426,6 +428,8 @@ def test_a_model_finds_its_own_negatives(tmp_path: Path) -> None:
         anchor, positive, *others = one.texts_of(number).tolist()
         assert not {anchor, positive} & {*others}
     assert one.lengths.sum() > plain.lengths.sum()
+    loaded.model.pooling = "cls"
+    assert not np.array_equal(run_threaded(1, work)[0][1].numbers, one.numbers)
 
 
 def test_an_encoder_with_all_layers_frozen_has_nothing_to_train() -> None:

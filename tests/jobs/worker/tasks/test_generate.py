@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, MixtralForCausalLM
 
 from jobs.worker.corpus.coordinator import predict_corpus
 from jobs.worker.corpus.options import PredictOptions
-from jobs.worker.corpus.shards import choose_columns
+from jobs.worker.corpus.shards import choose_columns, make_converter
 from jobs.worker.data.table import Table
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.tasks.adapters import ADAPTERS, load_adapters, merge
@@ -226,7 +226,7 @@ def test_a_chat_is_answered_with_the_saved_template(folder: Path, chat: Path) ->
         ([reference], "row 1: 'messages' has no turn to answer"),
         (["x"], "row 1: 'messages', turn 1 has no role and content"),
         ([{"role": "user", "content": [{"text": "x"}]}], "turn 1: the content is a list of parts"),
-        ([{"role": "tool", "content": "x"}], "row 1: the chat template: no tools"),
+        ([{"role": "tool", "content": "x"}], "row 1: the chat template fails: no tools"),
     ):
         with pytest.raises(DatasetError, match=message):
             ask({"messages": messages})
@@ -406,3 +406,15 @@ def test_the_column_of_training_comes_first_and_a_second_text_is_refused() -> No
     assert chosen == [{"text": "question"}, {"text": "text"}]
     with pytest.raises(DatasetError, match="--pair-column: a model of `train lm` reads text"):
         choose_columns(Lm, table, {"pair": "question"}, {})
+
+
+@pytest.mark.parametrize("tools", [None, [{"name": "add"}]])
+def test_a_chat_of_a_file_has_its_tools(chat: Path, tools: Any) -> None:
+    row = {"messages": [{"role": "user", "content": "core"}], "tools": tools, "id": 1}
+    convert = make_converter(Lm, Table("a.jsonl", (*row,), []), PredictOptions(str(chat), "", ""))
+    _, asked = convert("a.jsonl: line 1", row)
+    assert asked.values == {key: row[key] for key in ("messages", "tools") if row[key]}
+    tokenizer = AutoTokenizer.from_pretrained(chat)
+    tokenizer.chat_template = "{% for tool in tools or () %}list {% endfor %}" + TEMPLATE
+    found = tokenizer.decode(encode_prompt(Loaded(None, tokenizer), asked))
+    assert found == "list " * bool(tools) + "user core assistant"

@@ -17,6 +17,7 @@ from huggingface_hub import ModelCard
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks import TASKS, find_task
 from jobs.worker.tasks.digits import Digits
+from jobs.worker.tasks.embed.task import Embed
 from jobs.worker.tasks.predict import load_trained
 from jobs.worker.tasks.score import Score
 from jobs.worker.training.card import find_intervals
@@ -215,6 +216,8 @@ def test_intervals_are_those_of_wilson_and_of_new_samples() -> None:
     # https://en.wikipedia.org/wiki/Binomial_proportion_confidence_interval: 1 / (1 + z²/n)
     assert found.keys() == {"accuracy"}
     assert found["accuracy"] == pytest.approx((72.246, 100), abs=1e-3)
+    anchors = {"scores": {"recall_at_1": 100.0}, "eval_records": 90, "anchors": 10}
+    assert find_intervals(Embed(Embed.demo), anchors)["recall_at_1"] == found["accuracy"]
 
     matrix = [[40, 10], [5, 45]]
     figures = {"scores": {"macro_f1": 84.96}, "eval_records": 100, "confusion": matrix}

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import shutil
+import threading
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +20,9 @@ import torch
 from jobs.worker.runtime.errors import CheckpointError
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.study.__main__ import share_options
+from jobs.worker.supervisor.launch import FOLDER
+from jobs.worker.tasks.digits import Digits
 from jobs.worker.training.checkpoints import (
     EVERY_SECONDS,
     MOST_SHARE,
@@ -23,6 +30,7 @@ from jobs.worker.training.checkpoints import (
     Checkpoint,
     CheckpointTimer,
     RunIdentity,
+    expect_checkpoints,
     list_checkpoints,
     load_state,
     newest_undamaged,
@@ -33,7 +41,7 @@ from jobs.worker.training.checkpoints import (
 )
 from jobs.worker.training.state import PATIENCE, DivergenceDetector, State, TrainingProgress
 from tests.fakes import FakeClock
-from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 
 WATCH = DivergenceDetector(0.2, math.inf, 4, recent=[0.1, 1 / 3])
 PROGRESS = TrainingProgress(7, 70, 900, 1.25, [(1, 1 / 3)], [(3, 0.5)], [{"step": 2}], watch=WATCH)
@@ -46,6 +54,8 @@ def test_a_checkpoint_by_steps_is_due_every_n_steps_and_at_the_end() -> None:
     due = CheckpointTimer(every=4, clock=FakeClock().monotonic)
     assert [step for step in range(1, 11) if due.by_step(step, last=step == 10)] == [4, 8, 10]
     assert not due.by_time(last=True)
+    of_a_trial = CheckpointTimer(share_options(Digits.demo).checkpoint_every)
+    assert not of_a_trial.by_step(10, last=True)
 
 
 def test_a_checkpoint_by_time_costs_at_most_a_small_share_of_it() -> None:
@@ -103,6 +113,63 @@ def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
     )
     saved_steps(tmp_path, 2)
     assert synced == ["state.pt", "checkpoint.json", "step-000002.partial", "checkpoints"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "free", "supervised", "host"),
+    [
+        (2, [3.7, 3.7], True, ""),
+        (2, [3.5, 3.7], True, "a"),
+        (1, [3.5, 3.5], True, "b"),
+        (1, [3.5, 3.5], False, ""),
+    ],
+)
+def test_checkpoints_that_the_disk_can_not_hold_are_refused_before_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keep: int,
+    free: list[float],
+    supervised: bool,
+    host: str,
+) -> None:
+    if supervised:
+        monkeypatch.setenv(FOLDER, str(tmp_path))
+    """A billion weights of three and a bit: three checkpoints of 1.2 GB, or two."""
+    with torch.device("meta"):
+        model = torch.nn.Linear(10_000, 10_000)
+    own, hosts = (
+        threading.local(),
+        [SimpleNamespace(facts=SimpleNamespace(hostname=n)) for n in "ab"],
+    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: own.usage)
+    options, said = SimpleNamespace(keep_checkpoints=keep), io.StringIO()
+
+    def work(ranks: Ranks) -> str:
+        own.usage = SimpleNamespace(free=free[ranks.rank] * 1e9)
+        context = session(options, ranks, said, output=tmp_path, hardware=hosts)
+        try:
+            expect_checkpoints(context, model, keeps_best=False)
+        except CheckpointError as error:
+            return f"{error.message}; {error.hint}"
+        return ""
+
+    (text, other) = run_threaded(2, work)
+
+    assert text == other
+    assert (f"checkpoints need 3.6 GB of disk, and 3.5 GB are free on {host};" in text) is bool(
+        host
+    )
+    assert ("--keep-checkpoints 1, " in text) is (host == "a")
+    assert not said.getvalue()
+
+
+def test_the_first_checkpoint_of_a_large_model_may_take_long(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = torch.nn.Linear(10_000, 25_000)
+    said, options = io.StringIO(), SimpleNamespace(keep_checkpoints=1)
+    with patch("shutil.disk_usage", return_value=SimpleNamespace(free=1e12)):
+        expect_checkpoints(session(options, Ranks(), said, output=tmp_path), model, keeps_best=True)
+    assert '"event": "checkpoint_estimate", "seconds": 30.5' in said.getvalue()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

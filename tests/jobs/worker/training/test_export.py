@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from jobs.train.study import job_packages
 from jobs.worker.runtime.errors import TrainingError, WorkerError
 from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.tasks.squad.task import Squad
 from jobs.worker.training import export
 from jobs.worker.training.export import _openvino, _trace, _uncertainty, require_packages
 from tests.jobs.worker.fast.test_families import build
@@ -166,6 +168,22 @@ def test_each_task_with_an_encoder_exports(task: str, nodes_folder: Path) -> Non
     assert (int8["loss_at_most"] > int8["loss"]) == is_share
     assert len([text for text in notes if "certainty" in text]) == is_share
     assert (output / "model" / "openvino" / "openvino_model.bin").stat().st_size > 0
+
+
+def test_a_form_is_scored_with_the_threshold_of_the_model(
+    nodes_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = json.loads((nodes_folder / "data.json").read_text())
+    question = content["data"][0]["paragraphs"][0]["qas"][0]
+    question |= {"answers": [], "is_impossible": True}
+    (nodes_folder / "v2.json").write_text(json.dumps(content))
+    given = {"export": "bf16", "max_steps": 2, "data": str(nodes_folder / "v2.json")}
+    chosen = options(nodes_folder / "out", "squad", **given)
+    monkeypatch.setattr(f"{Squad.__module__}.fit_threshold", mock.Mock(side_effect=[0.25]))
+    result, _ = export_alone(chosen)
+    assert len(result["export"]["forms"]) > 1
+    config = json.loads((nodes_folder / "out/model/config.json").read_text())
+    assert config["no_answer_threshold"] == result["no_answer_threshold"] == 0.25
 
 
 def test_a_model_that_openvino_can_not_convert_is_not_trained(

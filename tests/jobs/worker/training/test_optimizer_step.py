@@ -392,7 +392,7 @@ def test_weights_are_in_bf16_if_gradients_are_not_added_up(
     assert f"fast: {parts}{more}{words}" in notes.getvalue()
 
 
-def test_layers_that_a_step_skips_at_random_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_and_experts_that_a_step_skips_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import BartConfig, BartForConditionalGeneration
 
     shape = dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads"), 2)
@@ -400,7 +400,9 @@ def test_layers_that_a_step_skips_at_random_are_trained(monkeypatch: pytest.Monk
         d_model=16, vocab_size=32, encoder_layerdrop=0.99, decoder_layerdrop=0.99, **shape
     )
     model = BartForConditionalGeneration(config)
+    assert step_module._skips_parts(model)
     model.idle = torch.nn.Parameter(torch.zeros(2))
+    model.experts = nn.ModuleDict({"expert_0": nn.Linear(2, 2)})
     ids = torch.arange(3, 11).view(1, 8)
     run: Any = mock.Mock()
     run.loaded.model, run.samples, run.lengths = model, [None], np.array([8])
@@ -409,5 +411,6 @@ def test_layers_that_a_step_skips_at_random_are_trained(monkeypatch: pytest.Monk
     run.context.ranks = Ranks()
     names = {id(each): name for name, each in model.named_parameters()}
     assert [names[id(each)] for each in step_module.find_idle(run)] == ["idle"]
-    assert step_module._skips_layers(model)
+    lists = {"experts": nn.ModuleList([nn.Linear(2, 2)]), "shared_experts": nn.Linear(2, 2)}
+    assert [step_module._skips_parts(nn.ModuleDict({k: v})) for k, v in lists.items()] == [1, 0]
     assert model.training

@@ -28,7 +28,7 @@ from jobs.worker.training.options import NO_CACHE, SMALL
 from jobs.worker.training.teacher import ask_teacher, keep_layers
 from tests.jobs.worker.tasks.test_classify_and_tag import prepare, write
 from tests.jobs.worker.tasks.test_score import RANKED
-from tests.jobs.worker.threaded_ranks import run_threaded, session
+from tests.jobs.worker.threaded_ranks import run_threaded, session, train_alone
 from tests.jobs.worker.training.test_resume import AT_SEVEN, check_killed_and_resumed
 
 ROWS = [{"text": f"{word} {n}", "label": word} for n in range(6) for word in ("tile", "core")]
@@ -205,7 +205,8 @@ def test_a_teacher_of_other_classes_is_refused_and_another_order_is_not(
         config = json.loads((folder / "config.json").read_text())
         config |= {"id2label": dict(enumerate(names)), "label2id": {names[0]: 0, names[1]: 1}}
         (folder / "config.json").write_text(json.dumps(config))
-        task = task_of("classify", tmp_path, teacher=str(folder))
+        cache = str(tmp_path / "cache")
+        task = task_of("classify", tmp_path, teacher=str(folder), token_cache=cache)
         data = task.read(lambda _: None)
 
         def work(ranks: Ranks, task: Any = task, data: Any = data) -> Any:
@@ -217,6 +218,17 @@ def test_a_teacher_of_other_classes_is_refused_and_another_order_is_not(
         else:
             outputs.append(run_threaded(1, work)[0].outputs)
     assert np.array_equal(outputs[0], outputs[1][:, ::-1])
+
+
+def test_a_run_that_only_evaluates_has_no_use_for_a_teacher_or_negatives(
+    tmp_path: Path, teacher: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(Embed, "compute_outputs", None)
+    model = teacher("embed")
+    given = {"model": model, "teacher": model, "mine_negatives": 1, "epochs": 0}
+    task = task_of("embed", tmp_path, report_to="none", **given)
+    assert train_alone(task.options, tmp_path)["anchors"] > 0
 
 
 def test_outputs_in_a_file(tmp_path: Path) -> None:

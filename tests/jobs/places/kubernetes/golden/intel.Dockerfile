@@ -2,7 +2,7 @@
 ARG BASE=ubuntu:22.04
 FROM ${BASE}
 RUN apt-get update \
- && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3-venv google-perftools numactl \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3-venv google-perftools numactl tzdata \
  && rm -rf /var/lib/apt/lists/*
 # The library's file name changes with the release, so jobs preload it under this one.
 RUN mkdir /opt/spr-cluster \

@@ -2,7 +2,7 @@
 ARG BASE=ubuntu:24.04
 FROM ${BASE}
 RUN apt-get update \
- && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3-venv google-perftools numactl g++ python3-dev \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3-venv google-perftools numactl g++ python3-dev tzdata \
  && rm -rf /var/lib/apt/lists/*
 # The library's file name changes with the release, so jobs preload it under this one.
 RUN mkdir /opt/spr-cluster \
@@ -29,6 +29,7 @@ WORKDIR /tmp
 torch==2.13.0
 transformers==5.23.0
 datasets==5.2.0
+tzdata
 scikit-learn==1.8.0
 peft==0.21.2
 accelerate==1.15.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import tempfile
@@ -22,10 +23,12 @@ _SSM_PLUGIN = "session-manager-plugin"
 # While no machine answers yet. An EC2 Instance Connect Endpoint has 20 connections for all its users:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/eice-quotas.html
 _MOST_TUNNELS = 8
+# The first with `open-tunnel`: https://github.com/aws/aws-cli/blob/v2/.changes/2.12.0.json
+_OLDEST_CLI = (2, 12)
 _LOGIN_S = 60
 _INSTALL = {
     "ssh": "the OpenSSH client",
-    "aws": "the AWS CLI version 2",
+    "aws": "the AWS CLI version 2.12 or later",
     _SSM_PLUGIN: "the Session Manager plugin for the AWS CLI",
 }
 
@@ -55,13 +58,21 @@ def proxy_argv(
 
 
 def require_way(jump: str) -> None:
-    """Raise :class:`UsageError` if a program for ``--jump`` is missing, or it can't log in to the host."""
+    """Raise :class:`UsageError` if a program for ``--jump`` is missing or too old, or can't log in."""
     plugin = (_SSM_PLUGIN,) if jump == SSM else ()
     for program in (*proxy_argv(jump, "", "", "")[:1], *plugin):
         if not which(program):
             raise UsageError(
                 f"--jump {jump}: {program} is not installed on this machine",
                 hint=f"install {_INSTALL[program]}",
+            )
+    if jump == EICE:
+        said = _read_cli_version()
+        version = re.search(r"aws-cli/(\d+)\.(\d+)", said)
+        if not version or (int(version[1]), int(version[2])) < _OLDEST_CLI:
+            raise UsageError(
+                f"--jump {jump}: this machine's AWS CLI can't open tunnels: {said}",
+                hint=f"install {_INSTALL['aws']}",
             )
     if jump not in ("", EICE, SSM):
         # Some hosts only forward; nothing listens at this port of theirs.
@@ -70,8 +81,25 @@ def require_way(jump: str) -> None:
             raise UsageError(f"--jump {jump}: {reason}", hint=login_hint(argv))
 
 
+def _read_cli_version() -> str:
+    """Return what the AWS CLI says about its version, or why it does not run."""
+    try:
+        done = subprocess.run(
+            ("aws", "--version"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_LOGIN_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return " ".join((done.stdout + done.stderr).decode(errors="replace").split())
+
+
 def _try_login(argv: Sequence[str]) -> str:
     """Return why OpenSSH can't log in to a jump host; "" if it can, even if the host refuses to forward."""
+    # With the user's own LogLevel, it may say nothing.
+    argv = (argv[0], "-o", "LogLevel=ERROR", *argv[1:])
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_LOGIN_S
@@ -79,7 +107,7 @@ def _try_login(argv: Sequence[str]) -> str:
     except subprocess.TimeoutExpired:
         return f"no login within {_LOGIN_S} s"
     said = done.stderr.decode(errors="replace").strip()
-    if not done.returncode or "open failed" in said:
+    if not done.returncode or "stdio forwarding failed" in said:
         return ""
     return said.rpartition("\n")[2] or "the login failed"
 

@@ -21,7 +21,7 @@ from cluster.context import Context
 from cluster.lifecycle.machines import Machines
 from cluster.lifecycle.prepare import find_reservations, prepare
 from cluster.verify.results import CLUSTER, CheckResult, Verdict, name_some
-from infra.aws.clients import DENIED, error_code, translate_boto_error
+from infra.aws.clients import DENIED, error_code, translate_boto_error, unless
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.ec2 import key_pair, network, tags
 from infra.ec2.cluster_record import new_record, record_tags
@@ -31,7 +31,7 @@ from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import Network, TypeSupport
 from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
 from infra.ec2.purchase import Offer, list_offers, render_request
-from infra.ec2.routes import require_jump, require_ways
+from infra.ec2.routes import require_jump, require_s3, require_ways
 from infra.errors import SprError
 from infra.iam.bucket_access import check_buckets
 from infra.iam.dry_runs import (
@@ -65,6 +65,8 @@ _ROLES = {
     ActionKind.RUN_NODES: WORKER,
     ActionKind.RUN_WORKERS: WORKER,
 }
+# Everyone who may use EBS may use the key that AWS manages for it.
+_MANAGED_KEY = "alias/aws/ebs"
 _ACTION = re.compile(r"[\w-]+:\w+(?= on )")
 
 
@@ -213,6 +215,8 @@ def _routes(exam: Examination) -> list[CheckResult]:
     notes: list[str] = []
     ec2, private, proxy = exam.ctx.clients.ec2, exam.spec.private, exam.spec.proxy
     left = require_ways(ec2, exam.networks, notes.append, exam.spec, installs=not proxy)
+    if exam.ctx.cloud.billed:
+        left = require_s3(ec2, left, notes.append, exam.spec)
     if notes:
         return [_result("routes", Verdict.WARN, " ".join(notes))]
     if private and proxy:
@@ -283,9 +287,13 @@ def _permissions(exam: Examination) -> list[CheckResult]:
     spec, types = exam.spec, ",".join(exam.spec.instance_types)
     bucket = parse_s3_url(spec.bucket) if spec.bucket and spec.makes_role else None
     boundary = spec.permissions_boundary
+    asked = unless(DENIED, exam.ctx.clients.ec2.get_ebs_default_kms_key_id)
+    key = asked["KmsKeyId"] if asked else _MANAGED_KEY
+    own_key = None if key.endswith(_MANAGED_KEY) else key
     policy = build_policy(
         None,
         spec.instance_types,
+        own_key,
         second_guard=spec.second_guard,
         bucket=bucket,
         bucket_kms_key=spec.bucket_kms_key,
@@ -300,8 +308,14 @@ def _permissions(exam: Examination) -> list[CheckResult]:
     if not missing:
         rest = f"; {len(unknown)} not checked" if unknown else ""
         rest += "".join(f", among them {each}" for each in CONNECTIONS if each in unknown)
-        return _ok("permissions", f"{len(allowed)} allowed, by {means}{rest}")
+        found = f"{len(allowed)} allowed, by {means}{rest}"
+        if own_key:
+            found += f"; new disks are encrypted with {own_key}"
+            remedy = "The policy of this key must also allow these credentials to use it."
+            return [_result("permissions", Verdict.WARN, found, remedy)]
+        return _ok("permissions", found)
     more = " --second-guard" if spec.second_guard else ""
+    more += f" --kms-key {own_key}" if own_key else ""
     more += f" --bucket {bucket}" if bucket else ""
     more += f" --bucket-kms-key {spec.bucket_kms_key}" if spec.bucket_kms_key else ""
     more += f" --permissions-boundary {boundary}" if boundary else ""

@@ -20,7 +20,7 @@ from infra.ec2.network import SecurityGroup
 from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
 from infra.ec2.purchase import Offer, list_offers
 from infra.ec2.reservations import Reservation, find_open_reservations, find_reservation
-from infra.ec2.routes import describe_vpc_cidrs, require_jump, require_ways
+from infra.ec2.routes import describe_vpc_cidrs, require_jump, require_s3, require_ways
 from infra.ec2.termination_schedule import describe_cluster
 from infra.errors import SprError, UsageError
 from infra.iam.instance_profile import has_profile, with_profile
@@ -172,6 +172,8 @@ def find_offers(
         spec,
         installs=downloads,
     )
+    if ctx.cloud.billed:  # containers reach the embedded S3 in any network
+        networks = require_s3(ec2, networks, note, spec)
     flows = ssh_flows(spec.caller) if spec.caller else ()
     flows += install_flows() if downloads else ()
     networks = require_open_acls(ec2, networks, flows, note)

@@ -129,6 +129,10 @@ _REACH_AGAIN_S = 5 * 60
 _STATUS_EVERY_S = 60.0
 # Machines that are up according to EC2's status checks answer within this time, or not at all.
 _CUT_OFF_S = 3 * 60
+# Session Manager does not know the machine yet. Its agent tries again to register after 5 to 30 minutes:
+# https://github.com/aws/amazon-ssm-agent/blob/mainline/core/app/credentialrefresher/credentialrefresher_deps.go
+_UNREGISTERED = "TargetNotConnected"
+_REGISTER_S = 35 * 60
 _BOOTING = {"?", "initializing", "insufficient-data"}
 # Status checks are requested for a few slow nodes, not for the whole cluster.
 _MOST_STATUSES = 10
@@ -176,6 +180,8 @@ class _Stragglers:
             # Refused connections are normal during the first minute of a boot.
             if passed > _STATUS_EVERY_S:
                 text += f"; {self.statuses}{reason}"
+                if _UNREGISTERED in reason:
+                    text += "; its agent may try again to register only after 5 to 30 min"
             self.ctx.progress.note(text)
 
     def done(self, node: Node) -> None:
@@ -186,7 +192,9 @@ class _Stragglers:
         """Return whether no node has answered for too long although EC2 says that they are up."""
         if self.heard or self.ok_since is None:
             return False
-        if self.ctx.clock.monotonic() - self.ok_since < _CUT_OFF_S:
+        unregistered = any(_UNREGISTERED in reason for _, reason in self.waiting.values())
+        patience = _REGISTER_S if unregistered else _CUT_OFF_S
+        if self.ctx.clock.monotonic() - self.ok_since < patience:
             return False
         if self.witness and self.answers(self.witness):
             self.heard.append(self.witness)

@@ -23,6 +23,7 @@ from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import BotoCoreError, NoCredentialsError
 from botocore.utils import JSONFileCache, get_environ_proxies, parse_timestamp
 
+from infra.aws.api_time import FIX_CLOCK
 from infra.errors import CloudError, UsageError
 from infra.words import nearest, spoken_time
 
@@ -142,14 +143,21 @@ def _has_endpoint(session: boto3.session.Session, region: str) -> bool:
 
 
 def find_caller_cidr() -> str:
-    """Return this machine's public IPv4 address, as AWS sees it, as a /32 range."""
+    """Return this machine's public IPv4 address, as AWS sees it, as a /32 range.
+
+    Asks without a proxy, because SSH does not use it.
+    """
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(_ADDRESS_SERVICE, timeout=10) as answer:
+        with direct.open(_ADDRESS_SERVICE, timeout=10) as answer:
             address = ipaddress.IPv4Address(answer.read(64).decode().strip())
     except (urllib.error.URLError, OSError, ValueError) as error:
+        behind = get_environ_proxies(_ADDRESS_SERVICE)
         raise CloudError(
-            f"cannot determine this machine's public address from {_ADDRESS_SERVICE}: {error}",
-            hint="specify the addresses that may use SSH: --ssh-cidr 203.0.113.7/32",
+            f"cannot determine this machine's public address from {_ADDRESS_SERVICE}"
+            f"{' without its proxy, which SSH does not use' if behind else ''}: {error}",
+            hint="specify the addresses that may use SSH: --ssh-cidr 203.0.113.7/32"
+            + ("; if this network allows SSH only to a jump host: --jump" if behind else ""),
         ) from None
     return f"{address}/32"
 
@@ -322,6 +330,12 @@ def explain_credentials(error: Exception) -> CredentialsError | None:
             "the session of the role with MFA has expired",
             hint="run the same command again to enter a new code; set duration_seconds in the profile "
             "for longer sessions",
+        )
+    # botocore raises this one without a class of its own.
+    if isinstance(error, RuntimeError) and "refreshed credentials are still expired" in str(error):
+        return CredentialsError(
+            "the AWS credentials have expired, and their source still returns the expired ones",
+            hint=f"renew them, or {FIX_CLOCK}",
         )
     if isinstance(error, boto.MissingDependencyException):
         return CredentialsError(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import (
         RouteTableTypeDef,
         RouteTypeDef,
+        VpcEndpointTypeDef,
     )
 
 
@@ -206,23 +207,64 @@ def _has_agent_endpoints(
 
     Endpoints without private DNS may have the user's own hosted zone.
     """
+    found = look_if_allowed(lambda: _describe_endpoints(ec2, networks), None, note)
+    return found is None or {service for service, _ in found} >= _AGENT_SERVICES
+
+
+def _describe_endpoints(
+    ec2: EC2Client, networks: Sequence[Network]
+) -> list[tuple[str, VpcEndpointTypeDef]]:
+    """Return the VPC's endpoints that work, each with its service, such as ``s3``."""
     vpcs = sorted({network.vpc_id for network in networks})
+    pages = ec2.get_paginator("describe_vpc_endpoints").paginate(
+        Filters=[{"Name": "vpc-id", "Values": vpcs}]
+    )
+    return [
+        (each["ServiceName"].rpartition(".")[2], each)
+        for page in pages
+        for each in page["VpcEndpoints"]
+        if each["State"].lower() in ("available", "partial")
+    ]
 
-    def look() -> set[str]:
-        pages = ec2.get_paginator("describe_vpc_endpoints").paginate(
-            Filters=[
-                {"Name": "vpc-id", "Values": vpcs},
-                {"Name": "vpc-endpoint-type", "Values": ["Interface"]},
-            ]
+
+def require_s3(
+    ec2: EC2Client,
+    networks: Sequence[Network],
+    note: Callable[[str], None],
+    spec: ClusterSpec,
+) -> list[Network]:
+    """Return the subnets whose machines reach the S3 of ``--bucket`` and ``--read-from``, not over a proxy.
+
+    Notes what NAT gateways cost, and skips the check if permission is missing.
+    Raises :class:`UsageError` if no subnet is left.
+    """
+    if not (networks and spec.private and (spec.bucket or spec.read_from)):
+        return list(networks)
+    found = look_if_allowed(lambda: _describe_endpoints(ec2, networks), None, note)
+    # If this permission is missing, require_ways has noted it.
+    ways = look_if_allowed(lambda: describe_ways(ec2, networks), dict[str, Way](), lambda _: None)
+    endpoints = [endpoint for service, endpoint in found or () if service == "s3"]
+    if found is None or any(each.get("VpcEndpointType") == "Interface" for each in endpoints):
+        return list(networks)
+    tables = {table for each in endpoints for table in each.get("RouteTableIds", ())}
+    others = [way for way in ways.values() if way.table_id not in tables]
+    # Machines without public addresses can't use an internet gateway. S3 may have a narrower route.
+    closed = [w for w in others if not w.leads_out and (w.is_inner or w.is_public)]
+    region, vpc = ec2.meta.region_name, networks[0].vpc_id
+    create = (
+        f"create a gateway endpoint, which is free: aws ec2 create-vpc-endpoint --region {region} --vpc-id "
+        f"{vpc} --service-name com.amazonaws.{region}.s3 --route-table-ids {{table}}"
+    )
+    what = (
+        "its machines can't reach S3 without public addresses, and S3 traffic does not use --proxy"
+    )
+    left = _without(networks, closed, (what, create))
+    if costly := [way for way in others if way.target.startswith("nat-")]:
+        note(
+            f"S3 traffic from {costly[0].subnet_id} goes through {costly[0].target}, which costs about "
+            f"$0.045 per GB; {create.format(table=costly[0].table_id)}."
         )
-        return {
-            each["ServiceName"].rpartition(".")[2]
-            for page in pages
-            for each in page["VpcEndpoints"]
-            if each["State"].lower() in ("available", "partial")
-        }
-
-    return look_if_allowed(look, _AGENT_SERVICES, note) >= _AGENT_SERVICES
+    return left
 
 
 def _unreachable(ways: Collection[Way], note: Callable[[str], None]) -> list[Way]:
@@ -294,7 +336,9 @@ def look_if_allowed(call: Callable[[], T], otherwise: T, note: Callable[[str], N
         return otherwise
 
 
-_READY = "create-complete"
+# While and after an endpoint is modified, it serves with its old configuration or the new one:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/modify-ec2-instance-connect-endpoint.html
+_READY = {"create-complete", "update-in-progress", "update-complete", "update-failed"}
 HOST_MANAGEMENT = "/ssm/managed-instance/default-ec2-instance-management-role"
 _HOST_MANAGEMENT_URL = (
     "https://docs.aws.amazon.com/systems-manager/latest/userguide/fleet-manager-default-host-"
@@ -324,7 +368,7 @@ def _require_endpoint(clients: Clients, network: Network, note: Callable[[str], 
         Filters=[{"Name": "vpc-id", "Values": [vpc]}]
     )
     found = [each for page in pages for each in page["InstanceConnectEndpoints"]]
-    ready = [each for each in found if each.get("State") == _READY]
+    ready = [each for each in found if each.get("State") in _READY]
     if not ready:
         states = ", ".join(f"{e['InstanceConnectEndpointId']} is {e['State']}" for e in found)
         raise UsageError(

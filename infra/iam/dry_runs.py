@@ -140,7 +140,7 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
     ec2, dry = clients.ec2, clients.dry
     for action in (a for s in policy["Statement"] for a in s["Action"]):
         service, _, operation = action.partition(":")
-        if service == "ec2" and operation.startswith(("Describe", "GetAllowed")):
+        if service == "ec2" and operation.startswith(("Describe", "GetAllowed", "GetEbs")):
             yield action, getattr(dry, xform_name(operation))
         elif action in _PLAIN:
             yield action, partial(_PLAIN[action], clients)

@@ -56,6 +56,7 @@ _LOOK = (
     "ec2:DescribeVpcs",
     # For `doctor`, and to explain why the account does not see Ubuntu's image.
     "ec2:GetAllowedImagesSettings",
+    "ec2:GetEbsDefaultKmsKeyId",
     "organizations:DescribeEffectivePolicy",
     "pricing:GetProducts",
     "servicequotas:GetServiceQuota",
@@ -74,6 +75,7 @@ OPTIONAL = frozenset(
         "ec2:DescribeVpcs",
         "ec2:GetAllowedImagesSettings",
         "ec2:GetConsoleOutput",
+        "ec2:GetEbsDefaultKmsKeyId",
         "organizations:DescribeEffectivePolicy",
         "pricing:GetProducts",
         "s3:GetBucketVersioning",

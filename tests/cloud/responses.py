@@ -143,6 +143,12 @@ class FaultyEC2Response(LocalEC2Response):
             answer.result["InstanceConnectEndpoints"] = []
         return answer
 
+    def get_ebs_default_kms_key_id(self) -> ActionResult:
+        answer = super().get_ebs_default_kms_key_id()
+        if key := self._faults.ebs.kms_key:
+            answer.result["KmsKeyId"] = key
+        return answer
+
     def describe_vpc_endpoints(self) -> ActionResult:
         """Return the default VPC's endpoints. Ignores filters."""
         ec2 = self.ec2_backend

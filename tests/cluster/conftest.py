@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.harness.command_line import CommandLine, open_command_line
-from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud
+from tests.harness.simulated_cloud import (
+    SimulatedCloud,
+    install_jump_tools,
+    let_no_time_pass,
+    open_simulated_cloud,
+)
 from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
 
 START = 1_800_000_000.0
@@ -20,8 +25,7 @@ def cloud(
     leave_moto_as_it_was(monkeypatch)
     with open_simulated_cloud(endpoint, tmp_path, START) as cloud:
         let_no_time_pass(cloud.clock, monkeypatch)
-        monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
-        monkeypatch.setattr("provision.jump._try_login", lambda _: "")
+        install_jump_tools(monkeypatch)
         yield cloud
 
 

@@ -294,3 +294,10 @@ def let_no_time_pass(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=clock.sleep))
     # The SDK's limit on the rate of calls would wait for real seconds, however slowly they come.
     monkeypatch.setattr("botocore.retries.bucket.TokenBucket.acquire", lambda *_, **__: True)
+
+
+def install_jump_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this machine all programs that a jump needs, and jump hosts that let it in."""
+    monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("provision.jump._read_cli_version", lambda: "aws-cli/2.12.0")
+    monkeypatch.setattr("provision.jump._try_login", lambda _: "")

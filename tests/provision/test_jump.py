@@ -215,6 +215,8 @@ def test_a_machine_is_reached_over_a_jump_host(
     assert jump.forwarded[0][1] == 22
     assert set(machine.logins) == {"ubuntu"}
     assert "i-0a" in login.known_hosts.read_text()
+    with openssh.with_name("users_config").open("a") as config:
+        config.write("LogLevel QUIET\n")
     for jump.forwards in (0, -1):
         require_way(f"me@127.0.0.8:{jump.port}")
     jump.accepts = False
@@ -238,6 +240,30 @@ def test_a_jump_host_with_an_unknown_or_another_key_is_refused(
         require_way(f"me@127.0.0.8:{jump.port}")
     assert refused.value.hint == caught.value.hint
     assert jump.logins == []
+
+
+@pytest.mark.parametrize(
+    ("says", "suffices"),
+    [
+        ("aws-cli/2.12.0 Python/3.11.3 Linux/6.1 exe/x86_64.debian.12", True),
+        ("aws-cli/3.0.1 Python/3.14.0", True),
+        ("aws-cli/2.9.19 Python/3.11.2 Linux/6.1.0 source/x86_64.debian.12 prompt/off", False),
+        ("aws-cli/1.45.11 Python/3.11.7 Linux/6.18 botocore/1.43.11", False),
+        ("", False),
+    ],
+)
+def test_an_endpoint_needs_an_aws_cli_that_opens_tunnels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, suffices: bool
+) -> None:
+    (tmp_path / "aws").write_text(f"#!/bin/sh\necho '{says}'\n")
+    (tmp_path / "aws").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if suffices:
+        require_way("eice")
+        return
+    with pytest.raises(UsageError, match=f"can't open tunnels: {says}") as caught:
+        require_way("eice")
+    assert caught.value.hint == "install the AWS CLI version 2.12 or later"
 
 
 def test_the_ways_to_a_private_machine() -> None:

@@ -117,6 +117,9 @@ class LocalEC2Response(EC2Response):
     def get_allowed_images_settings(self) -> ActionResult:
         return ActionResult({"State": "disabled", "ManagedBy": "account"})
 
+    def get_ebs_default_kms_key_id(self) -> ActionResult:
+        return ActionResult({"KmsKeyId": "alias/aws/ebs"})
+
     def describe_spot_price_history(self) -> ActionResult:
         """Return realistic prices; moto returns 0.00001 everywhere."""
         ec2 = self.ec2_backend

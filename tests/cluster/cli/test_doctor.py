@@ -14,8 +14,10 @@ from cluster.lifecycle import doctor
 from cluster.lifecycle.doctor import Check, Examination
 from cluster.verify.results import CheckResult
 from infra.iam.dry_runs import describe_tag_rules, find_tag_conflicts
+from infra.iam.simulation import Finding
 from tests.cluster.cli.test_iam_policy import without
 from tests.harness.command_line import ApiCall, CommandLine
+from tests.harness.simulated_cloud import install_jump_tools
 
 _DOCTOR = ("doctor", "--nodes", "2")
 _NEW = ("KeyName", "Placement.", "NetworkInterface.1.SecurityGroupId.")
@@ -105,6 +107,28 @@ def test_it_names_the_missing_permission(
         group = "permitted only in a cluster's group, which `up` makes"
         assert {name: each["found"] for name, each in bad.items()} == {"purchase": group}
     assert code == (1 if checks else 0)
+
+
+def test_the_users_own_key_for_disks_is_judged_as_well(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:key/0123"
+    line.cloud.faults(f"[ebs]\nkms_key = '{key}'\n")
+
+    code, bad = examine(line)
+    assert (code, list(bad)) == (0, ["permissions"])
+    assert f"new disks are encrypted with {key}" in bad["permissions"]["found"]
+
+    def deny(_: object, policy: Any) -> tuple[str, list[Finding]]:
+        actions = [
+            each for s in policy["Statement"] if s["Resource"] == key for each in s["Action"]
+        ]
+        return "simulation", [Finding(each, "missing") for each in actions[:1]]
+
+    monkeypatch.setattr("cluster.lifecycle.doctor.judge", deny)
+    code, bad = examine(line)
+    assert (code, bad["permissions"]["found"]) == (1, "missing: kms:CreateGrant")
+    assert f"--kms-key {key}" in bad["permissions"]["remedy"]
 
 
 @pytest.mark.parametrize(("refused", "verdict"), [(1, "warn"), (6, "fail")])
@@ -216,11 +240,17 @@ def test_tag_policies(rule: dict[str, Any], conflict: str) -> None:
     assert find_tag_conflicts(rules, {"Name": "a-head"}) == ([conflict] if conflict else [])
 
 
-def test_with_a_proxy_no_route_is_needed(line: CommandLine) -> None:
+def test_with_a_proxy_only_s3_needs_a_route(line: CommandLine) -> None:
     line.cloud.faults("[network]\ninternet_gateway = false\nacl = 'no-downloads'\n")
+    line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    proxied = ("--private", "--proxy", "http://10.0.0.9:3128")
+    with_bucket = (*proxied, "--bucket", "s3://team-b")
 
     assert set(examine(line, "--private")[1]) >= {"routes"}
-    code, bad = examine(line, "--private", "--proxy", "http://10.0.0.9:3128")
+    assert "can't reach S3" in examine(line, *with_bucket)[1]["routes"]["found"]
+    assert "can't reach S3" in line.run("up", "--nodes", "1", "--yes", *with_bucket).message
+    assert line.cloud.left() == []
+    code, bad = examine(line, *proxied)
 
     assert code == 0
     assert {check: each["verdict"] for check, each in bad.items()}["routes"] == "skipped"
@@ -241,7 +271,7 @@ def test_a_role_that_up_creates_is_missing_only_before_the_first_up(
 def test_it_judges_what_a_jump_needs_or_says_that_it_did_not(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
+    install_jump_tools(monkeypatch)
 
     assert " not checked, among them ssm:StartSession" in line.must(*_DOCTOR, "--jump", "ssm").out
 

@@ -31,6 +31,7 @@ from infra.s3_url import parse_s3_url
 from infra.spec import build_spec
 from tests.cloud.faults import ActiveFaults
 from tests.harness.command_line import CommandLine, CommandResult, open_command_line
+from tests.harness.simulated_cloud import install_jump_tools
 from tests.infra.local.fakes import Endpoint
 
 # Their absence stops nothing; what the user is told instead.
@@ -73,7 +74,7 @@ _RESERVED = (
 def line(
     endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CommandLine]:
-    monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
+    install_jump_tools(monkeypatch)
     with open_command_line(endpoint, tmp_path, monkeypatch) as line:
         yield line
 
@@ -530,6 +531,7 @@ def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> No
         "ec2:DescribeInstanceConnectEndpoints",
         "ec2:DescribeVpcs",
         "ec2:GetAllowedImagesSettings",
+        "ec2:GetEbsDefaultKmsKeyId",
         "organizations:DescribeEffectivePolicy",
         "s3:GetBucketVersioning",
         "s3:GetLifecycleConfiguration",

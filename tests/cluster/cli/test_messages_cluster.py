@@ -176,7 +176,7 @@ def test_an_unknown_public_address_is_requested_from_the_user(
     def fail(*_: object, **__: object) -> None:
         raise URLError("no route to host")
 
-    monkeypatch.setattr(urllib.request, "urlopen", fail)
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", fail)
     opened = line.open_cloud("aws", None, None)
     blind = replace(opened, caller_cidr=infra.aws.cloud.find_caller_cidr)
     monkeypatch.setattr(line, "open_cloud", lambda *_: blind)

@@ -243,6 +243,29 @@ def test_a_node_to_which_the_jump_does_not_lead_is_neither_terminated_nor_bought
     assert len(nat.purchases()) == 1
 
 
+def test_an_agent_may_register_with_session_manager_after_half_an_hour(nat: SimulatedCloud) -> None:
+    asked = list[float]()
+
+    def make_host(node: Node, files: ClusterFiles) -> Host:
+        host = nat.machines.make_host(node, files)
+        run = host.run
+
+        def run_late(*words: Any, **more: Any) -> Result:
+            asked.append(nat.clock.now)
+            if asked[-1] - asked[0] < 1800:
+                raise JumpError(node.name, "no SSH: An error occurred (TargetNotConnected)")
+            return run(*words, **more)
+
+        vars(host)["run"] = run_late
+        return host
+
+    nat.clock.pace = 60
+
+    cloud = replace(nat, ctx=replace(nat.ctx, make_host=make_host))
+    assert cloud.up(nodes=1, private=True, jump="ssm").is_whole
+    assert any("register only after 5 to 30 min" in note for note in nat.progress.notes)
+
+
 def test_private_machines_that_are_silent_are_kept_and_the_way_to_them_is_named(
     nat: SimulatedCloud,
 ) -> None:

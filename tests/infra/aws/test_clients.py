@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from botocore import exceptions as boto
+from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -47,6 +48,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
+def _renewed_in_vain() -> Exception:
+    old = dict.fromkeys(("access_key", "secret_key", "token"), "x")
+    old["expiry_time"] = "2020-01-01T00:00:00Z"
+    credentials = RefreshableCredentials.create_from_metadata(old, lambda: old, "custom-process")
+    with pytest.raises(RuntimeError) as caught:
+        credentials.get_frozen_credentials()
+    return caught.value
+
+
 _DENIED = (
     "User: arn:aws:sts::123456789012:assumed-role/dev/me is not authorized to perform: "
     "ec2:RunInstances on resource: arn:aws:ec2:*:*:instance/* "
@@ -83,6 +93,7 @@ _ERRORS: dict[str, Exception] = {
     "a login without permissions": boto.LoginInsufficientPermissions(),
     "no crt": boto.MissingDependencyException(msg="crt"),
     "an old MFA session": boto.RefreshWithMFAUnsupportedError(),
+    "credentials that are renewed in vain": _renewed_in_vain(),
     "another provider": boto.CredentialRetrievalError(provider="x", error_msg="y"),
     "the user's own program": boto.CredentialRetrievalError(
         provider="custom-process", error_msg="boom\n"

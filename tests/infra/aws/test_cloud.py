@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,19 @@ def test_a_region_unknown_to_botocore_is_new_or_mistyped(
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, content: bytes | Exception) -> None:
-    def urlopen(*_: Any, **__: Any) -> io.BytesIO:
+    def open_url(opener: urllib.request.OpenerDirector, *_: Any, **__: Any) -> io.BytesIO:
+        used: list[Any] = vars(opener)["handlers"]
+        assert not any(isinstance(each, urllib.request.ProxyHandler) for each in used)
         if isinstance(content, Exception):
             raise content
         return io.BytesIO(content)
 
-    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", open_url)
 
 
 def test_the_callers_address_is_a_range_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, b"203.0.113.7\n")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
 
     assert find_caller_cidr() == "203.0.113.7/32"
 
@@ -110,3 +114,9 @@ def test_an_unknown_address_asks_for_ssh_cidr(
     with pytest.raises(CloudError, match="cannot determine this machine's public address") as it:
         find_caller_cidr()
     assert "--ssh-cidr" in str(it.value)
+    assert "proxy" not in str(it.value)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    with pytest.raises(
+        CloudError, match=r"(?s)without its proxy, which SSH does not use: .* --jump"
+    ):
+        find_caller_cidr()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from infra.aws.cloud import probe_ssh
 from infra.ec2.network import Network
-from infra.ec2.routes import describe_ways, require_ways
+from infra.ec2.routes import describe_ways, require_jump, require_s3, require_ways
 from infra.errors import UsageError
 from tests.infra.plan_inputs import make_spec
 
@@ -35,15 +36,28 @@ class Ec2:
 
     meta = type("Meta", (), {"region_name": "us-east-1"})
 
-    def __init__(self, *tables: Any, mode: str = "off", exclusions: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self,
+        *tables: Any,
+        mode: str = "off",
+        exclusions: tuple[Any, ...] = (),
+        endpoints: tuple[Any, ...] = (),
+    ) -> None:
         self._tables, self._mode, self._exclusions = tables, mode, exclusions
+        self._endpoints = list(endpoints)
 
     def get_paginator(self, operation: str) -> Any:
         assert operation in ("describe_route_tables", "describe_vpc_endpoints")
         return self
 
     def paginate(self, **_: Any) -> Any:
-        return [{"RouteTables": [one], "VpcEndpoints": []} for one in self._tables]
+        return [
+            {
+                "RouteTables": [one],
+                "VpcEndpoints": self._endpoints if one is self._tables[0] else [],
+            }
+            for one in self._tables
+        ]
 
     def describe_vpc_block_public_access_options(self) -> Any:
         return {"VpcBlockPublicAccessOptions": {"InternetGatewayBlockMode": self._mode}}
@@ -174,6 +188,77 @@ def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target
     assert usable(
         Ec2(table("rtb-main", through), table("rtb-own", INTERNET, subnet="subnet-b"))
     ) == ["subnet-b"]
+
+
+def endpoint(service: str, kind: str, *tables: str, state: str = "available") -> Any:
+    name = f"com.amazonaws.us-east-1.{service}"
+    return {
+        "ServiceName": name,
+        "VpcEndpointType": kind,
+        "State": state,
+        "RouteTableIds": list(tables),
+    }
+
+
+@pytest.mark.parametrize(
+    ("routes", "endpoints", "left", "says"),
+    [
+        ([], (), [], "has no route for 0.0.0.0/0; its machines can't reach S3"),
+        ([INTERNET], (), [], "its machines can't reach S3"),
+        ([], (endpoint("s3", "Gateway", "rtb-main"),), ["subnet-a"], ""),
+        ([], (endpoint("s3", "Gateway", "rtb-own"),), ["subnet-b"], ""),
+        ([], (endpoint("s3", "Gateway", "rtb-main", state="pending"),), [], "can't reach S3"),
+        ([], (endpoint("dynamodb", "Gateway", "rtb-main"),), [], "can't reach S3"),
+        ([], (endpoint("s3", "Interface"),), ["subnet-a", "subnet-b"], ""),
+        ([NAT], (), ["subnet-a"], "goes through nat-1, which costs about $0.045 per GB"),
+        ([NAT], (endpoint("s3", "Gateway", "rtb-main"),), ["subnet-a"], ""),
+    ],
+)
+def test_private_machines_need_a_way_to_s3(
+    routes: list[Any], endpoints: tuple[Any, ...], left: list[str], says: str
+) -> None:
+    tables = table("rtb-main", *routes), table("rtb-own", subnet="subnet-b")
+    ec2 = cast("Any", Ec2(*tables, endpoints=endpoints))
+    notes: list[str] = []
+
+    def look(**options: Any) -> list[str]:
+        return [n.subnet_id for n in require_s3(ec2, [A, B], notes.append, make_spec(**options))]
+
+    private: dict[str, Any] = {"private": True, "read_from": ("s3://team",)}
+    if left:
+        assert look(**private) == left
+        assert says in "".join(notes)
+        assert bool(says) == bool(notes)
+    else:
+        with pytest.raises(UsageError, match=says) as caught:
+            look(**private)
+        assert "--service-name com.amazonaws.us-east-1.s3 --route-table-ids rtb-main" in str(
+            caught.value.hint
+        )
+    assert look(private=True) == look(bucket="s3://team") == ["subnet-a", "subnet-b"]
+
+
+@pytest.mark.parametrize(
+    ("state", "serves"),
+    [
+        ("create-complete", True),
+        ("update-in-progress", True),
+        ("update-complete", True),
+        ("update-failed", True),
+        ("create-in-progress", False),
+        ("delete-failed", False),
+    ],
+)
+def test_an_endpoint_serves_unless_it_is_new_or_deleted(state: str, serves: bool) -> None:
+    endpoint = {"InstanceConnectEndpointId": "eice-1", "State": state}
+    pages = SimpleNamespace(paginate=lambda **_: [{"InstanceConnectEndpoints": [endpoint]}])
+    ec2 = SimpleNamespace(meta=Ec2.meta, get_paginator=lambda _: pages)
+    clients, spec = cast("Any", SimpleNamespace(ec2=ec2)), make_spec(private=True, jump="eice")
+    if serves:
+        require_jump(clients, spec, [A], pytest.fail)
+        return
+    with pytest.raises(UsageError, match=f"that is ready: eice-1 is {state}"):
+        require_jump(clients, spec, [A], pytest.fail)
 
 
 def test_the_way_out_to_port_22_is_tried_at_two_servers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -30,8 +29,7 @@ T = TypeVar("T")
 TIMEOUT = 60
 # torch's compiler imports it, and replaces distutils while it does: an AssertionError if another thread
 # imports distutils just then.
-with suppress(ImportError), warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # in some orders of imports, distutils itself is imported first
+with suppress(ImportError):
     importlib.import_module("setuptools")
 
 

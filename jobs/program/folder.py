@@ -254,7 +254,10 @@ def read_project(root: Path, *, max_bytes: int | None, without: tuple[str, ...] 
         for name in list_project(root)
         if not any(f"{name}/".startswith(f"{each}/") for each in without)
     ]
-    known = JobFolder(root, "", "work", 0, tuple(names)).stamp()
+    try:
+        known = JobFolder(root, "", "work", 0, tuple(names)).stamp()
+    except OSError as error:
+        raise UsageError(f"{error.filename}: can't be read: {error.strerror}") from None
     sizes = {name: size for name, (size, *_) in zip(names, known, strict=True)}
     if max_bytes is not None and sum(sizes.values()) > max_bytes:
         raise _too_large(root, sizes, max_bytes)
@@ -272,13 +275,13 @@ def _slug(root: Path) -> str:
 
 def _digest(path: Path) -> bytes:
     """Return a digest of a file's kind, mode, and content."""
-    known = path.lstat()
-    if stat.S_ISLNK(known.st_mode):
-        return b"l" + hashlib.sha256(os.fsencode(path.readlink())).digest()
-    if not stat.S_ISREG(known.st_mode):
-        return b"-"
     content = hashlib.sha256()
     try:
+        known = path.lstat()
+        if stat.S_ISLNK(known.st_mode):
+            return b"l" + hashlib.sha256(os.fsencode(path.readlink())).digest()
+        if not stat.S_ISREG(known.st_mode):
+            return b"-"
         with path.open("rb") as file:
             while block := file.read(_ENOUGH):
                 content.update(block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,18 +135,24 @@ def _expand(given: str, folder: Path, project: Path) -> Iterable[tuple[str, Path
     if root.is_file():
         yield place.as_posix(), root.resolve()
         return
-    for below, folders, names in os.walk(root, followlinks=True):
-        here = Path(below).resolve()
-        # A link to a folder that it is in would never end.
-        folders[:] = [
-            each
-            for each in sorted(set(folders) - CACHES)
-            if not here.is_relative_to((here / each).resolve())
-        ]
-        for name in sorted(names):
-            file = Path(below, name)
-            if file.is_file():
-                yield (place / file.relative_to(root)).as_posix(), file.resolve()
+    for file in _walk(root):
+        yield (place / file.relative_to(root)).as_posix(), file.resolve()
+
+
+def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield a folder's files; of a link to a folder as well, but not to one that it is in."""
+    here = folder.resolve()
+    if any(each.is_relative_to(here) for each in above):
+        return
+    try:
+        found = sorted(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"--files {folder}: can't be read: {error.strerror}") from None
+    for path in found:
+        if path.is_dir():
+            yield from _walk(path, (*above, here)) if path.name not in CACHES else ()
+        elif path.is_file():
+            yield path
 
 
 def name_largest(sizes: Mapping[str, int]) -> str:

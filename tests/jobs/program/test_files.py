@@ -54,6 +54,7 @@ def test_a_link_keeps_its_name_and_its_target_is_sent(folder: Path) -> None:
 def test_a_linked_folder_is_sent_once(folder: Path) -> None:
     (folder / "src/data").symlink_to("../data")
     (folder / "data/self").symlink_to("..")
+    (folder / "data/back").symlink_to("../src")
     found = collect_files(("hostname",), ("src",), folder)
     assert sorted(found.files) == ["src/data/a.csv", "src/model.py"]
 

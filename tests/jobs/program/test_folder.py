@@ -126,6 +126,14 @@ def test_the_digest_is_that_of_names_modes_and_contents(project: Path) -> None:
     assert seen[-1].startswith("spr-folders/my-project-")
 
 
+def test_a_file_removed_while_the_project_is_read_is_one_clear_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.program.folder.list_project", lambda _: ("gone.py",))
+    with pytest.raises(UsageError, match=r"gone\.py: can't be read: No such file"):
+        read_project(project, max_bytes=None)
+
+
 def test_the_project_is_found_upward(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

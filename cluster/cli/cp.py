@@ -6,8 +6,9 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
@@ -38,9 +39,10 @@ class Place:
 
 
 def parse_place(text: str) -> Place:
-    """Parse ``PATH`` or ``NODE:PATH``."""
-    match = _REMOTE.fullmatch(text)
-    return Place(f"node{int(match[1])}", match[2]) if match else Place("", os.path.expanduser(text))  # noqa: PTH111
+    """Parse ``PATH`` or ``NODE:PATH``. A node's path begins in the home folder."""
+    if match := _REMOTE.fullmatch(text):
+        return Place(f"node{int(match[1])}", re.sub("^~(/+|$)", "", match[2]))
+    return Place("", os.path.expanduser(text))  # noqa: PTH111
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +96,17 @@ def _require_source(path: Path, *, recursive: bool) -> None:
 def build_argv(source: Place, target: Place, ssh_config: Path, *, recursive: bool) -> list[str]:
     """Return the command that copies: rsync, else scp. Raises :class:`UsageError` without either."""
     if rsync := shutil.which("rsync"):
-        argv = [rsync, "-lptz", "--partial", "--protect-args"]
-        argv += ["-r"] if recursive else []
+        argv = [rsync, "-lptz", "--partial", *(["-r"] if recursive else [])]
+        known = subprocess.run(
+            [rsync, "--help"], capture_output=True, text=True, check=False
+        ).stdout
+        if "--protect-args" in known or "--secluded-args" in known:
+            argv += ["--protect-args"]
+        else:  # as macOS's, whose words the node's shell reads
+            source, target = (
+                replace(each, path=shlex.quote(each.path or ".")) if each.node else each
+                for each in (source, target)
+            )
         argv += ["--progress"] if sys.stderr.isatty() else []
         ssh = shlex.join(["ssh", "-F", str(ssh_config)])
         return [*argv, "-e", ssh, "--", str(source), str(target)]

@@ -231,7 +231,8 @@ def build_request(request: RunCommand, results: Path) -> ProgramRequest:
     own = read_own_package(sent.project.root) if sent.project else OwnPackage()
     start = sent.project.root / sent.subfolder if sent.project else here
     large = request.large_files
-    files = collect_files(request.program, request.files, here, sent.project, start, large=large)
+    project, named = sent.project, request.files
+    files = collect_files(request.program, named, here, project, start, data=sent.data, large=large)
     if folder != "none" and (note := describe_left_out(sent, files.files, here)):
         say(note)
     packages = _read_packages(request, sent, own, start)

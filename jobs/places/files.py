@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -342,12 +343,16 @@ def unpack_results(
 
 
 def move_results(folder: Path, target: Path) -> None:
-    """Move all files and folders of a folder into a results folder."""
+    """Move all files and folders of a folder into a results folder, in place of what is there."""
     for path in sorted(folder.rglob("*")):
         place = target / path.relative_to(folder)
         if path.is_dir():
+            if not place.is_dir():
+                place.unlink(missing_ok=True)
             place.mkdir(parents=True, exist_ok=True)
         else:
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
             path.replace(place)
 
 
@@ -388,6 +393,8 @@ def _extract(archive: tarfile.TarFile, target: Path) -> dict[str, Any]:
             path.parent.mkdir(parents=True, exist_ok=True)
             with content, path.open("wb") as file:
                 shutil.copyfileobj(content, file, _COPIED)
+            path.chmod(member.mode & 0o777 | 0o600)
+            os.utime(path, (member.mtime, member.mtime))
     return report
 
 

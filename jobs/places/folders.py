@@ -21,7 +21,6 @@ from provision.on_node import spread
 from provision.run_on_nodes import send
 
 _LIMIT_S = 4 * 3600
-_TRIES = 3
 _KEEP_FOLDERS, _KEEP_PACKAGES = 10, 4
 """Numbers of earlier versions that stay on a node, so that only changes are sent."""
 _SENT = re.compile(r"files transferred: ([\d,.]+).*?Total bytes sent: ([\d,.]+)", re.DOTALL)
@@ -36,16 +35,17 @@ def has_rsync() -> bool:
 def send_folders(
     head: Host,
     folders: Sequence[JobFolder],
-    packages: str,
+    install: Callable[[], str],
     paths: JobPaths,
     ssh_config: Path,
     note: Callable[[str], None],
 ) -> None:
-    """Put folders, and ``packages`` that the head has, on all nodes and into a job.
+    """Put folders on all nodes and into a job, with the packages that the head then installs.
 
+    ``install`` returns their name, or "" for none; it may take minutes in which the user edits files.
     Raises :class:`HostError`, or :class:`HostsError` with each node's reason.
     """
-    items = [_linked(packages, paths)] if packages else []
+    items = []
     for folder in folders:
         name = Path(folder.store).name
         last = "" if folder.shared else f".last-{name.rpartition('-')[0]}"
@@ -63,6 +63,10 @@ def send_folders(
                 "keep": 0 if folder.shared else _KEEP_FOLDERS,
             }
         )
+    if packages := install():
+        items.append(_linked(packages, paths))
+    if not items:
+        return
     base = send(spread)
     plan = {"folders": items, "nodes": None, "argv": base.argv, "source": base.stdin}
     program = send(spread, lines=[json.dumps(plan)])
@@ -84,17 +88,21 @@ def _linked(packages: str, paths: JobPaths) -> dict[str, Any]:
 
 
 def _send(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Path) -> str:
-    """Send what changed to the head; return what that was. The files must not change meanwhile."""
-    for _ in range(_TRIES):
-        before = folder.stamp()
+    """Send what changed to the head; return what that was.
+
+    Raises :class:`UsageError` if the store would not have the content that its name stands for.
+    """
+    said = ""
+    try:
         said = _rsync(folder, arrives, last, node, ssh_config)
-        if folder.shared or folder.stamp() == before:
-            match = _SENT.search(said)
-            files, size = (
-                (int(re.sub(r"\D", "", text)) for text in match.groups()) if match else (0, 0)
-            )
-            return f"sent {counted(files, 'changed file')}, {format_size(size)}"
-    raise UsageError(f"{folder.root} keeps changing while it is sent", hint="try again")
+    except HostError:
+        if not folder.has_changed():
+            raise
+    if folder.has_changed():
+        raise UsageError(f"{folder.root} changed after it was read", hint="run the command again")
+    match = _SENT.search(said)
+    files, size = (int(re.sub(r"\D", "", text)) for text in match.groups()) if match else (0, 0)
+    return f"sent {counted(files, 'changed file')}, {format_size(size)}"
 
 
 def _rsync(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Path) -> str:
@@ -105,7 +113,8 @@ def _rsync(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Pa
         if folder.names is None:
             argv += ["--delete"]
         else:
-            names.write(b"".join(os.fsencode(name) + b"\0" for name in folder.names))
+            # Without ./, a name that begins with # or ; would be a comment.
+            names.write(b"".join(b"./" + os.fsencode(name) + b"\0" for name in folder.names))
             names.flush()
             # By content: two edits in one second leave time and size equal.
             argv += ["--checksum", "--from0", f"--files-from={names.name}"]

@@ -42,15 +42,32 @@ class JobFolder:
     target: str
     size: int
     names: tuple[str, ...] | None = None
+    stamped: tuple[tuple[int, ...], ...] = ()
+    """:meth:`stamp` when the digest was made."""
+    lost: tuple[tuple[str, str], ...] = ()
+    """Links of a shared folder that the nodes can't follow, and their ends."""
 
     @property
     def shared(self) -> bool:
         return self.names is None
 
-    def stamp(self) -> tuple[tuple[int, int], ...]:
-        """Return the files' sizes and times of change, which differ if one of them has changed."""
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The places in the job of a shared folder, or of files."""
+        names = self.names
+        return (self.target,) if names is None else tuple(f"{self.target}/{each}" for each in names)
+
+    def has_changed(self) -> bool:
+        """Whether the files differ from those of which the digest was made. Those of a shared one may."""
+        try:
+            return not self.shared and self.stamp() != self.stamped
+        except FileNotFoundError:
+            return True
+
+    def stamp(self) -> tuple[tuple[int, ...], ...]:
+        """Return the files' sizes, times of change, and modes, which differ if one of them has changed."""
         known = [(self.root / name).lstat() for name in self.names or ()]
-        return tuple((each.st_size, each.st_mtime_ns) for each in known)
+        return tuple((each.st_size, each.st_mtime_ns, each.st_mode) for each in known)
 
     def __str__(self) -> str:
         files = "" if self.names is None else f"{counted(len(self.names), 'file')}, "

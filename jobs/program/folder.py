@@ -66,19 +66,36 @@ def choose_folders(
 ) -> SentFolders:
     """Return what to send from the working folder ``here``. ``given`` is a folder, ``none``, or ``None``.
 
-    Raises :class:`UsageError` for a missing folder, or a project of more than ``max_bytes``.
+    Raises :class:`UsageError` for a missing folder, two with one place in the job, or a project of more
+    than ``max_bytes``.
     """
     root = None if given == "none" else find_project(here)
     if given not in (None, "none"):
         root = (here / os.path.expanduser(given)).resolve()  # noqa: PTH111 - pathlib's fails for unknown users
         if not root.is_dir():
             raise UsageError(f"--folder {given}: no such folder", hint="`none` sends no folder")
-    found = tuple(read_data(each, root or here) for each in data)
+    found = tuple(dict.fromkeys(read_data(each, root or here) for each in data))
+    for number, each in enumerate(found):
+        _require_free(each.target, each.root, (other.target for other in found[:number]))
     if root is None:
         return SentFolders(data=found)
     subfolder = here.resolve().relative_to(root.resolve()).as_posix() if given is None else "."
-    without = tuple(each.target.removeprefix("work/") for each in found)
-    return SentFolders(read_project(root, max_bytes=max_bytes, without=without), found, subfolder)
+    own = [each for each in found if each.root.is_relative_to(root)]
+    without = tuple(each.target.removeprefix("work/") for each in own)
+    project = read_project(root, max_bytes=max_bytes, without=without)
+    for each in found:
+        _require_free(each.target, each.root, project.targets)
+    return SentFolders(project, found, subfolder)
+
+
+def _require_free(target: str, given: str | Path, taken: Iterable[str]) -> None:
+    if any(
+        f"{a}/".startswith(f"{b}/") for each in taken for a, b in ((each, target), (target, each))
+    ):
+        raise UsageError(
+            f"--data-dir {given}: the job has another {target.removeprefix('work/')}",
+            hint="rename one of them, or list that of the project in .sprignore",
+        )
 
 
 def list_project(root: Path) -> tuple[str, ...]:
@@ -88,39 +105,52 @@ def list_project(root: Path) -> tuple[str, ...]:
     """
     if not shutil.which("git"):
         return tuple(sorted(_without_fetched(root, _walk(root))))
-    inside = _git(root, "rev-parse", "--is-inside-work-tree", may_lack=True).strip() == "true"
+    inside = _is_inside(root)
     with tempfile.TemporaryDirectory() as scratch:
         # An empty repository elsewhere gives a plain folder git's patterns.
+        _git(Path(scratch), "init", "--quiet")
         where = ["-C", str(root)]
         if not inside:
-            _git(Path(scratch), "init", "--quiet")
             where = [f"--git-dir={scratch}/.git", f"--work-tree={root}"]
         names = set(_list_files(root, where, inside=inside))
-    return tuple(sorted(name for name in names if os.path.lexists(root / name)))
+        if (root / IGNORE_FILE).is_file():
+            names -= _find_unwanted(root / IGNORE_FILE, names, Path(scratch))
+    return tuple(sorted(name for name in names if _is_file(root / name)))
+
+
+def _is_inside(root: Path) -> bool:
+    """Return whether a folder is in a repository that does not ignore it as a whole."""
+    inside = _git(root, "rev-parse", "--is-inside-work-tree", may_lack=True).strip() == "true"
+    return inside and not _git(root, "check-ignore", ".")
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_symlink() or (path.exists() and not path.is_dir())
 
 
 def _list_files(root: Path, where: list[str], *, inside: bool) -> Iterator[str]:
-    ignores = [f"--exclude-from={root / IGNORE_FILE}"] if (root / IGNORE_FILE).is_file() else []
     caches = [] if inside else [f"--exclude={name}/" for name in CACHES]
     untracked = ("ls-files", "-z", "--others", "--exclude-standard")
-    others = _git(root, *where, *untracked, *ignores, *caches).split("\0")[:-1]
-    yield from _without_fetched(root, others)
-    if not inside:
-        return
-    tracked = _git(root, *where, "ls-files", "-z", "--stage").split("\0")[:-1]
-    ignored = (
-        _git(root, *where, "ls-files", "-z", "--cached", "--ignored", *ignores) if ignores else ""
-    )
-    unwanted = {*ignored.split("\0")}
-    for entry in tracked:
-        mode, _, name = entry.partition("\t")
-        if name in unwanted:
-            continue
-        if mode.startswith("160000"):  # a submodule
-            if (root / name / ".git").exists():
-                yield from (f"{name}/{each}" for each in list_project(root / name))
-        else:
+    names = [*_without_fetched(root, _git(root, *where, *untracked, *caches).split("\0")[:-1])]
+    if inside:
+        for entry in _git(root, *where, "ls-files", "-z", "--stage").split("\0")[:-1]:
+            mode, _, name = entry.partition("\t")
+            names.append(f"{name}/" if mode.startswith("160000") else name)  # a submodule
+    for name in names:
+        if not name.endswith("/"):
             yield name
+        elif (root / name / ".git").exists():  # another repository, of which git lists no files
+            yield from (f"{name}{each}" for each in list_project(root / name))
+
+
+def _find_unwanted(ignore: Path, names: Iterable[str], scratch: Path) -> set[str]:
+    """Return the names that a file's patterns exclude, tracked or not; ``scratch`` is an empty repository."""
+    exclude = scratch / ".git/info/exclude"
+    exclude.parent.mkdir(exist_ok=True)
+    shutil.copyfile(ignore, exclude)
+    only = ("-C", str(scratch), "-c", f"core.excludesFile={os.devnull}")
+    words = ("check-ignore", "--no-index", "-z", "--stdin")
+    return {*_git(scratch, *only, *words, given="\0".join(names)).split("\0")}
 
 
 def _without_fetched(root: Path, names: Iterable[str]) -> Iterator[str]:
@@ -140,16 +170,25 @@ def describe_left_out(sent: SentFolders, files: Collection[str], here: Path) -> 
 
     A script without a project may lack what looks like one ``here``.
     """
-    if not sent.project:
-        if not files:
-            return ""
+    shown = _find_left_out(sent.project) if sent.project else {}
+    instead = {*files, *(each.target.removeprefix("work/") for each in sent.data)}
+    lines = [f"{name} ({why})" for name, why in shown.items() if name.strip("/") not in instead]
+    hint = "--data-dir sends a folder, --files a file"
+    if links := [f"{name} (a link to {end})" for each in sent.data for name, end in each.lost]:
+        lines += links
+        hint = "replace links in data by what they lead to" if links == lines else hint
+    if files and not sent.project and not lines:
         wanted = sorted(each.name for each in here.iterdir() if _PART_OF_PROJECT.search(each.name))
-        missing = [name for name in wanted if name not in {Path(file).name for file in files}]
+        lines = [name for name in wanted if name not in {Path(file).name for file in files}]
         hint = "`--folder .` sends this folder, which has neither spr-cluster.toml nor git"
-        return f"not sent: {describe(missing)}; {hint}" if missing else ""
-    root, sizes = sent.project.root, dict[str, int]()
+    return f"not sent: {describe(lines)}; {hint}" if lines else ""
+
+
+def _find_left_out(project: JobFolder) -> dict[str, str]:
+    """Return what is not sent of a project, largest first, and why."""
+    root, sizes = project.root, dict[str, int]()
     words = ("ls-files", "-z", "--others", "--ignored", "--directory", "--exclude-standard")
-    for name in _git(root, *words, may_lack=True).split("\0")[:-1]:
+    for name in _git(root, *words).split("\0")[:-1] if _is_inside(root) else ():
         if not _NOT_MISSED.search(name):
             found = [path for path in (root / name, *(root / name).rglob("*")) if not path.is_dir()]
             own = [*_without_fetched(root, (path.relative_to(root).as_posix() for path in found))]
@@ -157,16 +196,15 @@ def describe_left_out(sent: SentFolders, files: Collection[str], here: Path) -> 
                 sizes[name] = sum((root / each).lstat().st_size for each in own)
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
     shown = {name: f"ignored by git, {format_size(sizes[name])}" for name in largest}
-    for name in sent.project.names or ():
-        path = root / name
-        if path.is_symlink() and not (
-            path.exists() and path.resolve().is_relative_to(root.resolve())
-        ):
-            shown[name] = f"a link to {path.readlink()}"
-    instead = {*files, *(each.target.removeprefix("work/") for each in sent.data)}
-    lines = [f"{name} ({why})" for name, why in shown.items() if name.strip("/") not in instead]
-    hint = "--data-dir sends a folder, --files a file"
-    return f"not sent: {describe(lines)}; {hint}" if lines else ""
+    links = [name for name in project.names or () if _leads_out(root / name, root)]
+    return shown | {name: f"a link to {(root / name).readlink()}" for name in links}
+
+
+def _leads_out(path: Path, root: Path) -> bool:
+    """Whether a path is a link to nothing, or to what is not in a folder."""
+    if not path.is_symlink():
+        return False
+    return not (path.exists() and path.resolve().is_relative_to(root.resolve()))
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -177,18 +215,26 @@ def _walk(root: Path) -> Iterator[str]:
         yield from (str(Path(below, name).relative_to(root)) for name in names)
 
 
-def _git(folder: Path, *words: str, may_lack: bool = False) -> str:
+def _git(folder: Path, *words: str, may_lack: bool = False, given: str = "") -> str:
     """Return git's output. With ``may_lack``, it is "" without git or a work tree, but not if git refuses."""
     argv = ["git", *([] if words[0].startswith("-") else ["-C", str(folder)]), *words]
     environ = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=_GIT_S, check=False, env=environ)
+        done = subprocess.run(
+            argv,
+            input=os.fsencode(given),
+            capture_output=True,
+            timeout=_GIT_S,
+            check=False,
+            env=environ,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         if may_lack and isinstance(error, FileNotFoundError):
             return ""
         raise UsageError(f"git can't list {folder}: {error}") from None
     said = done.stderr.decode(errors="replace").strip()
-    if done.returncode and not (may_lack and _NO_TREE.search(said)):
+    found_none = done.returncode == 1 and not said  # check-ignore's way to say so
+    if done.returncode and not found_none and not (may_lack and _NO_TREE.search(said)):
         cure = said.rpartition("\n")[2].strip()
         hint = f"{cure}; or " if cure.startswith("git config") else ""
         raise UsageError(
@@ -208,26 +254,34 @@ def read_project(root: Path, *, max_bytes: int | None, without: tuple[str, ...] 
         for name in list_project(root)
         if not any(f"{name}/".startswith(f"{each}/") for each in without)
     ]
-    sizes = {name: (root / name).lstat().st_size for name in names}
+    try:
+        known = JobFolder(root, "", "work", 0, tuple(names)).stamp()
+    except OSError as error:
+        raise UsageError(f"{error.filename}: can't be read: {error.strerror}") from None
+    sizes = {name: size for name, (size, *_) in zip(names, known, strict=True)}
     if max_bytes is not None and sum(sizes.values()) > max_bytes:
         raise _too_large(root, sizes, max_bytes)
     digest = hashlib.sha256()
     for name in names:
         digest.update(os.fsencode(name) + b"\0" + _digest(root / name))
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", root.name).strip("-")[:32] or "project"
-    store = f"spr-folders/{slug}-{digest.hexdigest()[:16]}"
-    return JobFolder(root, store, "work", sum(sizes.values()), tuple(names))
+    store = f"spr-folders/{_slug(root)}-{digest.hexdigest()[:16]}"
+    return JobFolder(root, store, "work", sum(sizes.values()), tuple(names), known)
+
+
+def _slug(root: Path) -> str:
+    """Return a name that no shell changes."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", root.name).strip("-")[:32] or "project"
 
 
 def _digest(path: Path) -> bytes:
     """Return a digest of a file's kind, mode, and content."""
-    known = path.lstat()
-    if stat.S_ISLNK(known.st_mode):
-        return b"l" + hashlib.sha256(os.fsencode(path.readlink())).digest()
-    if not stat.S_ISREG(known.st_mode):
-        return b"-"
     content = hashlib.sha256()
     try:
+        known = path.lstat()
+        if stat.S_ISLNK(known.st_mode):
+            return b"l" + hashlib.sha256(os.fsencode(path.readlink())).digest()
+        if not stat.S_ISREG(known.st_mode):
+            return b"-"
         with path.open("rb") as file:
             while block := file.read(_ENOUGH):
                 content.update(block)
@@ -247,9 +301,15 @@ def read_data(given: str, project: Path) -> JobFolder:
     place = root.relative_to(project) if root.is_relative_to(project) else Path(root.name)
     if not place.parts:
         raise UsageError(f"--data-dir {given} is the project itself", hint="name a folder in it")
-    size = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file())
+    size, lost = 0, list[tuple[str, str]]()
+    for path in root.rglob("*"):
+        if _leads_out(path, root):
+            lost.append((f"{root.name}/{path.relative_to(root)}", str(path.readlink())))
+        elif path.is_file():
+            size += path.lstat().st_size
     known = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
-    return JobFolder(root, f"spr-data/{root.name}-{known}", f"work/{place.as_posix()}", size)
+    store, target = f"spr-data/{_slug(root)}-{known}", f"work/{place.as_posix()}"
+    return JobFolder(root, store, target, size, lost=tuple(sorted(lost)))
 
 
 def read_urls(given: Sequence[str], sent: SentFolders) -> tuple[tuple[str, str], ...]:
@@ -258,16 +318,11 @@ def read_urls(given: Sequence[str], sent: SentFolders) -> tuple[tuple[str, str],
     Raises :class:`UsageError` for a name that is taken.
     """
     found: dict[str, str] = {}
-    names = sent.project.names or () if sent.project else ()
+    taken = [target for folder in sent.folders for target in folder.targets]
     for url in given:
         place = parse_s3_url(url, "--data-dir")
         target = f"work/{place.prefix.rpartition('/')[2] or place.bucket}"
-        of_project = any(f"work/{name}/".startswith(f"{target}/") for name in names)
-        if target in found or of_project or target in (each.target for each in sent.data):
-            raise UsageError(
-                f"--data-dir {url}: the project has another {target.removeprefix('work/')}",
-                hint="rename one of them, or list that of the project in .sprignore",
-            )
+        _require_free(target, url, (*taken, *found))
         found[target] = url
     return tuple((url, target) for target, url in found.items())
 

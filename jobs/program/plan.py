@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,9 +48,10 @@ def collect_files(
     project: JobFolder | None = None,
     start: Path | None = None,
     *,
+    data: Sequence[JobFolder] = (),
     large: bool = False,
 ) -> ProgramFiles:
-    """Return the command's script and the files and folders in ``named``, but those of the project.
+    """Return the command's script and the files and folders in ``named``, but those of project and data.
 
     A path inside the project, by default ``folder``, stays relative on the nodes; any other keeps only its
     last part. The command runs in ``start``, by default ``folder``. Raises :class:`UsageError` if a file
@@ -63,6 +64,8 @@ def collect_files(
     wanted = [*([(script, start)] if script else []), *((each, folder) for each in named)]
     for given, here in dict.fromkeys(wanted):
         for name, path in _expand(given, here, root):
+            if _is_data(name, path, data):
+                continue
             if found.setdefault(name, path) != path:
                 raise UsageError(f"--files: {found[name]} and {path} would both be {name}")
     # A file takes the place of a link, which may lead out of the project.
@@ -73,6 +76,17 @@ def collect_files(
     if files.size > MAX_BYTES and not large:
         raise _too_large(files)
     return files
+
+
+def _is_data(name: str, path: Path, data: Sequence[JobFolder]) -> bool:
+    """Whether a file is in a folder of data. Raises :class:`UsageError` if that has another at its place."""
+    for each in data:
+        if f"work/{name}/".startswith(f"{each.target}/"):
+            other = each.root / f"work/{name}/"[len(each.target) + 1 :]
+            if other.resolve() == path:
+                return True
+            raise UsageError(f"--files: {path} and {other} of --data-dir would both be {name}")
+    return False
 
 
 def find_script(command: Sequence[str], folder: Path, root: Path | None = None) -> str | None:
@@ -121,12 +135,24 @@ def _expand(given: str, folder: Path, project: Path) -> Iterable[tuple[str, Path
     if root.is_file():
         yield place.as_posix(), root.resolve()
         return
-    for below, folders, names in os.walk(root):
-        folders[:] = sorted(set(folders) - CACHES)
-        for name in sorted(names):
-            file = Path(below, name)
-            if file.is_file():
-                yield (place / file.relative_to(root)).as_posix(), file.resolve()
+    for file in _walk(root):
+        yield (place / file.relative_to(root)).as_posix(), file.resolve()
+
+
+def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield a folder's files; of a link to a folder as well, but not to one that it is in."""
+    here = folder.resolve()
+    if any(each.is_relative_to(here) for each in above):
+        return
+    try:
+        found = sorted(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"--files {folder}: can't be read: {error.strerror}") from None
+    for path in found:
+        if path.is_dir():
+            yield from _walk(path, (*above, here)) if path.name not in CACHES else ()
+        elif path.is_file():
+            yield path
 
 
 def name_largest(sizes: Mapping[str, int]) -> str:

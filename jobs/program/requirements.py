@@ -22,7 +22,7 @@ from jobs.program.pyproject import (
 
 _OPTION = re.compile(
     r"(?P<name>-[rcif]|--(requirement|constraint|index-url|extra-index-url|find-links))"
-    r"[ =]*(?P<value>\S+)"
+    r"[ =]*(?P<value>\S+|'[^']+'|\"[^\"]+\")"
 )
 _EDITABLE, _VARIABLE = re.compile(r"(-e|--editable)[ =]*"), re.compile(r"\$\{([A-Z0-9_]+)\}")
 _LOCAL = re.compile(
@@ -68,7 +68,8 @@ class Requirements:
                 found = found[editable.end() :]
                 found = found if "://" in found or _LOCAL.match(found) else f"./{found}"
             if match := _OPTION.fullmatch(found):
-                self._obey(match["name"], match["value"], path, depth)
+                value = match["value"].strip("'\"")
+                self._obey(match["name"], value, path, depth, constrains=constrains)
             elif found.startswith("-"):
                 raise UsageError(
                     f"{path}: {line}: only requirements are supported, and -r, -c, -e, and indexes",
@@ -97,10 +98,11 @@ class Requirements:
             content = read_project(project)
             self.add_project(content, dependencies(content, project, extras), project)
 
-    def _obey(self, name: str, value: str, path: Path, depth: int) -> None:
+    def _obey(self, name: str, value: str, path: Path, depth: int, *, constrains: bool) -> None:
         if name in ("-r", "--requirement", "-c", "--constraint"):
             if depth < 10:
-                self.read(path.parent / value, depth + 1, constrains="c" in name[:3])
+                is_constraint = constrains or "c" in name[:3]
+                self.read(path.parent / value, depth + 1, constrains=is_constraint)
         elif "://" not in value or value.startswith("file:"):
             raise UsageError(
                 f"{path}: {name} {value}: a folder of this machine, which the nodes don't have",

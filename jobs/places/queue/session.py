@@ -173,13 +173,16 @@ class JobSession:
             raise
 
     def _send_folders(self, plan: JobPlan) -> None:
-        note, stack, key = self.context.progress.note, self.context.stack, ""
-        if plan.packages:
-            environment = self.context.cluster.environment
-            key = install_packages(self.head, plan.packages, stack, note, environment)
-        if plan.folders or key:
-            ssh_config = self.context.ssh_config
-            send_folders(self.head, plan.folders, key, self.paths, ssh_config, note)
+        context, packages = self.context, plan.packages
+        note, environment = context.progress.note, context.cluster.environment
+
+        def install() -> str:
+            if not packages:
+                return ""
+            return install_packages(self.head, packages, context.stack, note, environment)
+
+        if plan.folders or packages:
+            send_folders(self.head, plan.folders, install, self.paths, context.ssh_config, note)
 
     def _send_files(self, plan: JobPlan, record: str = "") -> None:
         if plan.spec.recovery.resumed_job:

@@ -32,7 +32,7 @@ def main() -> int:
         take_place(os.environ, requested_threads)
         plan = parse_array(Path(ARRAY).read_text(encoding="utf-8"))
         own = read_words(Path(args.environment)) if args.environment else []
-        start_output(Path(args.output))
+        start_output(Path(args.output), Path(args.folder))
         runner = ElementRunner(rank, plan, args, own)
         if rank.identity.rank:
             return rank.follow(runner.run_all)

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         environ[MARK] = mark
         add_packages(environ, args.packages, args.imports.split(":"))
         output = Path(environ["SPR_OUTPUT"])
-        start_output(output)
+        start_output(output, Path(args.folder))
         copier = None if args.terminal else keep_log(output, identity.rank, append=True)
         if args.output_dir:
             link_output(Path(args.folder, args.output_dir), output)
@@ -89,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         hint = "is it installed on the nodes, or among the job's files, and executable?"
-        events.error(f"{name} can't be run: {error.strerror}", hint, exit_code=_NO_PROGRAM)
+        where = f"{args.folder}: " if error.filename == args.folder else ""
+        events.error(f"{name} can't be run: {where}{error.strerror}", hint, exit_code=_NO_PROGRAM)
         return _NO_PROGRAM
     if code and not asked:
         said = "" if args.terminal else last_words(output, identity.rank)

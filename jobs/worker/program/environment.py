@@ -81,9 +81,11 @@ def add_packages(environ: dict[str, str], packages: str, imports: Sequence[str])
     environ["PATH"] = ":".join([*bins, environ.get("PATH", "")])
 
 
-def start_output(output: Path) -> None:
-    """Create the output folder and, before any program runs, the mark that tells its files from ours."""
+def start_output(output: Path, work: Path) -> None:
+    """Create the folders and, before any program runs, the mark that tells its files from ours."""
     mark = state_folder(output) / "started"
+    with suppress(OSError):  # the program's start fails with the reason
+        work.mkdir(parents=True, exist_ok=True)  # none of its files may have been sent
     for folder in (output, mark.parent):
         folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..runtime.events import MARK, PREFIX, parse_event, render_event
 from .commands import Running
+from .log_reader import LONGEST
 
 _ANSWER_S = 30.0
 _TEXTS = {
@@ -157,7 +158,10 @@ class LogWatch:
     def _read(self, new: bytes) -> None:
         self.offset += len(new)
         self.disk_full = self.disk_full or _FULL in new
-        whole, end, self._partial = (self._partial + new).rpartition(b"\n")
+        whole, end, rest = (self._partial + new).rpartition(b"\n")
+        # Such as a progress bar's. Its beginning and its end may each be an event.
+        is_long = len(rest) > LONGEST
+        self._partial = rest[: LONGEST // 2] + rest[-LONGEST // 2 :] if is_long else rest
         # In one batch: a program may print millions of lines per second.
         is_ours = not self.has_begun or any(word in whole for word in _WORDS)
         for line in whole.split(b"\n") if end and is_ours else ():

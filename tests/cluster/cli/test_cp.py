@@ -19,6 +19,9 @@ from jobs.__main__ import main
         ("data.csv", Place("", "data.csv"), "data.csv"),
         ("node1:a b/", Place("node1", "a b/"), "node1:a b/"),
         ("0:", Place("node0", ""), "node0:."),
+        ("0:~", Place("node0", ""), "node0:."),
+        ("0:~/work", Place("node0", "work"), "node0:work"),
+        ("0:~other/x", Place("node0", "~other/x"), "node0:~other/x"),
         ("./node1:x", Place("", "./node1:x"), "./node1:x"),
         ("my:file", Place("", "my:file"), "./my:file"),
         ("C/a:b", Place("", "C/a:b"), "C/a:b"),
@@ -29,17 +32,27 @@ def test_a_place_is_on_a_node_or_here(text: str, place: Place, word: str) -> Non
     assert str(place) == word
 
 
-def test_rsync_copies_else_scp(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"rsync": "/r", "scp": "/s"}
+@pytest.mark.parametrize(
+    ("usage", "path"),
+    [("--protect-args, -s", "b c"), ("--secluded-args, -s", "b c"), ("[-e program]", "'b c'")],
+)
+def test_rsync_copies_else_scp(
+    usage: str, path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rsync = tmp_path / "rsync"
+    rsync.write_text(f"#!/bin/sh\necho '{usage}'\n")
+    rsync.chmod(0o755)
+    found = {"rsync": str(rsync), "scp": "/s"}
     monkeypatch.setattr("shutil.which", lambda name: found.get(name))
-    places = (Place("", "a"), Place("node0", "b"))
+    places = (Place("", "a"), Place("node0", "b c"))
     first = build_argv(*places, Path("/my home/c"), recursive=True)
-    assert first[0] == "/r"
+    assert first[0] == str(rsync)
     assert "-r" in first
-    assert first[-5:] == ["-e", "ssh -F '/my home/c'", "--", "a", "node0:b"]
+    assert ("--protect-args" in first) is (path == "b c")
+    assert first[-5:] == ["-e", "ssh -F '/my home/c'", "--", "a", f"node0:{path}"]
     del found["rsync"]
     scp = build_argv(*places, Path("/c"), recursive=False)
-    assert scp == ["/s", "-C", "-F", "/c", "a", "node0:b"]
+    assert scp == ["/s", "-C", "-F", "/c", "a", "node0:b c"]
     del found["scp"]
     with pytest.raises(UsageError, match="neither rsync nor scp"):
         build_argv(*places, Path("/c"), recursive=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -15,7 +16,14 @@ from pathlib import Path
 import pytest
 
 from infra.errors import ConnectionLostError, HostError, JobError, SprError
-from jobs.places.files import _extract, fetch, place_files, place_head_folders, withdraw_files
+from jobs.places.files import (
+    _extract,
+    fetch,
+    move_results,
+    place_files,
+    place_head_folders,
+    withdraw_files,
+)
 from jobs.places.plan import JobPaths
 from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.storage import ownership
@@ -338,12 +346,29 @@ def test_what_is_fetched_of_a_running_job_does_not_count(head: ThisMachine, tmp_
 
 def test_archive_members_outside_the_target_are_skipped(tmp_path: Path) -> None:
     archive = tmp_path / "evil.tar"
+    file = tmp_path / "evil.sh"
+    file.touch(0o711)
+    os.utime(file, (1, 1))
     with tarfile.open(archive, "w") as tar:
-        tar.add(__file__, "output/../../outside")
-        tar.add(__file__, "output/inside")
+        tar.add(file, "output/../../outside")
+        tar.add(file, "output/inside")
+    file.unlink()
     target = tmp_path / "deep" / "target"
     with tarfile.open(archive) as tar:
         _extract(tar, target)
 
-    assert (target / "inside").is_file()
+    known = (target / "inside").stat()
+    assert (known.st_mode & 0o777, known.st_mtime) == (0o711, 1)
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["evil.tar", "inside"]
+
+
+def test_a_folder_that_became_a_file_is_replaced(tmp_path: Path) -> None:
+    """And the other way round: a job may go on after its output was fetched."""
+    (tmp_path / "results").mkdir()
+    for name in ("a", "a/b", "a"):
+        new = tmp_path / "new" / name
+        new.parent.mkdir(parents=True)
+        new.write_text(name)
+        move_results(tmp_path / "new", tmp_path / "results")
+        assert (tmp_path / "results" / name).read_text() == name
+        shutil.rmtree(tmp_path / "new")

@@ -8,6 +8,7 @@ import pytest
 
 from infra.errors import UsageError
 from infra.words import format_size
+from jobs.program.folder import read_data
 from jobs.program.plan import MAX_BYTES, collect_files, find_script
 
 
@@ -48,6 +49,25 @@ def test_a_link_keeps_its_name_and_its_target_is_sent(folder: Path) -> None:
     (folder / "link.py").symlink_to("../elsewhere.txt")
     (path,) = collect_files(("python", "link.py"), (), folder).files.items()
     assert path == ("link.py", folder.parent / "elsewhere.txt")
+
+
+def test_a_linked_folder_is_sent_once(folder: Path) -> None:
+    (folder / "src/data").symlink_to("../data")
+    (folder / "data/self").symlink_to("..")
+    (folder / "data/back").symlink_to("../src")
+    found = collect_files(("hostname",), ("src",), folder)
+    assert sorted(found.files) == ["src/data/a.csv", "src/model.py"]
+
+
+def test_files_of_a_data_folder_are_there(folder: Path) -> None:
+    data = (read_data(str(folder / "data"), folder),)
+    found = collect_files(("python", "-m", "src.model", "data/a.csv"), (".",), folder, data=data)
+    assert sorted(found.files) == ["src/model.py", "train.py"]
+    write = folder.parent / "other/data"
+    write.mkdir(parents=True)
+    other = (read_data(str(write), folder),)
+    with pytest.raises(UsageError, match=r"of --data-dir would both be data/a\.csv"):
+        collect_files(("hostname",), ("data",), folder, data=other)
 
 
 @pytest.mark.parametrize(

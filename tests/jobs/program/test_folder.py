@@ -53,14 +53,31 @@ def test_a_project_is_what_git_tracks_or_would_add(project: Path, tmp_path: Path
     git(project, "commit", "-m", "x")
     (project / "gone.py").unlink()
     (project / "link").symlink_to("a b.py")
-    (project / ".sprignore").write_text("notes/\n*.mp4\n")
+    (project / ".sprignore").write_text("notes/\n*.mp4\n/vendor/lib/less.py\n")
     write(project, "new.py", "x.log", "film.mp4", "vendor/lib/more.py", "results-of-mine/1")
+    write(project, "vendor/lib/less.py", "nested/n.py", "nested/n.tmp", "nested/film.mp4")
+    git(project / "nested", "init", "--quiet")
+    (project / "nested/.git/info/exclude").write_text("*.tmp\n")
     write(project, "results/table.csv")
     fetched(project, "results/run-20260731-142501-k3f", "sub/results/run-1", "sub/mine")
     assert set(list_project(project)) == {
         *("a b.py", "ü.py", "old.py", ".gitignore", ".gitmodules", ".sprignore", "link", "new.py"),
-        *("vendor/lib/lib.py", "vendor/lib/more.py", "results/table.csv"),
+        *("vendor/lib/lib.py", "vendor/lib/more.py", "results/table.csv", "nested/n.py"),
     }
+
+
+def test_a_project_below_a_repository(project: Path) -> None:
+    """``.sprignore`` is relative to the project, and a repository may ignore all of it."""
+    write(project, "sub/a.py", "sub/notes/x", "sub/src/notes/y", "sub/gone.py")
+    (project / "sub/.sprignore").write_text("/notes/\nsrc/*\n!src/notes\n/gone.py\n")
+    git(project, "add", "sub/notes", "sub/gone.py")
+    names = (".sprignore", "a.py", "src/notes/y")
+    assert list_project(project / "sub") == names
+    git(project, "rm", "-r", "--cached", ".")
+    (project / ".gitignore").write_text("sub/\n")
+    assert list_project(project / "sub") == names
+    sent = choose_folders(str(project / "sub"), (), project, None)
+    assert describe_left_out(sent, (), project) == ""
 
 
 def fetched(root: Path, *folders: str) -> None:
@@ -101,7 +118,20 @@ def test_the_digest_is_that_of_names_modes_and_contents(project: Path) -> None:
     changes("kind")
     os.utime(project / "c.py", (1, 1))
     assert read_project(project, max_bytes=None).store == seen[-1]
+    git(project, "init", "--quiet", "nested")
+    write(project, "nested/n.py")
+    changes("a repository in it")
+    (project / "nested/n.py").write_text("changed")
+    changes("content of a repository in it")
     assert seen[-1].startswith("spr-folders/my-project-")
+
+
+def test_a_file_removed_while_the_project_is_read_is_one_clear_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.program.folder.list_project", lambda _: ("gone.py",))
+    with pytest.raises(UsageError, match=r"gone\.py: can't be read: No such file"):
+        read_project(project, max_bytes=None)
 
 
 def test_the_project_is_found_upward(
@@ -131,12 +161,22 @@ def test_a_project_too_large_names_its_largest_parts(project: Path) -> None:
 
 def test_data_keeps_its_place_in_the_project(project: Path, tmp_path: Path) -> None:
     write(project, "data/raw/x", "a.py")
-    write(tmp_path, "elsewhere/y")
+    write(tmp_path, "elsewhere/y", "other/elsewhere/z", "other/a.py/z", "my $data/x")
     sent = choose_folders(None, (str(project / "data"), f"{tmp_path}/elsewhere"), project, None)
     assert sent.project is not None
     assert sent.project.names == ("a.py",)
     assert [each.target for each in sent.data] == ["work/data", "work/elsewhere"]
     assert all(each.shared for each in sent.data)
+    elsewhere, other = f"{tmp_path}/elsewhere", f"{tmp_path}/other"
+    for taken in (
+        (elsewhere, f"{other}/elsewhere"),
+        (str(project / "data/raw"), str(project / "data")),
+        (f"{other}/a.py",),
+    ):
+        with pytest.raises(UsageError, match="the job has another"):
+            choose_folders(None, taken, project, None)
+    assert len(choose_folders(None, (elsewhere, elsewhere), project, None).data) == 1
+    assert read_data(f"{tmp_path}/my $data", project).store.startswith("spr-data/my-data-")
     for wrong in (str(project), "missing"):
         with pytest.raises(UsageError, match="--data-dir"):
             read_data(wrong, project)
@@ -220,3 +260,8 @@ def test_links_out_of_the_project_are_named(project: Path, tmp_path: Path) -> No
     assert files.files == {"one": tmp_path / "one.txt"}, "a file takes the place of the link"
     (project / "no").unlink()
     assert left_out(project, "outer", files=("one",)) == ""
+    (tmp_path / "outside/link").symlink_to("../one.txt")
+    (tmp_path / "outside/inner").symlink_to("words.txt")
+    assert left_out(project, "outer", files=("one",)) == (
+        "not sent: outer/link (a link to ../one.txt); replace links in data by what they lead to"
+    )

@@ -128,14 +128,15 @@ def test_extras_and_groups_may_name_each_other(tmp_path: Path) -> None:
 def test_options_of_requirements_files(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     (tmp_path / "base.txt").write_text("rich==1.0 \\\n    --hash=sha256:ab\n")
-    (tmp_path / "pins.txt").write_text("numpy<3\n")
+    (tmp_path / "pins.txt").write_text("numpy<3\n-r 'more pins.txt'\n")
+    (tmp_path / "more pins.txt").write_text("scipy<2\n")
     (tmp_path / "requirements.txt").write_text(
-        "--extra-index-url https://one\n-f https://two\n-c pins.txt\n-r base.txt\n-e .\n"
+        '--extra-index-url "https://one"\n-f https://two\n-c pins.txt\n-r base.txt\n-e .\n'
     )
     lines = ("rich==1.0 --hash=sha256:ab", "einops", "tomli; python_full_version < '3.11'")
     assert find(tmp_path, given="requirements.txt") == PackageList(
         *("requirements.txt", lines),
-        constraints=("numpy<3",),
+        constraints=("numpy<3", "scipy<2"),
         indexes=("https://one",),
         links=("https://two",),
         imports=(".",),

@@ -108,7 +108,7 @@ def test_programs_find_data_under_their_last_name(tmp_path: Path) -> None:
     sent = choose_folders(None, (), tmp_path, None)
     urls = ("s3://my-data/set/texts/", "s3://other")
     assert read_urls(urls, sent) == ((urls[0], "work/texts"), (urls[1], "work/other"))
-    with pytest.raises(UsageError, match="the project has another images"):
+    with pytest.raises(UsageError, match="the job has another images"):
         read_urls(("s3://my-data/images",), sent)
-    with pytest.raises(UsageError, match="the project has another texts"):
+    with pytest.raises(UsageError, match="the job has another texts"):
         read_urls((urls[0], "s3://other/texts"), sent)

@@ -288,6 +288,15 @@ def test_a_missing_program_is_one_clear_line(node: Path) -> None:
     assert done.stderr == ""
 
 
+def test_a_working_folder_of_which_nothing_was_sent_is_created(node: Path) -> None:
+    done = start(node, "pwd", options=("--folder=work/sub/a",))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, str(node / "work/sub/a"))
+    (node / "work/link").symlink_to("gone")
+    done = start(node, "pwd", options=("--folder=work/link",))
+    message = "pwd can't be run: work/link: No such file or directory"
+    assert (done.returncode, event_of(done)["message"]) == (127, message)
+
+
 def test_incomplete_mpirun_variables_are_an_error() -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert rank_variables({}) == alone

@@ -26,6 +26,7 @@ from jobs.worker.supervisor.attempt import (
 from jobs.worker.supervisor.commands import CANCELLED, LOW_PRIORITY, REQUEUED, Running, SlurmJob
 from jobs.worker.supervisor.head import SSH
 from jobs.worker.supervisor.launch import fit_pinning, render_pinning
+from jobs.worker.supervisor.log_reader import LONGEST
 from jobs.worker.supervisor.nodes import (
     NodeState,
     newest_copy,
@@ -101,6 +102,20 @@ def test_the_log_tells_of_errors_hosts_and_steps(tmp_path: Path) -> None:
         "the grace begins with the first error"
     )
     assert watch.steps.stalled(1e9) > 0
+
+
+def test_a_line_without_an_end_is_not_read_again(tmp_path: Path) -> None:
+    """A progress bar may rewrite one line for days; an event may begin it, or follow on it."""
+    log = tmp_path / "log"
+    log.touch()
+    watch = LogWatch(log)
+    error = f"@spr {json.dumps({'event': 'error', 'message': 'm'})}"
+    for text in ("\r 50%" * 200_000, error, "\n"):
+        with log.open("a") as file:
+            file.write(text)
+        watch.poll()
+        assert len(watch._partial) <= LONGEST
+    assert [event["message"] for event in watch.errors] == ["m"]
 
 
 NODES = ("node0", "node1", "node2")

@@ -393,15 +393,16 @@ def _limit(plan_input: PlanInput, plan: Plan) -> ClusterRecord:
         )
     group = plan_input.group
     old = parse_record(group.tags) if group else None
-    return limit_record(record, old, most.usd if most else 0.0)
+    nodes = plan_input.spec.nodes
+    return limit_record(record, old, most.usd / nodes * record.dearest["nodes"] if most else 0.0)
 
 
 def find_most(plan_input: PlanInput, plan: Plan) -> Price | None:
     """Return the most that the whole cluster can cost per hour, if the prices are known."""
     spec, kept = plan_input.spec, plan.keep
     types = (kept[0].instance_type,) if kept else spec.instance_types
-    on_demand = not all(machine.spot_request for machine in kept)
-    node = plan_input.prices.most(types, plan_input.record.options, on_demand=on_demand)
+    # Spot machines keep the maximum with which they were bought.
+    node = plan_input.prices.most(types, plan_input.record.dearest)
     return node and replace(node, usd=node.usd * spec.nodes)
 
 

@@ -76,6 +76,12 @@ def test_an_existing_cluster_keeps_its_options(line: CommandLine) -> None:
     code, bad = examine(line)
     assert (code, list(bad)) == (1, ["quota"])
     assert "2 nodes of m7i.metal-24xl" in bad["quota"]["found"]
+    line.cloud.faults("[quota]\non_demand_vcpus = 100\nspot_vcpus = 96\n")
+    assert examine(line, "--market", "on-demand") == (0, {})
+    other = line.must("up", *_DOCTOR[1:], "--market", "on-demand", "--dry-run")
+    assert "needs 96 vCPUs, you have 100." in other.out
+    either = line.must("up", *_DOCTOR[1:], "--market", "spot-or-on-demand", "--dry-run")
+    assert "needs 192 vCPUs, you have 96. That is too few: EC2 refuses spot" in either.out
     refused = line.run(*_DOCTOR, "--stack", "intel")
     assert (refused.code, "was created with upstream" in refused.message) == (2, True)
 

@@ -304,6 +304,7 @@ def _permissions(exam: Examination) -> list[CheckResult]:
         own_key,
         second_guard=spec.second_guard,
         bucket=bucket,
+        read_from=spec.makes_role,
         bucket_kms_key=spec.bucket_kms_key,
         permissions_boundary=boundary,
         jump=spec.jump,
@@ -324,7 +325,7 @@ def _permissions(exam: Examination) -> list[CheckResult]:
         return _ok("permissions", found)
     more = " --second-guard" if spec.second_guard else ""
     more += f" --kms-key {own_key}" if own_key else ""
-    more += f" --bucket {bucket}" if bucket else ""
+    more += f" --bucket {bucket}" if bucket else " --read-from" if spec.makes_role else ""
     more += f" --bucket-kms-key {spec.bucket_kms_key}" if spec.bucket_kms_key else ""
     more += f" --permissions-boundary {boundary}" if boundary else ""
     more += f" --jump {spec.jump}" if spec.jump in (EICE, SSM) else ""

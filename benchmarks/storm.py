@@ -147,7 +147,9 @@ def usd_per_hour(request: Mapping[str, Any]) -> float:
 
 def run_priced_up(ctx: Context, given: Mapping[str, Any]) -> None:
     """Do what `up --budget` does where machines have a price."""
-    run_limited_up(ctx, given, lambda record, old: limit_record(record, old, usd_per_hour(given)))
+    run_limited_up(
+        ctx, given, lambda record, old: limit_record(record, old, usd_per_hour(record.dearest))
+    )
 
 
 def run_limited_job(ctx: Context, _: Mapping[str, Any]) -> None:

@@ -275,10 +275,10 @@ class EventLog:
         lines = read_text(self.path, "", errors="replace").split("\n")
         return [event for line in lines if (event := _parse(line)) is not None]
 
-    def has_bought(self, since: datetime) -> bool:
-        """Return whether this machine has bought any machine of the cluster since a time."""
+    def bought(self, since: datetime) -> list[dict[str, Any]]:
+        """Return the purchases of the cluster's machines by this machine since a time."""
         first = render_time(since)
-        return any(event["event"] == "bought" and event["time"] >= first for event in self.read())
+        return [e for e in self.read() if e["event"] == "bought" and e["time"] >= first]
 
     def former_s(
         self,

@@ -98,6 +98,7 @@ class Overview:
         """Return the cost of its machines since their launch, at on-demand prices, if known.
 
         Machines that were lost or replaced are known from the event log of the machine that bought them.
+        If all have ended and EC2 no longer says when, that was at the latest end.
         """
         if not self.billed:
             return Price(0.0, "")
@@ -105,16 +106,36 @@ class Overview:
         options = record.options if record else {}
         gib = options.get("volume_gib", ClusterOptions().volume_gib)
         speed = {"iops": options.get("volume_iops"), "mibps": options.get("volume_throughput")}
-        alive = self.found.alive
-        cost = self.prices.accrued(alive, now, gib, **speed)
-        if cost and record and alive and self.is_owned_here:
-            public = bool(alive[0].public_ip)
-            node = self.prices.node(alive[0].instance_type, gib, public=public, **speed)
-            ends = {machine.id: machine.left for machine in self._ended if machine.left}
-            log = EventLog(ClusterFiles.of(self.name).events)
-            former_s = log.former_s(record.created, ends=ends)
-            cost = replace(cost, usd=cost.usd + (node.usd if node else 0) * former_s / 3600)
-        return cost
+        cost = self.prices.accrued(self.found.alive, now, gib, **speed)
+        if not (cost and record and self._bought):
+            return cost
+        ends = {machine.id: machine.left for machine in self._ended if machine.left}
+        unknown = {id_ for event in self._bought for id_ in event["resources"]} - ends.keys()
+        if not self.found.alive:
+            ends |= dict.fromkeys(unknown, min(now, record.latest))
+        former_s = EventLog(ClusterFiles.of(self.name).events).former_s(record.created, ends=ends)
+        if not former_s:
+            return cost
+        public, name = not record.options["private"], next(iter(self.types), "")
+        node = self.prices.node(name, gib, public=public, **speed)
+        if node is None:
+            return None
+        usd = cost.usd + node.usd * former_s / 3600
+        is_most = cost.is_most or bool(unknown and not self.found.alive)
+        return replace(node, usd=usd, source=cost.source or node.source, is_most=is_most)
+
+    @property
+    def types(self) -> list[str]:
+        """The types of its machines, or of its former ones."""
+        former = [event["type"] for event in self._bought if "type" in event]
+        return [machine.instance_type for machine in self.found.alive] or former
+
+    @property
+    def _bought(self) -> list[dict[str, Any]]:
+        """This machine's purchases for it."""
+        if self.record is None or not self.is_owned_here:
+            return []
+        return EventLog(ClusterFiles.of(self.name).events).bought(self.record.created)
 
     @property
     def is_owned_here(self) -> bool:
@@ -189,8 +210,8 @@ class Overview:
         is_old = now - record.created >= _LONGEST_START
         if self.is_owned_here:
             files = ClusterFiles.of(self.name)
-            bought = EventLog(files.events).has_bought(record.created)
-            return self.is_idle_here and (is_old or bought or files.removal.exists())
+            is_old = is_old or bool(self._bought)
+            return self.is_idle_here and (is_old or files.removal.exists())
         # An `up` elsewhere waits for machines that shut down, and buys others in minutes, if at all.
         connected = any(tags.MESH in machine.tags for machine in self._ended)
         ends = [None if m.state == "shutting-down" else m.left for m in self._ended]
@@ -242,12 +263,13 @@ def list_clusters(
             # Without access to the scheduler, still list the machines, because they cost money.
             if found is None:
                 return None
-        types = (machine.instance_type for each in found.values() for machine in each.alive)
-        prices = look_up_prices(replace(cloud, region=region), clients[region], types, utc_now())
-        return [
-            Overview(name, region, each, cloud.billed, prices, ended.get(name, ()))
+        clusters = [
+            Overview(name, region, each, cloud.billed, terminated=ended.get(name, ()))
             for name, each in found.items()
         ]
+        types = [type_ for each in clusters for type_ in each.types]
+        prices = look_up_prices(replace(cloud, region=region), clients[region], types, utc_now())
+        return [replace(each, prices=prices) for each in clusters]
 
     with ThreadPoolExecutor(min(_PARALLEL, len(regions))) as pool:
         answers = [answer for answer in pool.map(search, regions) if answer is not None]

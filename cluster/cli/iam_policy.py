@@ -40,8 +40,8 @@ _LIMITS = {
 class PolicyRequest(CloudRequest):
     """Print the minimal IAM policy that this tool requires, as JSON. It allows buying only the types in
     --instance-type, and only machines and disks with this tool's tag; only EC2 resources with that
-    tag can be changed or deleted. Each of --bucket and --second-guard permits creating roles with any
-    permissions, if their names begin with spr-cluster-; --permissions-boundary limits them.
+    tag can be changed or deleted. Each of --bucket, --read-from, and --second-guard permits creating roles
+    with any permissions, if their names begin with spr-cluster-; --permissions-boundary limits them.
 
     examples:
       spr-cluster iam-policy > policy.json
@@ -67,11 +67,13 @@ class PolicyRequest(CloudRequest):
     bucket: str | None = option(
         "also allow what `up --bucket` creates, and reading the results there", metavar=_PREFIX
     )
+    read_from: bool = switch("also allow what `up --read-from` creates")
     bucket_kms_key: str | None = option(
         "also allow reading results that are encrypted with this key", metavar="ARN"
     )
     permissions_boundary: str | None = option(
-        "with --bucket or --second-guard: only roles with this permissions boundary can be created",
+        "with --bucket, --read-from, or --second-guard: only roles with this permissions boundary can be "
+        "created",
         metavar="ARN",
     )
     instance_profile: str | None = option(
@@ -105,6 +107,7 @@ def run(request: PolicyRequest) -> int:
         parse_key(request.kms_key, "--kms-key"),
         second_guard=request.second_guard,
         bucket=_parse_bucket(request),
+        read_from=request.read_from,
         bucket_kms_key=parse_key(request.bucket_kms_key, "--bucket-kms-key"),
         permissions_boundary=request.permissions_boundary,
         instance_role=parse_role(request.instance_profile),
@@ -131,9 +134,10 @@ def _choose_part(parts: Sequence[dict[str, Any]], number: int | None) -> dict[st
 
 
 def _parse_bucket(request: PolicyRequest) -> S3Location | None:
-    if request.permissions_boundary and not (request.bucket or request.second_guard):
+    makes_roles = request.bucket or request.read_from or request.second_guard
+    if request.permissions_boundary and not makes_roles:
         raise UsageError(
-            "--permissions-boundary: it is for the roles of --bucket and --second-guard"
+            "--permissions-boundary: it is for the roles of --bucket, --read-from, and --second-guard"
         )
     bucket = request.bucket
     return parse_s3_url(check_prefixes((bucket,), "--bucket")[0]) if bucket else None

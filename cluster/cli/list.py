@@ -257,13 +257,11 @@ def _ends_in(cluster: Overview, now: datetime) -> str:
 
 
 def _total(clusters: Sequence[Overview], now: datetime) -> str:
-    """Return the cost of the existing machines, with the sources of the prices."""
+    """Return the cost of the clusters' machines, with the sources of the prices."""
     costs = [cost for cluster in clusters if (cost := cluster.cost(now))]
     sources = dict.fromkeys(cost.source for cost in costs if cost.source)
     most = "At most " * any(cost.is_most for cost in costs)
-    text = (
-        f"{most}${sum(cost.usd for cost in costs):.2f} so far for the machines that exist now, at "
-    )
+    text = f"{most}${sum(cost.usd for cost in costs):.2f} so far at "
     text += f"on-demand prices ({'; '.join(sources)})." if sources else "on-demand prices."
     return text if len(costs) == len(clusters) else f"{text} Some prices are unknown."
 

@@ -12,7 +12,13 @@ from cluster.lifecycle.prepare import find_offers
 from cluster.overview import look_up_prices
 from infra.cost.compared_types import find_cheaper
 from infra.cost.prices import ADDRESS_USD, Price, Prices, table_prices, with_spot
-from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
+from infra.cost.quotas import (
+    count_in_market,
+    describe_quota,
+    is_standard,
+    quota_code,
+    require_quota,
+)
 from infra.ec2.cluster_record import SHUTDOWN, ClusterRecord, limit_record, parse_record
 from infra.ec2.images import find_ubuntu_image
 from infra.ec2.purchase import SPOT, Offer, cheapest_zone_first
@@ -81,17 +87,19 @@ class Proposal:
 
     @property
     def _vcpus_by_type(self) -> dict[str, int]:
-        nodes = self.plan_input.spec.nodes
+        nodes = count_in_market(self.plan_input.spec, self.plan.keep)
         return {name: machine.vcpus * nodes for name, machine in self._machines.items()}
 
     @property
     def vcpus(self) -> int | None:
-        """The quota that the whole cluster needs, in vCPUs, with the largest of its types."""
+        """The quota that the cluster needs in its market, in vCPUs, with the largest of its types."""
         return max(self._vcpus_by_type.values(), default=None)
 
     def require_quota(self) -> None:
         """Raise :class:`UsageError` if the quota is known and too small for every requested type."""
-        require_quota(self.plan_input.spec, self._vcpus_by_type, self.quota_held)
+        spec = self.plan_input.spec
+        nodes = count_in_market(spec, self.plan.keep)
+        require_quota(spec, nodes, self._vcpus_by_type, self.quota_held)
 
     def _usd_until(self, end: datetime) -> float:
         """Return the most that nodes can cost that shut down at ``end``; requires a known price."""
@@ -239,7 +247,10 @@ class Proposal:
         )
         quota = f"Quota {quota_code(spot=spec.spot)}: needs {self.vcpus} vCPUs, you have {held}."
         if self.quota_held is not None and self.vcpus and self.quota_held < self.vcpus:
-            quota += " That is too few: request more in the console's Service Quotas first."
+            remedy = "request more in the console's Service Quotas first"
+            if spec.on_demand_allowed:
+                remedy = "EC2 refuses spot, and `up` buys on demand"
+            quota += f" That is too few: {remedy}."
         return [*lines, quota]
 
     def _until_fetched(self) -> str:
@@ -393,15 +404,16 @@ def _limit(plan_input: PlanInput, plan: Plan) -> ClusterRecord:
         )
     group = plan_input.group
     old = parse_record(group.tags) if group else None
-    return limit_record(record, old, most.usd if most else 0.0)
+    nodes = plan_input.spec.nodes
+    return limit_record(record, old, most.usd / nodes * record.dearest["nodes"] if most else 0.0)
 
 
 def find_most(plan_input: PlanInput, plan: Plan) -> Price | None:
     """Return the most that the whole cluster can cost per hour, if the prices are known."""
     spec, kept = plan_input.spec, plan.keep
     types = (kept[0].instance_type,) if kept else spec.instance_types
-    on_demand = not all(machine.spot_request for machine in kept)
-    node = plan_input.prices.most(types, plan_input.record.options, on_demand=on_demand)
+    # Spot machines keep the maximum with which they were bought.
+    node = plan_input.prices.most(types, plan_input.record.dearest)
     return node and replace(node, usd=node.usd * spec.nodes)
 
 

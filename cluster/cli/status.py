@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -73,9 +73,10 @@ def run(request: StatusRequest) -> int:
     if has_profile(found):
         found = with_profile(ctx.clients, ctx.name, found, is_certain=False)
     now = utc_now()  # after EC2's answer, which corrects this machine's clock
-    prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
     terminated = describe_terminated(ec2).get(ctx.name, ())
-    overview = Overview(ctx.name, cloud.region, found, cloud.billed, prices, terminated)
+    overview = Overview(ctx.name, cloud.region, found, cloud.billed, terminated=terminated)
+    prices = look_up_prices(cloud, ctx.clients, overview.types, now)
+    overview = replace(overview, prices=prices)
     view = _View(
         ctx,
         overview,

@@ -282,9 +282,7 @@ def list_what_exists(ctx: Context, name: str, since: datetime, again: str = "up"
 
 
 def _list_bought(ctx: Context, since: datetime) -> str:
-    begun = render_time(since)
-    events = [e for e in ctx.events.read() if e["event"] == "bought" and e["time"] >= begun]
-    ids = [id_ for event in events for id_ in event["resources"]]
+    ids = [id_ for event in ctx.events.bought(since) for id_ in event["resources"]]
     if not ids:
         return "This command bought no machines."
     cost = ", which cost money until they end" if ctx.cloud.billed else ""

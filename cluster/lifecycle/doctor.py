@@ -22,7 +22,13 @@ from cluster.lifecycle.machines import Machines
 from cluster.lifecycle.prepare import find_reservations, prepare
 from cluster.verify.results import CLUSTER, CheckResult, Verdict, name_some
 from infra.aws.clients import DENIED, error_code, translate_boto_error, unless
-from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
+from infra.cost.quotas import (
+    count_in_market,
+    describe_quota,
+    is_standard,
+    quota_code,
+    require_quota,
+)
 from infra.ec2 import key_pair, network, tags
 from infra.ec2.cluster_record import new_record, record_tags
 from infra.ec2.images import Image, find_ubuntu_image
@@ -194,10 +200,12 @@ def _quota(exam: Examination) -> list[CheckResult]:
     if not is_standard(spec.instance_types):
         return _skipped("quota", f"{', '.join(spec.instance_types)}: AWS counts them separately")
     machines = [find_machine(clients.ec2, name) for name in spec.instance_types]
-    needs = {m.name: m.vcpus * spec.nodes for m in machines if m}
+    kept = describe_inventory(clients.ec2, spec.name, ("instances",)).alive
+    nodes = count_in_market(spec, kept)
+    needs = {m.name: m.vcpus * nodes for m in machines if m}
     reasons: list[str] = []
     held = describe_quota(clients.quotas, spot=spec.spot, why_not=reasons.append)
-    require_quota(spec, needs, held)
+    require_quota(spec, nodes, needs, held)
     code, most = quota_code(spot=spec.spot), max(needs.values(), default=0)
     if held is None:
         return _skipped("quota", f"{code} needs {most} vCPUs; it is unknown: {reasons[0]}")
@@ -296,6 +304,7 @@ def _permissions(exam: Examination) -> list[CheckResult]:
         own_key,
         second_guard=spec.second_guard,
         bucket=bucket,
+        read_from=spec.makes_role,
         bucket_kms_key=spec.bucket_kms_key,
         permissions_boundary=boundary,
         jump=spec.jump,
@@ -316,7 +325,7 @@ def _permissions(exam: Examination) -> list[CheckResult]:
         return _ok("permissions", found)
     more = " --second-guard" if spec.second_guard else ""
     more += f" --kms-key {own_key}" if own_key else ""
-    more += f" --bucket {bucket}" if bucket else ""
+    more += f" --bucket {bucket}" if bucket else " --read-from" if spec.makes_role else ""
     more += f" --bucket-kms-key {spec.bucket_kms_key}" if spec.bucket_kms_key else ""
     more += f" --permissions-boundary {boundary}" if boundary else ""
     more += f" --jump {spec.jump}" if spec.jump in (EICE, SSM) else ""

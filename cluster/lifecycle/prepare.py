@@ -129,6 +129,7 @@ def _require_new_budget(
         and old.options["budget"]
         and old.created != new.created
         and "budget" not in change.given
+        and ctx.events.bought(old.created)
     ):
         usd = old.options["budget"]
         raise UsageError(

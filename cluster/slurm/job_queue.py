@@ -77,8 +77,7 @@ def ask_head(
 
 
 LIST_QUEUE = shlex.join(unfetched.LIST_QUEUE)
-USABLE = {"idle", "allocated", "mixed", "completing", "planned", "reserved"}
-"""States of nodes that can run jobs."""
+_USABLE = {"idle", "allocated", "mixed", "completing", "planned", "reserved"}
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 # The scripts of all jobs and the marks that they have ended are on every node, except those that were cut
 # off meanwhile: the newest file of all nodes counts, and a mark that is older than its script belongs to an
@@ -186,9 +185,16 @@ def summarize_queue(head: Host) -> QueueSummary:
     cores = sum(each[0] for each in counts), sum(each[3] for each in counts)
     waiting = [job.is_waiting for job in parse_queue(done.stdout)]
     # Slurm marks states: "down*" does not answer, "idle~" saves power.
-    bad = {name: state.rstrip("*~#!%$@^-") for name, state in states.items() if state not in USABLE}
+    bad = {name: s.rstrip("*~#!%$@^-+") for name, s in states.items() if not is_usable(s)}
     usable = len(states) - len(bad)
     return QueueSummary(len(states), usable, waiting.count(False), waiting.count(True), bad, *cores)
+
+
+def is_usable(state: str) -> bool:
+    """Return whether a node in a state can run jobs. Slurm adds ``+`` while another job there is ending,
+    and ``-`` while it plans another: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES
+    """
+    return state.rstrip("+-") in _USABLE
 
 
 def list_queue(head: Host) -> tuple[QueuedJob, ...]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.slurm.job_queue import USABLE
+from cluster.slurm.job_queue import is_usable
 from cluster.verify.results import CLUSTER, CheckResult, Expected, Verdict
 from infra.words import counted
 from provision.host import Host
@@ -57,7 +57,9 @@ def find_stopped(report: QueueReport, nodes: Sequence[str]) -> list[str]:
 
 def _runs(node: QueueNode) -> bool:
     # An asterisk marks a node that does not answer.
-    return node.state in USABLE or (node.state.startswith("drain") and not node.state.endswith("*"))
+    return is_usable(node.state) or (
+        node.state.startswith("drain") and not node.state.endswith("*")
+    )
 
 
 def check_queue(report: QueueReport, nodes: Sequence[str], expected: Expected) -> list[CheckResult]:
@@ -83,7 +85,7 @@ def _check_node(name: str, node: QueueNode | None, expected: Expected) -> CheckR
     if node is None:
         found = "Slurm does not know it"
         remedy = f"Connect the nodes again:\n{expected.command('repair')}"
-    elif node.state in USABLE:
+    elif is_usable(node.state):
         return None
     else:
         reason = "" if node.reason in ("", "none") else f": {node.reason}"

@@ -136,19 +136,14 @@ class Prices:
         disk = {"iops": options["volume_iops"], "mibps": options["volume_throughput"]}
         return self.highest(types, options["volume_gib"], **disk, public=not options["private"])
 
-    def most(
-        self, types: Sequence[str], options: Mapping[str, Any], *, on_demand: bool = False
-    ) -> Price | None:
-        """Return the most that a node with a cluster's options can cost per hour, if prices are known.
-
-        With ``on_demand``, the cluster has machines that are not on spot, even if its options say so now.
-        """
+    def most(self, types: Sequence[str], options: Mapping[str, Any]) -> Price | None:
+        """Return the most that a node with a cluster's options can cost per hour, if prices are known."""
         node = self.listed(types, options)
         if node is None or options["market"] == "on-demand" or options["max_price"] is None:
             return node
         machine = max(self.machines[name].usd for name in types if name in self.types)
         spot = node.usd - machine + options["max_price"]
-        if on_demand or options["market"] != "spot":
+        if options["market"] != "spot":
             spot = max(spot, node.usd)
         return replace(node, usd=spot)
 

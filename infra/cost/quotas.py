@@ -15,6 +15,7 @@ from infra.words import counted
 if TYPE_CHECKING:
     from types_boto3_service_quotas import ServiceQuotasClient
 
+    from infra.ec2.instances import Instance
     from infra.spec import ClusterSpec
 
 # Standard instances (A, C, D, H, I, M, R, T, Z):
@@ -34,10 +35,17 @@ def quota_code(*, spot: bool) -> str:
     return SPOT_QUOTA if spot else ON_DEMAND_QUOTA
 
 
-def require_quota(spec: ClusterSpec, needs: Mapping[str, int], held: int | None) -> None:
+def count_in_market(spec: ClusterSpec, kept: Iterable[Instance]) -> int:
+    """Return the nodes that count toward the market's quota: all but ``kept`` ones of the other market."""
+    return spec.nodes - sum(bool(machine.spot_request) != spec.spot for machine in kept)
+
+
+def require_quota(
+    spec: ClusterSpec, nodes: int, needs: Mapping[str, int], held: int | None
+) -> None:
     """Raise :class:`UsageError` if the quota is too small for every requested type.
 
-    ``needs`` maps each type to the vCPUs of a cluster of that type; ``held`` is the quota, if known.
+    ``needs`` maps each type to the vCPUs of ``nodes`` nodes; ``held`` is the quota, if known.
     """
     if held is None or not needs or (spec.spot and spec.on_demand_allowed):
         return
@@ -45,7 +53,7 @@ def require_quota(spec: ClusterSpec, needs: Mapping[str, int], held: int | None)
     if held >= least:
         return
     raise UsageError(
-        f"quota {quota_code(spot=spec.spot)} is {held} vCPUs: {counted(spec.nodes, 'node')} of {name} "
+        f"quota {quota_code(spot=spec.spot)} is {held} vCPUs: {counted(nodes, 'node')} of {name} "
         f"need {least}",
         hint="request more in the console's Service Quotas, or use fewer --nodes or a smaller "
         "--instance-type",

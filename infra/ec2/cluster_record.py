@@ -7,7 +7,7 @@ size, types, stack, and deadline.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from math import ceil
@@ -31,11 +31,13 @@ from infra.words import render_duration, spoken_duration, spoken_time
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
 _BOUND = f"{_PREFIX}bound"
+_PEAK = f"{_PREFIX}peak"
 GENERATION = f"{_PREFIX}generation"
 _JUST_NOW = timedelta(minutes=10)
 SHUTDOWN = timedelta(minutes=5)
 """The time that a node takes to shut down, on bare metal, and is billed."""
-_SECOND, _HOUR = timedelta(seconds=1), timedelta(hours=1)
+_HOUR = timedelta(hours=1)
+_PRICED = ("nodes", "market", "max_price")
 _RECORDED = {key: option for key, option in OPTIONS.items() if option.tag is not None}
 
 
@@ -45,7 +47,8 @@ class ClusterRecord:
 
     From ``expires`` on, nodes shut down unless something on them is nowhere else; at ``latest``, they do
     in any case. ``bound`` is how far jobs may move ``latest``, by --max-time and --budget.
-    ``generation`` counts changes to the cluster, so that ``up`` can reject an outdated plan.
+    ``generation`` counts changes to the cluster, so that ``up`` can reject an outdated plan. ``peak`` holds
+    the most nodes since creation, and the market and maximum price at which they can have cost most.
     """
 
     options: Mapping[str, Any]
@@ -54,6 +57,12 @@ class ClusterRecord:
     latest: datetime
     generation: int = 0
     bound: datetime | None = None
+    peak: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dearest(self) -> Mapping[str, Any]:
+        """The options at which it cost most per hour since its creation."""
+        return {**self.options, **self.peak}
 
     @property
     def nodes(self) -> int:
@@ -159,6 +168,7 @@ def record_tags(
             label: text or "" for label, text in written.items() if text is not None or label in had
         },
         _CREATED: tags.render_time(record.created),
+        _PEAK: " ".join(str(record.dearest[key] or "") for key in _PRICED).strip(),
         **deadline_tags(record),
         **dict(spec.labels),
         **({tags.OWNER_KEY: owner_key} if owner_key else {}),
@@ -197,6 +207,7 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
         created, expires, latest = times
         bound = read("bound", tags.parse_time) if _BOUND in labels else None
         generation = read("generation", int)
+        peak = read("peak", _parse_peak) if _PEAK in labels else {}
         validate_options(**options)
     except (ValueError, UsageError) as error:
         raise SprError(
@@ -204,7 +215,24 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             hint="restore the tags, or remove the cluster with "
             f"`spr-cluster down --name {labels.get(tags.CLUSTER, 'NAME')}`",
         ) from None
-    return ClusterRecord(options, created, expires, latest, generation, bound)
+    return ClusterRecord(options, created, expires, latest, generation, bound, peak)
+
+
+def _parse_peak(text: str) -> dict[str, Any]:
+    nodes, market, *price = text.split()
+    return {"nodes": int(nodes), "market": market, "max_price": float(price[0]) if price else None}
+
+
+def _raise_peak(before: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the peak of a cluster that changes to these options."""
+    both = [before, options]
+    limits = [each["max_price"] if each["market"] != "on-demand" else None for each in both]
+    capped = all(limits) and all(each["market"] == "spot" for each in both)
+    return {
+        "nodes": max(each["nodes"] for each in both),
+        "market": "spot" if capped else "spot-or-on-demand",
+        "max_price": max(filter(None, limits), default=None),
+    }
 
 
 def _parse(key: str, option: ClusterOption, text: str) -> Any:
@@ -268,11 +296,13 @@ def new_record(
     """
     options = spec.model_dump(include={*_RECORDED, "labels"})
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
-        return replace(old, options={**options, **_pick_lifetime(old.options, spec)})
+        peak = _raise_peak(old.dearest, options)
+        return replace(old, options={**options, **_pick_lifetime(old.options, spec)}, peak=peak)
     # Tags store whole seconds.
     start = now.replace(microsecond=0)
     expires, generation = start + spec.ttl, old.generation if old else 0
-    return ClusterRecord(options, start, expires, expires + spec.grace, generation)
+    peak = _raise_peak(options, options)
+    return ClusterRecord(options, start, expires, expires + spec.grace, generation, peak=peak)
 
 
 def _pick_lifetime(options: Mapping[str, Any], spec: ClusterSpec) -> dict[str, timedelta]:
@@ -285,17 +315,13 @@ def limit_record(
 ) -> ClusterRecord:
     """Return a record with its ``bound`` by --max-time and --budget, for all of the cluster's life.
 
-    A cluster that had more nodes keeps the price of those. Part of a budget is kept for the shutdown, or for
-    the time that a second guard waits. Raises :class:`UsageError` naming the time to live that fits, if it
+    ``usd_per_hour`` is the highest since its creation. Part of a budget is kept for the shutdown, or for the
+    time that a second guard waits. Raises :class:`UsageError` naming the time to live that fits, if it
     may already run longer.
     """
     reserve = AFTER if record.options["second_guard"] else SHUTDOWN
     budget, longest = record.options["budget"], record.options["max_time"] or LONGEST_TTL
     exists = old is not None and old.created == record.created
-    if usd_per_hour and old and exists and old.bound:
-        lived = old.bound - old.created
-        if old.options["budget"] and lived < (old.options["max_time"] or LONGEST_TTL) - _SECOND:
-            usd_per_hour = max(usd_per_hour, old.options["budget"] / ((lived + reserve) / _HOUR))
     paid = LONGEST_TTL
     if budget:
         paid = min(budget / usd_per_hour - reserve / _HOUR, LONGEST_TTL / _HOUR) * _HOUR
@@ -305,10 +331,14 @@ def limit_record(
         need, ways = record.latest - record.created, [] if exists else ["a shorter --grace"]
         if paid < longest:
             option, need = f"--budget {budget:.10g}", need + reserve
-            ways.insert(0, "fewer nodes" if exists else "fewer or smaller nodes")
+            most = record.dearest["nodes"]
+            had = f", the price of the {most} nodes that it had" if record.nodes < most else ""
+            ways[:0] = [] if had else ["fewer nodes" if exists else "fewer or smaller nodes"]
             enough = f"--budget {ceil(usd_per_hour * (need / _HOUR))}"
             paid_for = spoken_duration(budget / usd_per_hour * 3600)
-            problem = f"it pays for {paid_for} at ${usd_per_hour:.2f} an hour; the nodes may run "
+            problem = (
+                f"it pays for {paid_for} at ${usd_per_hour:.2f} an hour{had}; the nodes may run "
+            )
             problem += (
                 f"{spoken_duration(need.total_seconds())} with the grace period and the shutdown"
             )

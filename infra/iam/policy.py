@@ -165,7 +165,7 @@ _GROUPS = (
     "scheduler:ListTagsForResource",
 )
 
-# Only with --bucket. https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html
+# Only with --bucket or --read-from. https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html
 _LOOK_FOR_PROFILES = ("iam:ListInstanceProfiles",)
 _LOOK_AT_BUCKET = (
     "s3:GetEncryptionConfiguration",
@@ -179,7 +179,7 @@ _PROFILES = (
     "iam:GetInstanceProfile",
     "iam:RemoveRoleFromInstanceProfile",
 )
-# With either. Without the boundary's condition on all of these, a caller could give a role any rights.
+# With any of these. Without the boundary's condition on all of these, a caller could give a role any rights.
 _MAKE_ROLES = ("iam:CreateRole",)
 _RIGHTS = ("iam:DeleteRolePolicy", "iam:DetachRolePolicy", "iam:PutRolePolicy")
 _ROLES = ("iam:DeleteRole", "iam:ListAttachedRolePolicies", "iam:ListRolePolicies")
@@ -197,6 +197,7 @@ def build_policy(
     *,
     second_guard: bool = False,
     bucket: S3Location | None = None,
+    read_from: bool = False,
     bucket_kms_key: str | None = None,
     permissions_boundary: str | None = None,
     instance_role: str | None = None,
@@ -205,8 +206,9 @@ def build_policy(
     """Return the policy as a JSON document.
 
     ``push_to`` adds uploads to S3, ``kms_key`` adds a customer-managed key for disks,
-    ``second_guard`` adds the resources of ``up --second-guard``, ``bucket`` those of ``up --bucket``, and
-    ``bucket_kms_key`` reading results that this key encrypts.
+    ``second_guard`` adds the resources of ``up --second-guard``, ``bucket`` those of ``up --bucket`` and
+    reading the results, ``read_from`` those of ``up --read-from``, and ``bucket_kms_key`` reading results
+    that this key encrypts.
     With ``permissions_boundary``, all roles must have it. ``instance_role`` is the role of the profile
     of ``up --instance-profile``, with its path if it has one. ``jump`` is the way of ``up --jump``.
     """
@@ -253,7 +255,8 @@ def build_policy(
             *([_pass("PassInstanceRole", instance_role, "ec2")] if instance_role else []),
             *_connect(jump),
             *(_guard(tagged, permissions_boundary) if second_guard else []),
-            *(_bucket(bucket, tagged, permissions_boundary) if bucket else []),
+            *(_profiles(tagged, permissions_boundary) if bucket or read_from else []),
+            *(_bucket(bucket) if bucket else []),
             *({"Sid": "Decrypt", **each} for each in allow_key(bucket_kms_key, "Decrypt")),
         ],
     }
@@ -310,18 +313,22 @@ def _guard(tagged: dict[str, str], boundary: str | None) -> list[dict[str, Any]]
     ]
 
 
-def _bucket(
-    place: S3Location, tagged: dict[str, str], boundary: str | None
-) -> list[dict[str, Any]]:
-    """Allow the nodes' roles and profiles, by name, and reading the results."""
+def _profiles(tagged: dict[str, str], boundary: str | None) -> list[dict[str, Any]]:
+    """Allow the nodes' roles and profiles, by name."""
     named = tags.profile_name("*", "*")
     profiles = f"arn:*:iam::*:instance-profile/{named}"
-    read, listing = allow_prefix(place, ("s3:GetObject",))
     return [
         _allow("LookForProfiles", _LOOK_FOR_PROFILES, "*"),
         _allow("MakeProfiles", _MAKE_PROFILES, profiles, {"Null": tagged}),
         _allow("Profiles", _PROFILES, profiles),
         *_roles("Node", named, "ec2", tagged, boundary),
+    ]
+
+
+def _bucket(place: S3Location) -> list[dict[str, Any]]:
+    """Allow reading the results."""
+    read, listing = allow_prefix(place, ("s3:GetObject",))
+    return [
         {"Sid": "ReadResults", **read},
         {"Sid": "ListResults", **listing},
         _allow("LookAtBucket", _LOOK_AT_BUCKET, f"arn:*:s3:::{place.bucket}"),

@@ -68,9 +68,9 @@ class PlanInput:
 
     @property
     def own_image(self) -> Image | None:
-        """The cluster's own image, available or pending."""
-        wanted = (self.software, self.packages)
-        fitting = [image for image in self.found.images if image.holds(*wanted)]
+        """The cluster's own image, available or pending. A larger disk would cost more than agreed."""
+        wanted, gib = (self.software, self.packages), self.spec.volume_gib
+        fitting = [i for i in self.found.images if i.holds(*wanted) and i.volume_gib <= gib]
         return min(fitting, key=lambda image: (image.state != "available", image.id), default=None)
 
     @property

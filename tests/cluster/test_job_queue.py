@@ -43,7 +43,7 @@ def test_how_busy_the_queue_is() -> None:
     nodes = "node0|idle|0/8/0/8\nnode1|down*|0/0/8/8\n"
     host = FakeHost("node0", [("sinfo", nodes + _TEXT)])
     assert str(summarize_queue(host)) == "1 of 2 nodes (node1 is down), 2 jobs running, 1 waiting"
-    shared = FakeHost("node0", [("sinfo", f"node0|mixed|3/5/0/8\n{_TEXT}")])
+    shared = FakeHost("node0", [("sinfo", f"node0|mixed-|3/5/0/8\n{_TEXT}")])
     assert str(summarize_queue(shared)) == "1 of 1 node, 2 jobs running on 3 of 8 cores, 1 waiting"
 
 

@@ -285,6 +285,17 @@ def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     assert shorter is not None
     assert shorter.usd == pytest.approx(8 * each, rel=0.001)
 
+    # Its machines were bought at NOW and ended after an hour, as EC2 says for a while.
+    log.record("bought", "", resources=[m.id for m in WHOLE.instances], type="r7iz.metal-16xl")
+    gone = look(without_machines(WHOLE))
+    ends = [ended, *(replace(m, left=NOW + HOUR) for m in WHOLE.instances)]
+    told = replace(gone, terminated=ends)
+    for overview, hours in ((told, 5), (gone, 1 + 4 * 8.5)):
+        cost = overview.cost(NOW + 20 * HOUR)
+        assert cost
+        assert cost.usd == pytest.approx(hours * each, rel=0.001)
+        assert cost.is_most
+
 
 def test_a_stopped_machine_costs_its_disk_and_a_restarted_one_at_most_its_whole_time() -> None:
     now, (machine,) = NOW + 10 * HOUR, make_machines(1)

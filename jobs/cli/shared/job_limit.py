@@ -159,9 +159,8 @@ def find_limit(
             )
         )
     types = [machine.instance_type for machine in machines]
-    on_demand = not all(machine.spot_request for machine in machines)
     known = prices if ctx.cloud.billed else table_prices(TABLE_REGION, types)
-    price = known.most(types, record.options, on_demand=on_demand)
+    price = known.most(types, record.dearest)
     price = price if price and price.is_here else None
     if budget and price is None:
         raise UsageError(

@@ -76,6 +76,12 @@ def test_an_existing_cluster_keeps_its_options(line: CommandLine) -> None:
     code, bad = examine(line)
     assert (code, list(bad)) == (1, ["quota"])
     assert "2 nodes of m7i.metal-24xl" in bad["quota"]["found"]
+    line.cloud.faults("[quota]\non_demand_vcpus = 100\nspot_vcpus = 96\n")
+    assert examine(line, "--market", "on-demand") == (0, {})
+    other = line.must("up", *_DOCTOR[1:], "--market", "on-demand", "--dry-run")
+    assert "needs 96 vCPUs, you have 100." in other.out
+    either = line.must("up", *_DOCTOR[1:], "--market", "spot-or-on-demand", "--dry-run")
+    assert "needs 192 vCPUs, you have 96. That is too few: EC2 refuses spot" in either.out
     refused = line.run(*_DOCTOR, "--stack", "intel")
     assert (refused.code, "was created with upstream" in refused.message) == (2, True)
 
@@ -276,14 +282,23 @@ def test_it_judges_what_a_jump_needs_or_says_that_it_did_not(
     assert " not checked, among them ssm:StartSession" in line.must(*_DOCTOR, "--jump", "ssm").out
 
 
-def test_it_judges_what_the_bucket_and_the_guard_need(line: CommandLine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "url", "remedy"),
+    [
+        ("--bucket", "s3://team-b/results", "--bucket s3://team-b/results"),
+        ("--read-from", "s3://team-b/data", "--read-from --region"),
+    ],
+)
+def test_it_judges_what_the_nodes_role_needs(
+    line: CommandLine, tmp_path: Path, option: str, url: str, remedy: str
+) -> None:
     line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
     policy = tmp_path / "policy.json"
     policy.write_text(json.dumps(without("ec2:DescribeSpotPriceHistory")))
     line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
 
-    code, found = examine(line, "--bucket", "s3://team-b/results")
+    code, found = examine(line, option, url)
 
     assert code == 1
     assert "iam:ListInstanceProfiles" in found["permissions"]["found"]
-    assert "--bucket s3://team-b/results" in found["permissions"]["remedy"]
+    assert remedy in found["permissions"]["remedy"]

@@ -758,6 +758,7 @@ _CHOICES = (
     ("--instance-type", ",".join(_TYPES)),
     ("--instance-profile", "team/nodes"),
     ("--jump", "ssm"),
+    ("--read-from",),
 )
 
 
@@ -772,7 +773,7 @@ def test_every_part_of_a_policy_fits_into_a_managed_policy_and_they_are_whole_to
     for taken in (*alone, *all_but_one, (True,) * len(_CHOICES)):
         chosen = [each for each, is_taken in zip(_CHOICES, taken, strict=True) if is_taken]
         options = [word for each in chosen for word in each]
-        if "--permissions-boundary" in options and not (taken[2] or taken[3]):
+        if "--permissions-boundary" in options and not (taken[2] or taken[3] or taken[-1]):
             continue
         result = line.run("iam-policy", *options)
         count = 1
@@ -788,19 +789,28 @@ def test_every_part_of_a_policy_fits_into_a_managed_policy_and_they_are_whole_to
         assert all(len(re.sub(r"\s", "", part)) <= 6144 for part in parts)
         sids = [s["Sid"] for part in parts for s in json.loads(part)["Statement"]]
         assert len(sids) == len(set(sids))
-        assert ("PassNodeRole" in sids, "PassGuardRole" in sids) == (taken[3], taken[2])
+        assert ("PassNodeRole" in sids, "PassGuardRole" in sids) == (
+            taken[3] or taken[-1],
+            taken[2],
+        )
     assert needed == {1, 2}
     assert line.run("iam-policy", "--part", "2").code == 2
 
 
-@pytest.mark.parametrize("options", [("--second-guard",), ("--bucket", "s3://team-b/results")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--second-guard",),
+        ("--bucket", "s3://team-b/results"),
+        ("--read-from", "s3://team-b/data"),
+    ],
+)
 def test_a_boundary_bounds_every_role_that_the_policy_can_give_rights(
     line: CommandLine, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     """Without the condition on both calls, a user with the policy could make an administrator."""
-    place = parse_s3_url("s3://team-b/results")
     policy = build_policy(
-        instance_types=_TYPES[:1], second_guard=True, bucket=place, permissions_boundary=_BOUNDARY
+        instance_types=_TYPES[:1], second_guard=True, read_from=True, permissions_boundary=_BOUNDARY
     )
     line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
     iam = line.cloud.fake.clients.iam

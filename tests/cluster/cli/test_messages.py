@@ -22,7 +22,7 @@ _USAGE = Path(__file__).parent / "golden" / "usage.txt"
 # What no line of a file holds as it is.
 _UNSEEN = {"<0x01>": "\x01", "<newline>": "\n"}
 _YES = re.compile(
-    r"this needs confirmation, but there is no terminal: \$13\.13 an hour, at most \$112\.6\d "
+    r"this needs confirmation, but there is no terminal: \$13\.20 an hour, at most \$113\.2\d "
     r"\(Price List API, [\d-]{10}\)\n  → --yes confirms"
 )
 

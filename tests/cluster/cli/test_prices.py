@@ -278,7 +278,7 @@ def test_a_time_to_live_must_fit_its_limit(line: CommandLine) -> None:
 
     assert refused.code == 2
     assert (
-        "--budget 20: it pays for 3 h 3 min at $6.56 an hour; the nodes may run 8 h 35 min"
+        "--budget 20: it pays for 3 h 2 min at $6.60 an hour; the nodes may run 8 h 35 min"
         in refused.err
     )
     fits = refused.err.partition("what fits: --ttl ")[2].split()[0]

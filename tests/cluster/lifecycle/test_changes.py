@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from infra.ec2 import tags
+from infra.ec2.purchase import NoCapacityError
 from infra.errors import UsageError
 from infra.plan.actions import ActionKind, Plan
 from infra.plan.planner import PlanInput
@@ -163,7 +164,12 @@ def test_a_connected_machine_that_forgot_the_others_is_connected_again(
 
 
 def test_a_budget_is_not_spent_a_second_time_unasked(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=1, ttl=8 * HOUR, budget=100.0)
+    cloud.faults("[[capacity]]\nfree = 0\n")
+    with pytest.raises(NoCapacityError):
+        cloud.up(nodes=1, ttl=8 * HOUR, budget=100.0)
+    cloud.clock.sleep(3600)
+    cloud.faults("")
+    cloud.up()
     cloud.end(ids(cloud)[0])
     cloud.clock.sleep(3600)
 

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.verify.network import NetworkReport, blame, check_network, parse_report, plan_peers
 from cluster.verify.verify import check_nodes
+from infra.instance_types import INSTANCE_TYPES
 from tests.cluster.verify.fleet import IN_CONTAINERS, NODES, ON_AWS, answers, one, verdicts_of
 
 PAIRS = [(a, b) for a in NODES for b in NODES if a != b]
@@ -119,11 +120,19 @@ def test_a_node_that_hangs_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speed", "verdict"),
-    [({"gbit": 7.0}, "warn"), ({"gbit": 8.0}, ""), ({"error": "timed out"}, "fail")],
+    ("size", "speed", "verdict"),
+    [
+        ("r7iz.metal-16xl", {"gbit": 7.0}, "warn"),
+        ("r7iz.metal-16xl", {"gbit": 8.0}, ""),
+        ("r7iz.metal-16xl", {"error": "timed out"}, "fail"),
+        ("c8i.metal-96xl", {"gbit": 19.0}, ""),  # four flows of at most 5
+    ],
 )
-def test_bandwidth_is_compared_with_the_instance_type(speed: dict[str, Any], verdict: str) -> None:
-    results = check_network(measured(send={("node1", "node2"): speed}), ON_AWS)
+def test_bandwidth_is_compared_with_the_instance_type(
+    size: str, speed: dict[str, Any], verdict: str
+) -> None:
+    expected = replace(ON_AWS, machine=INSTANCE_TYPES[size])
+    results = check_network(measured(send={("node1", "node2"): speed}), expected)
 
     assert verdicts_of(results) == ([("node1", "bandwidth", verdict)] if verdict else [])
     assert not verdict or "at least 7.5 Gbit/s" in one(results, "node1", "bandwidth").wanted

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.cost.prices import table_prices
 from infra.ec2 import tags
 from infra.ec2.cluster_record import (
     ClusterRecord,
@@ -253,8 +254,7 @@ def test_a_cluster_that_lives_as_long_as_its_limit_may_change_but_not_grow(
     old = limit_record(record, None, 7.7)
     assert old.bound
     old = replace(old, latest=old.bound)
-    for usd in (1.1, 7.7):
-        assert limit_record(old, old, usd).bound == old.bound
+    assert limit_record(old, old, 7.7).bound == old.bound
     with pytest.raises(UsageError) as caught:
         limit_record(old, old, 7.8)
     # --ttl and --grace are for new clusters.
@@ -266,12 +266,29 @@ def test_a_cluster_that_lives_as_long_as_its_limit_may_change_but_not_grow(
     assert caught.value.hint == "use --max-time 90m"
 
 
-def test_a_cluster_that_was_larger_keeps_the_limit_of_its_price() -> None:
-    _, record = make(ttl=HOUR, budget=30)
-    large = limit_record(record, None, 12.0)
+def test_a_cluster_that_was_larger_or_dearer_keeps_the_limit_of_its_price() -> None:
+    _, record = make(ttl=HOUR, nodes=8)
 
-    assert limit_record(record, large, 3.0).bound == large.bound
-    assert limit_record(record, limit_record(record, None, 3.0), 12.0).bound == large.bound
-    _, guarded = make(ttl=HOUR, budget=30, second_guard=True)
-    once = limit_record(guarded, None, 12.0)
-    assert limit_record(guarded, once, 3.0).bound == once.bound
+    def change(record: ClusterRecord, **options: Any) -> ClusterRecord:
+        spec, _ = make(**{**record.options, **options})
+        return parse_record(record_tags(spec, new_record(spec, NOW, record))) or record
+
+    small = change(change(record, nodes=12), nodes=1, budget=30)
+    assert (small.nodes, small.dearest["nodes"]) == (1, 12)
+    with pytest.raises(
+        UsageError, match=r"at \$24.00 an hour, the price of the 12 nodes that it had"
+    ) as caught:
+        limit_record(small, record, 24.0)
+    assert caught.value.hint == "use --budget 38"
+    _, spot = make(market="spot", max_price=5.0)
+    prices = table_prices("us-east-1", spot.options["instance_types"])
+
+    def most(record: ClusterRecord) -> float:
+        price = prices.most(record.options["instance_types"], record.dearest)
+        assert price
+        return price.usd
+
+    assert most(change(spot, max_price=1.0)) == most(spot) < most(record)
+    assert most(change(spot, max_price=9.0)) - most(spot) == pytest.approx(4)
+    assert most(change(record, market="spot", max_price=1.0)) == most(record)
+    assert most(change(spot, market="on-demand", max_price=None)) == most(record)

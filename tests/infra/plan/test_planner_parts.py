@@ -85,6 +85,8 @@ def test_of_several_kept_images_the_newest_is_used_unless_the_cluster_has_its_ow
     kept = replace(own, images=(make_image(**{tags.KEPT: "yes"}),))
     assert make_plan_input(SPEC, kept, cached=(packed,)).image == packed
     assert make_plan_input(SPEC, make_found(SPEC), cached=cached).image == make_image()
+    large = replace(own, images=(replace(kept.images[0], volume_gib=SPEC.volume_gib + 1),))
+    assert make_plan_input(SPEC, large).image is None
     spec = make_spec(3, bake="none")
     assert make_plan_input(spec, pending).image is None
     without = make_found(spec, images=())

@@ -139,8 +139,8 @@ def options(**changes: Any) -> dict[str, Any]:
 def test_the_highest_price_of_a_node_has_its_disk_and_address_and_spots_maximum() -> None:
     prices = table_prices("us-east-1", [METAL, "m7i.metal-24xl"])
 
-    def most(*types: str, on_demand: bool = False, **changes: Any) -> float:
-        found = prices.most(types or (METAL,), options(**changes), on_demand=on_demand)
+    def most(*types: str, **changes: Any) -> float:
+        found = prices.most(types or (METAL,), options(**changes))
         assert found
         return found.usd
 
@@ -151,7 +151,6 @@ def test_the_highest_price_of_a_node_has_its_disk_and_address_and_spots_maximum(
     spot: dict[str, Any] = {"market": "spot", "max_price": 2.0}
     assert most(**spot) == pytest.approx(2 + disk + ADDRESS_USD)
     assert most(market="spot") == most(max_price=2.0) == most()
-    assert most(on_demand=True, **spot) == most()
     assert most(market="spot", max_price=9.0) == pytest.approx(9 + disk + ADDRESS_USD)
     mixed: dict[str, Any] = {"market": "spot-or-on-demand"}
     assert most(max_price=2.0, **mixed) == most()

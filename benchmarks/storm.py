@@ -292,7 +292,9 @@ def run_job(
     start, over = cloud.time.now().timestamp(), after.expires.timestamp()
     first = start + dice.uniform(0, after.latest.timestamp() - start) * held
     seconds = limit.time(used).total_seconds()
-    deadline = Deadline(seconds, limit.budget or 0, limit.paid_node_s, used, nodes, first=first)
+    deadline = Deadline(
+        seconds, limit.budget or 0, limit.paid_node_s, used=used, nodes=nodes, first=first
+    )
     deadline.take(" ".join(map(str, after.lifetime.seconds)))
     end = max(first, min(first + deadline.longest_s + SAVE_S, deadline.expires or over))
 

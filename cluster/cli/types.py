@@ -88,7 +88,9 @@ def read_job(folder: Path) -> MeasuredJob:
     for name in ("boot and installation", "idle before it", "failed or replaced nodes"):
         seconds.pop(name, None)
     computing = seconds.pop("computing", 0.0)
-    return MeasuredJob(kind, len(nodes), computing, sum(seconds.values()))
+    return MeasuredJob(
+        kind, len(nodes) * record.get("node_share", 1), computing, sum(seconds.values())
+    )
 
 
 def run(request: TypesRequest) -> int:

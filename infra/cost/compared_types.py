@@ -54,10 +54,13 @@ class ComparedType:
 
 @dataclass(frozen=True)
 class MeasuredJob:
-    """A finished job on some nodes of a type: its seconds of computing, and the others without the boot."""
+    """A finished job on some nodes of a type: its seconds of computing, and the others without the boot.
+
+    A job with ``--cores`` has a part of each node, and pays the same part on any type.
+    """
 
     type: InstanceType
-    nodes: int
+    nodes: float
     computing_s: float
     other_s: float
 

@@ -56,9 +56,15 @@ class Expected:
 
 
 def find_expected(
-    command: str, nodes: int, type_: str, others: Mapping[str, float], root: Path = Path("results")
+    command: str,
+    nodes: int,
+    cores: int | None,
+    type_: str,
+    others: Mapping[str, float],
+    root: Path = Path("results"),
 ) -> Expected:
     """Return what is known from the results here; ``others`` are the seconds of jobs known otherwise."""
+    asked = command, nodes, cores, {type_}
     found, preparations = dict(others), []
     for path in sorted(root.glob(f"*/{own_folder(Path()).name}/{RECORD}")):
         try:
@@ -67,9 +73,11 @@ def find_expected(
         except UsageError:
             continue
         types = {str(node.get("type")) for node in record.get("nodes", ())}
-        same = (record.get("command"), record.get("nnodes"), types) == (command, nodes, {type_})
-        if same and record.get("state") == SUCCEEDED and record.get("seconds"):
-            found.setdefault(str(record.get("job")), float(record["seconds"]))
+        same = (*(record.get(name) for name in ("command", "nnodes", "cores")), types)
+        if same == asked and record.get("state") == SUCCEEDED and record.get("seconds"):
+            spent = record.get("more", {}).get("spent", {}).get("seconds", 0.0)
+            took = float(record["seconds"]) + record.get("earlier_s", 0.0) + spent
+            found.setdefault(str(record.get("job")), took)
             known = results.get("seconds", {})
             preparations.append(sum(float(known.get(name, 0)) for name in _PREPARATION))
     return Expected(found, min(preparations, default=0.0))

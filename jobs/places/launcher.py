@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from infra.cost.spending import Spending
 from infra.errors import JobError, UsageError
 from jobs.worker.supervisor.attempt import CANCELLED, FAILED, SUCCEEDED, describe
+from jobs.worker.supervisor.deadline import count_node_s
 
 __all__ = ["CANCELLED", "FAILED", "SUCCEEDED", "JobEnd", "Outcome", "parse_end"]
 SUBMITTING, QUEUED, RUNNING = "submitting", "queued", "running"
@@ -41,10 +43,12 @@ class JobEnd:
     """Whether it was stopped because its nodes were about to shut down."""
     first: datetime | None = None
     """When its first attempt began."""
+    starts: tuple[tuple[float, int], ...] = ()
+    """When its attempts began, in seconds since 1970, and on how many nodes."""
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields for ``--json``."""
-        values = asdict(self).items()
+        values = [(k, v) for k, v in asdict(self).items() if k != "starts"]
         return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in values}
 
     @property
@@ -65,6 +69,18 @@ class JobEnd:
         if self.first is None or self.began is None:
             return 0.0
         return round(max(0.0, (self.began - self.first).total_seconds()), 3)
+
+    @property
+    def earlier_node_s(self) -> float:
+        """The same in seconds of one node."""
+        return round(replace(self, ended=self.began).node_s(), 3)
+
+    def node_s(self, share: float = 1.0, over: float = math.inf, nodes: int = 0) -> float:
+        """Return for how many seconds of one node it pays: see :func:`count_node_s`."""
+        if self.began is None or self.ended is None:
+            return 0.0
+        starts = self.starts or (((self.first or self.began).timestamp(), len(self.nodes)),)
+        return count_node_s(starts, self.ended.timestamp(), share, over, nodes)
 
 
 @dataclass
@@ -144,13 +160,12 @@ class JobSummary(JobEnd):
     """Its limits; 0 for none."""
     spent_s: float = 0.0
     spent_usd: float = 0.0
-    """What the runs that it resumes took of them."""
+    """What its earlier attempts took of them, and the runs that it resumes."""
 
     def spending(self, now: datetime) -> Spending:
         """Return what it costs, at the price on demand, with its restarts."""
         end = (now if self.is_active else self.ended) or now
-        began = self.first or self.began
-        took = max(0.0, (end - began).total_seconds()) if began else 0.0
+        took = max(0.0, (end - self.began).total_seconds()) if self.began else 0.0
         left = max(0.0, (self.expected_end - now).total_seconds()) if self.expected_end else None
         limits = self.budget, self.max_time_s, self.spent_s, self.spent_usd
         return Spending(took, left, self.usd_per_hour, *limits)

@@ -73,8 +73,8 @@ class JobRecord:
     them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
     ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
     ``seconds`` is how long the last attempt ran, ``earlier_s`` what passed before it since the first one
-    began, and ``resumed_s`` what the runs that it resumes took, with what was before them. For ``boot_s``,
-    ``idle_s``, and ``former_s``, see :class:`Unused`.
+    began, ``earlier_node_s`` the same in seconds of one node, and ``resumed_s`` what the runs that it resumes
+    took, with what was before them. For ``boot_s``, ``idle_s``, and ``former_s``, see :class:`Unused`.
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
     ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
     price that a job with ``cores`` pays.
@@ -107,6 +107,7 @@ class JobRecord:
     ended: str | None = None
     seconds: float | None = None
     earlier_s: float = 0.0
+    earlier_node_s: float = 0.0
     exit_code: int | None = None
     state: str = ""
     bucket: str = ""
@@ -134,6 +135,7 @@ class JobRecord:
             ended=end.ended.isoformat(timespec="seconds") if end.ended else None,
             seconds=end.seconds,
             earlier_s=end.earlier_s,
+            earlier_node_s=end.earlier_node_s,
             exit_code=end.exit_code,
             state=end.state,
         )
@@ -144,17 +146,18 @@ class JobRecord:
         More nodes than this run has, or a higher price, count as more time.
         """
         lasted = (end.seconds or 0.0) + end.earlier_s
+        before = self.resumed_s + self.boot_s + self.idle_s + self.former_s
         if end.ended and (self.boot_s or self.idle_s):  # the nodes had nothing else to do before
-            lasted = max(lasted, (end.ended - datetime.fromisoformat(self.when)).total_seconds())
-        lasted += self.resumed_s + self.boot_s + self.idle_s + self.former_s
-        share = (len(end.nodes) or self.nnodes) / now.nnodes
+            waited = (end.ended - datetime.fromisoformat(self.when)).total_seconds() - lasted
+            before += max(0.0, waited)
+        node_s = end.node_s() + before * self.nnodes
         if self.usd_per_hour and now.usd_per_hour:
-            share *= self.usd_per_hour / now.usd_per_hour
+            node_s *= self.usd_per_hour / now.usd_per_hour
         where = ("cluster", "cloud", "region", "billed", "usd_per_hour", "price_source", "market")
         changed = (*where, "bucket", "when", "boot_s", "idle_s", "former_s")
         known = {name: getattr(now, name) for name in changed}
         more = {name: now.more[name] for name in ("limit", "spent", "recovery") if name in now.more}
-        return replace(self, **known, resumed_s=lasted * share, more={**self.more, **more})
+        return replace(self, **known, resumed_s=node_s / now.nnodes, more={**self.more, **more})
 
     def render(self) -> str:
         """Return the content of ``job.json``."""

@@ -47,7 +47,10 @@ _MUCH = 0.3
 
 @dataclass(frozen=True)
 class Receipt:
-    """The seconds of each part of a job on its nodes; together, all that it took."""
+    """The seconds of each part of a job on its nodes; together, all that it took.
+
+    Those before its last attempt count as longer ones if they were on more nodes.
+    """
 
     seconds: Mapping[str, float]
     nodes: int
@@ -111,7 +114,12 @@ def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
     )
     if not took or not run.nodes:
         return None
-    parts = {BOOT: boot, IDLE: idle, FORMER: former, EARLIER: earlier + resumed}
+    used = len(run.job.get("nodes", ())) or run.nodes
+    more = (as_number(run.job.get("nnodes")) or used) / used
+    paid = (as_number(run.job.get("earlier_node_s")) or earlier * used) / used
+    before = {BOOT: boot, IDLE: idle, FORMER: former, EARLIER: resumed}
+    parts = {name: seconds * more for name, seconds in before.items()}
+    parts[EARLIER] += paid
     phases = {name: seconds for name, seconds in run.seconds.items() if name != "total"}
     program = max(run.seconds.get("total", 0.0), sum(phases.values()))
     parts[START] = max(0.0, took - program) if program else 0.0
@@ -121,11 +129,10 @@ def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
         for part, part_s in split_phase(phase, seconds, run.series).items():
             name = _NAMES.get(phase) or _PARTS.get(part, COMPUTING)
             parts[name] = parts.get(name, 0.0) + part_s * scale
-    before = (BOOT, IDLE, FORMER, EARLIER)
-    known = sum(seconds for name, seconds in parts.items() if name not in (*before, OTHER))
-    parts[OTHER] = max(0.0, took - known)
+    own = sum(seconds for name, seconds in parts.items() if name not in (*before, OTHER))
+    parts[OTHER] = max(0.0, took - own)
     if boot or idle:  # the nodes had nothing else to do until it started
-        parts[START] += _waited_to_start(run, took + earlier)
+        parts[START] += _waited_to_start(run, took + earlier) * more
     return Receipt({name: s for name, s in parts.items() if s > 0}, run.nodes, price)
 
 

@@ -112,8 +112,8 @@ class LiveJob:
     best_score: Figure | None = None
     best_step: Count | None = None
     usd_per_hour: Figure | None = None
-    first: Figure | None = None
-    """When it first started, in seconds since 1970."""
+    began: Figure | None = None
+    """When it last started, in seconds since 1970."""
     budget: Figure = 0.0
     max_time_s: Figure = 0.0
     spent_s: Figure = 0.0
@@ -121,7 +121,7 @@ class LiveJob:
 
     def spending(self, now: float) -> Spending:
         """Return what it costs, at the price on demand."""
-        took = max(0.0, now - self.first) if self.first else 0.0
+        took = max(0.0, now - self.began) if self.began else 0.0
         limits = self.budget, self.max_time_s, self.spent_s, self.spent_usd
         return Spending(took, self.left_s, self.usd_per_hour, *limits)
 

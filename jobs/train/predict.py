@@ -488,8 +488,9 @@ def _plan(session: JobSession, request: PredictRequest) -> JobPlan:
             on_head = _folders_of(job)
     if on_head[0] and not head.run(_FIND_BASE.format(*on_head, ADAPTERS)).stdout.strip():
         on_head = on_head[0], ""
-    context, count = session.context, request.spec.resources.nodes
-    price = (context.cloud.usd_per_hour or 0.0) * len(context.cluster.first(count).nodes)
+    context, resources = session.context, request.spec.resources
+    price = (context.cloud.usd_per_hour or 0.0) * session.share_of(resources)
+    price *= len(context.cluster.first(resources.nodes).nodes)
     priced = replace(request, options=replace(request.options, usd_per_hour=round(price, 4)))
     return plan_prediction(priced, context.stack, on_head)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -146,13 +147,11 @@ def add_spent(record: JobRecord, end: JobEnd, log: Callable[[str], None]) -> dic
         seconds = 0.0
         if limit:
             log("warning: the end of the last run is unknown, so the limits do not count it")
-    nodes = len(end.nodes) or record.nnodes
-    usd_per_hour, node_s = record.usd_per_hour or 0.0, nodes * seconds
+    usd_per_hour, over, nodes = record.usd_per_hour or 0.0, math.inf, 0
     if limit:
-        usd_per_hour, alone = limit["usd_per_hour"] or usd_per_hour, limit["alone"]
-        if end.ended:
-            late = min(max(0.0, end.ended.timestamp() - alone["from"]), seconds)
-            node_s += late * max(0, alone["nodes"] - nodes)
+        usd_per_hour = limit["usd_per_hour"] or usd_per_hour
+        over, nodes = limit["alone"]["from"], limit["alone"]["nodes"]
+    node_s = end.node_s(record.node_share, over, nodes) if is_known else 0.0
     usd = usd_per_hour * node_s / 3600
     return {"seconds": spent["seconds"] + seconds, "usd": spent["usd"] + usd}
 

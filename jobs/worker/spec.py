@@ -90,6 +90,8 @@ class Ending:
     """The US dollars from which the limit was computed; 0 for none."""
     paid_node_s: float = 0.0
     """How many seconds of one node they pay."""
+    node_share: float = 1.0
+    """What the job pays of each node's price: less than 1 with ``cores``."""
     on_finish: str = ""
     """A shell command to run on the head when it has ended."""
 

@@ -103,7 +103,7 @@ def preview(plan: JobPlan, target: Target, now: datetime) -> tuple[str, dict[str
     price = table_prices(TABLE_REGION, types).listed(types, cluster.options)
     usd = price.usd * len(used) * share if price else None
     words = shlex.join(plan.command or ("python", "-m", plan.module, *plan.argv))
-    expected = find_expected(words, len(used), used[0].instance.instance_type, {})
+    expected = find_expected(words, len(used), resources.cores, used[0].instance.instance_type, {})
     cost = [f"about ${usd:.2f} an hour on demand ({price.source})"] if price and usd else []
     cost += [expected.describe(usd)] if expected.seconds else []
     workers = f" + {placement.ccl_workers} for oneCCL" if placement.ccl_workers else ""

@@ -34,6 +34,8 @@ class JobLimit:
     now: datetime
     nodes: int
     price: Price | None = None
+    share: float = 1.0
+    """What the job pays of each node's price until the cluster's own time to live ends."""
     max_time: timedelta | None = None
     budget: float | None = None
     spent: timedelta = timedelta()
@@ -60,7 +62,8 @@ class JobLimit:
         if not (self.budget and self.price):
             return LONGEST_TTL
         own_s = max(0.0, (self.record.expires - self.now).total_seconds())
-        seconds = paid_s(self.paid_node_s, own_s, used or self.nodes, self.nodes)
+        part = (used or self.nodes) * self.share
+        seconds = paid_s(self.paid_node_s, own_s, part, self.nodes)
         return min(seconds, LONGEST_TTL.total_seconds()) * timedelta(seconds=1)
 
     @property
@@ -104,7 +107,7 @@ class JobLimit:
         least = max(_MINUTE, timedelta(seconds=least_s)) + _SAVE
         if self.budget and self.price and self.paid(used) < least:
             count, reads = used or self.nodes, least > _MINUTE + _SAVE
-            usd = self.price.usd * count * (least / _HOUR)
+            usd = self.price.usd * self.share * count * (least / _HOUR)
             what = (
                 "what it took to read the data" if reads else "a minute, which EC2 bills at least"
             )
@@ -167,7 +170,7 @@ def find_limit(
             "--budget: the price of these nodes is unknown, so it can't be kept",
             hint="use --max-time",
         )
-    return JobLimit(record, ctx.now(), len(machines), price, max_time, budget)
+    return JobLimit(record, ctx.now(), len(machines), price, max_time=max_time, budget=budget)
 
 
 def keep_limit(
@@ -184,6 +187,7 @@ def keep_limit(
     limit = find_limit(ctx, cluster, prices, max_time, ending.budget)
     if limit is None:
         return plan
+    limit = replace(limit, share=ending.node_share)
     if spent := plan.details.get("spent"):
         took = timedelta(seconds=round(spent["seconds"]))
         limit = replace(limit, spent=took, spent_usd=spent["usd"])

@@ -148,6 +148,13 @@ class JobSession:
             self._facts |= on_all("inspecting the nodes", hosts, gather_facts, hint=hint)
         return self._facts
 
+    def share_of(self, resources: Resources) -> float:
+        """Return the share of each node's price that a job pays."""
+        head = self.context.cluster.head.name
+        return (
+            resources.share_of(len(self.facts()[head].physical_cores)) if resources.cores else 1.0
+        )
+
     def plan_placement(self, resources: Resources, backend: str) -> Placement:
         """Assign ranks to cores on every node, because the queue chooses the job's nodes.
 
@@ -320,22 +327,26 @@ class JobSession:
         Warns if the nodes shut down earlier.
         """
         context, cluster = self.context, self.context.cluster
-        used = cluster.first(plan.spec.resources.nodes).nodes
-        usd = context.cloud.usd_per_hour and context.cloud.usd_per_hour * len(used)
+        resources = plan.spec.resources
+        used, share = cluster.first(resources.nodes).nodes, self.share_of(resources)
+        usd = context.cloud.usd_per_hour and context.cloud.usd_per_hour * len(used) * share
         if usd:
+            part = f"{share:.1%} of " if share < 1 else ""
             context.on_log(
-                f"{counted(len(used), 'node')} for ${usd:.2f} an hour {context.cloud.market}"
+                f"{part}{counted(len(used), 'node')} for ${usd:.2f} an hour {context.cloud.market}"
             )
         listed, resumed = list_jobs(self.head), plan.spec.recovery.resumed_job
         self.unused = self._find_unused(listed, len(used))
         self.before = next((job for job in listed if job.job == resumed), None)
         if resumed:
             return Expected()
-        asked = shlex.join(_argv(plan)), len(used)
+        asked = shlex.join(_argv(plan)), len(used), resources.cores
         done = {
-            job.job: job.seconds
+            job.job: job.seconds + job.spent_s
             for job in listed
-            if (job.command, len(job.nodes)) == asked and job.state == SUCCEEDED and job.seconds
+            if (job.command, len(job.nodes), job.cores) == asked
+            and job.state == SUCCEEDED
+            and job.seconds
         }
         expected = find_expected(*asked, used[0].instance.instance_type, done)
         if expected.seconds:
@@ -386,7 +397,7 @@ class JobSession:
             bucket=plan.spec.storage.bucket or "",
             cores=resources.cores,
             memory_gib=resources.memory_gib,
-            node_share=resources.share_of(len(self.facts()[cluster.head.name].physical_cores)),
+            node_share=self.share_of(resources),
             when=context.now.isoformat(timespec="seconds"),
             **asdict(self.unused),
             more={
@@ -460,6 +471,9 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         )
         context.progress.note(session.paths.job_id)
         expected = session.show_estimate(plan)
+        share = session.share_of(plan.spec.resources)
+        ending = replace(plan.spec.ending, node_share=share)
+        plan = replace(plan, spec=replace(plan.spec, ending=ending))
         plan = context.keep_limit(plan, expected.preparation_s)
         record = session.start(plan)
         if plan.spec.ending.down_when_done:

@@ -47,7 +47,7 @@ def main() -> int:
     )
     ending = launch.spec.ending
     counts = len(job.nodes), len(launch.pinning)
-    limits = ending.max_time_s, ending.budget, ending.paid_node_s
+    limits = ending.max_time_s, ending.budget, ending.paid_node_s, ending.node_share
     deadline = Deadline(*limits, *counts, resumes=bool(launch.spec.recovery.resumed_job))
     watcher = Watcher(launch, job, LogWatch(_LOG, _LOG.stat().st_size), deadline)
     supervisor = Supervisor(watcher, head)
@@ -88,6 +88,7 @@ class Supervisor:
         self._begin()
         head.copy_log(size)
         watcher.deadline.first = float(self.began["first"])
+        watcher.deadline.starts = self.began["starts"]
         watcher.lifetime.ask()
         if late := watcher.deadline.find_end():
             watcher.leaving = late
@@ -132,9 +133,13 @@ class Supervisor:
                 text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
                 announce(event="note", text=text)
             announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
+        known = {
+            "first": last.get("first", now),
+            "starts": [*last.get("starts", []), [now, len(job.nodes)]],
+        }
         self.began = {
             "began": now,
-            "first": last.get("first", now),
+            **known,
             "nodes": job.nodes,
             "ranks_per_node": launch.nproc_per_node,
             "attempt": job.attempt,
@@ -142,9 +147,8 @@ class Supervisor:
         self.head.write(BEGIN, self.began)
         self.head.reserve(BEGIN, END)
         if not last:
-            first = {"first": now}
-            self.head.write(FIRST, first)
-            sent = (launch.folder, self._others(), FIRST, json.dumps(first))
+            self.head.write(FIRST, known)
+            sent = (launch.folder, self._others(), FIRST, json.dumps(known))
             threading.Thread(target=send_file, args=sent, daemon=True).start()
 
     def _finish(self, code: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,13 +37,34 @@ def lead_before(deadline: float, began: float, checkpoint_s: float = 0.0) -> flo
     return time_to_save(checkpoint_s, share)
 
 
-def paid_s(node_s: float, own_s: float, used: int, nodes: int) -> float:
+def paid_s(node_s: float, own_s: float, used: float, nodes: int) -> float:
     """Return how long so many seconds of one node pay for a job. Pure.
 
     It pays for the nodes that it uses and, after ``own_s``, for all, which only it keeps.
     """
     own = min(own_s, node_s / used)
     return own + (node_s - own * used) / nodes
+
+
+def count_node_s(
+    starts: Sequence[tuple[float, int]],
+    ended: float,
+    share: float = 1.0,
+    over: float = math.inf,
+    nodes: int = 0,
+) -> float:
+    """Return for how many seconds of one node a job pays. Pure.
+
+    ``starts`` are when its attempts began and on how many nodes; each lasts until the next. The job pays for
+    its ``share`` of the nodes that it uses and, after ``over``, for all, which only it keeps.
+    """
+    node_s = 0.0
+    ends = [*(began for began, _ in starts[1:]), ended]
+    for (began, used), until in zip(starts, ends):  # noqa: B905 - Python 3.8
+        took = max(0.0, until - began)
+        late = min(max(0.0, until - over), took)
+        node_s += (took - late) * used * share + late * max(used, nodes)
+    return node_s
 
 
 @dataclass
@@ -53,6 +75,8 @@ class Deadline:
     """The job's own limit, since ``first``, its first start; 0 for none."""
     budget: float = 0.0
     paid_node_s: float = 0.0
+    share: float = 1.0
+    """What it pays of each node's price until all nodes stay only for it."""
     used: int = 1
     nodes: int = 1
     expires: float | None = None
@@ -60,6 +84,8 @@ class Deadline:
     """When the cluster's time to live ends."""
     began: float = field(default_factory=time.time)
     first: float = field(default_factory=time.time)
+    starts: Sequence[tuple[float, int]] = ()
+    """When its attempts began, and on how many nodes."""
     resumes: bool = False
     """Whether the limits are what earlier runs of the job left of them."""
     checkpoint_s: float = 0.0
@@ -75,8 +101,10 @@ class Deadline:
         """How long it may take: one that waited in the queue has less time before it keeps all nodes."""
         if not self.paid_node_s:
             return self.max_time_s
-        own = max(0.0, self.over - self.first)
-        paid = paid_s(self.paid_node_s, own, self.used, self.nodes)
+        began = self.starts[-1][0] if self.starts else self.first
+        earlier = count_node_s(self.starts[:-1], began, self.share, self.over, self.nodes)
+        left, own = max(0.0, self.paid_node_s - earlier), max(0.0, self.over - began)
+        paid = began - self.first + paid_s(left, own, self.used * self.share, self.nodes)
         return max(0.0, min(self.max_time_s, paid - self._save_s))
 
     @property

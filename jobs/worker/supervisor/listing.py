@@ -13,6 +13,7 @@ from typing import Any
 from ..runtime.checkpoint_names import CHECKPOINTS, newest
 from ..runtime.events import mark_of, prefix_of
 from .commands import ask_slurm, find_missing
+from .deadline import count_node_s
 
 # Maximum time to copy a job's files, then for Slurm to accept the job.
 _SENT_S, _QUEUED_S = 1800, 10
@@ -80,25 +81,34 @@ def describe_progress(own: list[dict[str, Any]]) -> str:
     return ""
 
 
-def spending(folder: Path) -> dict[str, object]:
-    """Return the price per hour of a job's nodes, if it is known, its limits, and its first start.
+def spending(folder: Path) -> dict[str, Any]:
+    """Return the price per hour of a job's nodes, if it is known, its limits, and its last start.
 
-    Its limits count ``spent_s`` and ``spent_usd`` as well, what the runs that it resumes took.
+    Its limits count ``spent_s`` and ``spent_usd`` as well: what its earlier attempts took, and the runs that
+    it resumes.
     """
-    record, launch = read(folder / "job.json"), read(folder / "launch.json")
-    found: dict[str, object] = {"first": read(folder / "begin.json").get("first")}
+    record, begin = read(folder / "job.json"), read(folder / "begin.json")
+    found: dict[str, Any] = {"began": begin["began"]} if "began" in begin else {}
+    found.update(spent_s=0.0, spent_usd=0.0)
     with contextlib.suppress(KeyError, TypeError):
         spent = record["more"]["spent"]  # type: ignore[index]
         found.update(spent_s=spent["seconds"], spent_usd=spent["usd"])
     with contextlib.suppress(KeyError, TypeError):
-        ending = launch["spec"]["ending"]  # type: ignore[index]
+        ending = read(folder / "launch.json")["spec"]["ending"]  # type: ignore[index]
         found.update({name: ending[name] for name in ("budget", "max_time_s")})
         if ending["max_time_s"]:
-            found["max_time_s"] = ending["max_time_s"] + found.get("spent_s", 0.0)
-    usd, nodes = record.get("usd_per_hour"), record.get("nnodes")
-    if isinstance(usd, float) and isinstance(nodes, int):
-        share = record.get("node_share")
-        found["usd_per_hour"] = usd * nodes * (share if isinstance(share, float) else 1.0)
+            found["max_time_s"] = ending["max_time_s"] + found["spent_s"]
+    usd, nodes, share = (record.get(name) for name in ("usd_per_hour", "nnodes", "node_share"))
+    each = usd * (share if isinstance(share, float) else 1.0) if isinstance(usd, float) else 0.0
+    if each and isinstance(nodes, int):
+        found["usd_per_hour"] = each * nodes
+    with contextlib.suppress(KeyError, TypeError):
+        began: Any = begin["began"]
+        starts: Any = begin["starts"]
+        found["spent_s"] += began - starts[0][0]
+        found["spent_usd"] += each * count_node_s(starts, began) / 3600
+        if each:
+            found["usd_per_hour"] = each * starts[-1][1]
     return found
 
 

@@ -59,7 +59,7 @@ def test_up_names_a_type_on_which_the_same_work_costs_a_third_less(line: Command
 def test_a_finished_job_is_projected_to_other_types(line: CommandLine, tmp_path: Path) -> None:
     parts = {"boot and installation": 999.0, "computing": 1200.0, "waiting for ranks": 600.0}
     receipt = {"parts": {name: {"seconds": seconds} for name, seconds in parts.items()}}
-    record = {"cloud": "aws", "nodes": [{"type": "r7iz.metal-16xl"}] * 2}
+    record = {"cloud": "aws", "nodes": [{"type": "r7iz.metal-16xl"}] * 2, "node_share": 0.25}
     (tmp_path / "job").mkdir()
     (tmp_path / "results.json").write_text(json.dumps({"receipt": receipt}))
     (tmp_path / "job/job.json").write_text(json.dumps(record))
@@ -71,7 +71,7 @@ def test_a_finished_job_is_projected_to_other_types(line: CommandLine, tmp_path:
     own, other = found["r7iz.metal-16xl"], found["c7i.24xlarge"]
     boot = own["boot_minutes"]
     assert (own["job_basis"], own["job_minutes"]) == ("measured", boot + 30)
-    assert own["job_usd"] == pytest.approx(2 * 6.5472 * (boot + 30) / 60, abs=0.01)
+    assert own["job_usd"] == pytest.approx(0.25 * 2 * 6.5472 * (boot + 30) / 60, abs=0.01)
     slower = own["amx_tflops"] / other["amx_tflops"]
     minutes = other["boot_minutes"] + 10 + 20 * slower
     assert (other["job_basis"], other["job_minutes"]) == ("projection", round(minutes, 1))

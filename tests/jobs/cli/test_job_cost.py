@@ -123,7 +123,9 @@ class MeteredJobs:
         began = self.now()
         self.line.cloud.clock.sleep(3600)
         times = {"first": first, "began": began, "ended": self.now()}
-        self.end = {k: v.isoformat() for k, v in times.items()} | {"state": self.state}
+        nodes = [f"node{n}" for n in range(len(self.line.ids()))]
+        self.end = {"state": self.state, "nodes": nodes}
+        self.end |= {name: at.isoformat() for name, at in times.items()}
         return Result(0, "", "")
 
     def list_ended(self, _: object) -> Result:

@@ -63,6 +63,7 @@ def test_a_budget_pays_for_the_jobs_nodes_and_after_the_time_to_live_for_all() -
     assert limit(budget=2.0).paid(1) == 2 * HOUR
     assert limit(budget=1.0).paid(2) == HOUR / 2
     assert limit(budget=10.0).paid(1) == 4 * HOUR
+    assert limit(budget=2.0, share=0.25).paid(1) == 2.375 * HOUR
     assert limit(budget=16.0).paid(None) == limit(budget=16.0).paid(4) == 4 * HOUR
 
 
@@ -88,6 +89,7 @@ def test_a_budget_pays_for_the_least_that_is_billed() -> None:
         UsageError, match=r"^--budget 0.19: the shortest job on 4 nodes costs \$0.20: a"
     ):
         limit(budget=0.19).check(None)
+    limit(budget=0.19, share=0.5).check(None)
     limit(budget=4.0).check(None, 58 * 60 - 1)
     with pytest.raises(UsageError, match=r"costs \$4.07: what it took to read the data, and at"):
         limit(budget=4.0).check(None, 59 * 60)

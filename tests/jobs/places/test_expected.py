@@ -28,15 +28,16 @@ def keep(root: Path, job: str, seconds: float, load: float = 5.0, **changes: Any
 
 def test_only_jobs_of_the_same_kind_on_the_same_nodes_count(tmp_path: Path) -> None:
     keep(tmp_path, "a", 600.0)
-    keep(tmp_path, "b", 900.0, load=3.0)
+    keep(tmp_path, "b", 500.0, 3.0, earlier_s=300.0, more={"spent": {"seconds": 100.0}})
     keep(tmp_path, "c", 1.0, command="python y")
     keep(tmp_path, "d", 1.0, nnodes=1)
     keep(tmp_path, "e", 1.0, nodes=[{"type": "m7i.metal-24xl"}])
     keep(tmp_path, "f", 1.0, state="failed")
+    keep(tmp_path, "h", 1.0, cores=8)
     (tmp_path / "g/job").mkdir(parents=True)
     (tmp_path / "g/job/job.json").write_text("{")
 
-    found = find_expected("python x", 2, METAL, {"z": 1200.0, "a": 601.0}, tmp_path)
+    found = find_expected("python x", 2, None, METAL, {"z": 1200.0, "a": 601.0}, tmp_path)
 
     assert found == Expected({"z": 1200.0, "a": 601.0, "b": 900.0}, 4.0)
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,17 +112,22 @@ def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_ta
     nodes = [node["name"] for node in SUBMITTED.nodes]
 
     def past(
-        job: str, minutes: int, command: str = SUBMITTED.command, state: str = "succeeded"
+        job: str,
+        minutes: int,
+        command: str = SUBMITTED.command,
+        state: str = "succeeded",
+        **more: Any,
     ) -> str:
         began = 1_800_000_000.0
         text = ended(nodes=nodes, began=began, ended=began + minutes * 60, state=state)
-        return listed(job, command=command, end=json.loads(text))
+        return listed(job, command=command, end=json.loads(text), **more)
 
     rows = [
         past("squad-1", 20),
-        past("squad-2", 12),
+        past("squad-2", 10, spent_s=120.0),
         past("squad-3", 90, "other"),
         past("squad-4", 5, state="failed"),
+        past("squad-5", 5, cores=1),
     ]
     hosts, log = make_hosts([]), list[str]()
     hosts["node0"].answers[:0] = [("# listing the jobs", "".join(rows))]
@@ -172,12 +178,17 @@ def test_the_time_before_a_job_on_the_nodes_belongs_to_it(
     context = job_context(hosts, log=log, cloud=cloud, count_former_s=count_former_s)
     session = open_session(context)
 
-    session.show_estimate(JobPlan("squad", "worker.tasks", (), "gloo", command=SUBMITTED.argv))
+    plan = JobPlan("squad", "worker.tasks", (), "gloo", command=SUBMITTED.argv)
+    session.show_estimate(plan)
 
     known = Unused(60 * boot + (1 if boot else 0), 60 * idle, 30.0 if boot or idle else 0.0)
     assert session.unused == known
-    assert asked == ([STARTED - timedelta(minutes=idle) if idle else None] if boot or idle else [])
+    assert asked[:1] == (
+        [STARTED - timedelta(minutes=idle) if idle else None] if boot or idle else []
+    )
     assert "3 nodes for $19.50 an hour on demand" in log
+    session.show_estimate(replace(plan, spec=job_spec(cores=1)))
+    assert "50.0% of 3 nodes for $9.75 an hour on demand" in log
 
 
 @pytest.mark.parametrize("extended", EXTENDED)

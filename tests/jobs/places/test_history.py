@@ -239,10 +239,10 @@ def test_training_progress_is_read_from_the_job_folder(head: ThisMachine) -> Non
 
 
 def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> None:
-    launch = {"spec": {"ending": {"budget": 5.0, "max_time_s": 7100.0}}}
+    launch = {"spec": {"ending": {"budget": 9.0, "max_time_s": 7100.0}}}
     spent = {"spent": {"seconds": 100.0, "usd": 2.5}}
-    job_file = {"usd_per_hour": 36.0, "nnodes": 2, "more": spent}
-    begin = {**BEGUN, "first": 900.0}
+    job_file = {"usd_per_hour": 36.0, "nnodes": 4, "more": spent}
+    begin = {**BEGUN, "first": 900.0, "starts": [[900.0, 4], [1000.5, 2]]}
     folder = make_job(head.home, "squad-1", begin=begin, launch=launch, job=job_file)
     queued(head, {"squad-1": ("RUNNING", "None")})
     mark = mark_of("squad-1")
@@ -267,12 +267,12 @@ def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> No
     assert "after its nodes" not in render([job], now, expires, now.replace(minute=59))
     assert job.max_time_s == 7200.0
     assert "after its nodes" not in render([job], now)
-    # For two cents a second, since the first start, with the run that it resumes, at its own price.
-    assert render([job], now).endswith(" UTC (in 1 min); $24.50 spent, $25.71 expected, $0.00 left")
-    assert job.spending(datetime.fromtimestamp(1000, timezone.utc)).as_dict() == {
-        "usd_spent": 4.5,
-        "usd_expected": 25.71,
-        "usd_left": 0.5,
+    # For a cent a second and node, since the first start, with the run that it resumes, at its own price.
+    assert render([job], now).endswith(" UTC (in 1 min); $26.51 spent, $27.72 expected, $0.00 left")
+    assert job.spending(datetime.fromtimestamp(1100, timezone.utc)).as_dict() == {
+        "usd_spent": 8.51,
+        "usd_expected": 27.72,
+        "usd_left": 0.49,
     }
 
     with (folder / "log").open("a") as log:

@@ -217,14 +217,16 @@ def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: Th
     paths = submit(head, "sleep 1")
     follow(head, paths)
     begin = Path(paths.begin)
-    assert json.loads(there.read_text()) == {"first": json.loads(begin.read_text())["first"]}
+    first = json.loads(begin.read_text())["first"]
+    assert json.loads(there.read_text()) == {"first": first, "starts": [[first, 1]]}
 
-    Path(paths.root, "first.json").write_text('{"first": 5.0}')
+    Path(paths.root, "first.json").write_text('{"first": 5.0, "starts": [[5.0, 3]]}')
     for each in (begin, Path(paths.end)):
         each.unlink()
     head.run(f"cd {paths.root} && sbatch --parsable run.sh")  # as `repair` after the head's loss
     follow(head, paths)
-    assert json.loads(begin.read_text())["first"] == 5.0
+    kept = json.loads(begin.read_text())
+    assert (kept["first"], kept["starts"]) == (5.0, [[5.0, 3], [kept["began"], 1]])
 
     follow(head, submit(head, "true"))
     assert json.loads(begin.read_text())["first"] > 5.0, "it was submitted again"
@@ -349,6 +351,7 @@ def test_an_elastic_job_goes_on_with_fewer_nodes_and_again_with_all(
     end, lines, _ = follow(head, paths)
 
     assert end.state == "succeeded"
+    assert [nodes for _, nodes in end.starts] == [2, 1, 2][: end.attempt]
     if retries == 2:  # its last restart is kept for a loss
         assert end.nodes == ("node1",)
         return

@@ -16,6 +16,7 @@ from tests.jobs.context import SUBMITTED
 
 AT = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
 END = JobEnd("failed", 3, AT, AT.replace(second=9), ("node0", "node2"), 2, 1, "ip-6", "NaN")
+STARTS = ((AT.timestamp() - 300, 3), (AT.timestamp(), 2))
 
 
 def test_a_job_that_has_ended_names_its_own_nodes_and_cores() -> None:
@@ -25,26 +26,32 @@ def test_a_job_that_has_ended_names_its_own_nodes_and_cores() -> None:
     assert (done.state, done.exit_code, done.seconds) == ("failed", 3, 8.0)
     assert (done.ended, done.earlier_s) == ("2026-07-31T14:25:09+00:00", 0.0)
     first = replace(END, first=AT - timedelta(minutes=5))
-    assert SUBMITTED.ended_as(first).earlier_s == 300.0
+    later = SUBMITTED.ended_as(first)
+    assert (later.earlier_s, later.earlier_node_s) == (300.0, 600.0)
+    assert SUBMITTED.ended_as(replace(first, starts=STARTS)).earlier_node_s == 900.0
 
 
 @pytest.mark.parametrize(
-    ("boot", "price", "nodes", "share", "lasted"),
-    [(0.0, 6.5, 3, 2 / 3, 308.0), (60.0, 6.5, 3, 2 / 3, 400.0), (0.0, 13.0, 1, 1.0, 308.0)],
+    ("boot", "price", "nodes", "node_s"),
+    [
+        (0.0, 6.5, 3, 3 * 330 + 2 * 8),
+        (60.0, 6.5, 3, 3 * (330 + 60 + 92) + 2 * 8),  # it waited for 92 s
+        (0.0, 13.0, 1, (3 * 330 + 2 * 8) / 2),
+    ],
 )
 def test_a_resumed_job_has_paid_for_all_of_its_runs(
-    boot: float, price: float, nodes: int, share: float, lasted: float
+    boot: float, price: float, nodes: int, node_s: float
 ) -> None:
     """Earlier runs on more nodes, or at a higher price, count as longer ones of this run."""
     ended = AT + timedelta(seconds=8)
-    end = replace(END, ended=ended, first=AT - timedelta(minutes=5))
+    end = replace(END, ended=ended, first=AT - timedelta(minutes=5), starts=STARTS)
     when = ended - timedelta(seconds=400)
     first = replace(SUBMITTED, when=when.isoformat(), boot_s=boot, resumed_s=30, usd_per_hour=6.5)
     now = replace(SUBMITTED, nnodes=nodes, usd_per_hour=price, idle_s=90, former_s=9, when="now")
 
     found = first.resumed_as(replace(now, argv=("new",), cluster="other"), end)
 
-    assert found.resumed_s == pytest.approx((30 + boot + lasted) * share)
+    assert found.resumed_s == pytest.approx(node_s / nodes)
     here = {"cluster": "other", "usd_per_hour": price, "when": "now"}
     before = {"boot_s": 0.0, "idle_s": 90, "former_s": 9, "resumed_s": found.resumed_s}
     assert found == replace(first, **here, **before)  # type: ignore[arg-type]

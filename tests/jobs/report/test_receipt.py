@@ -60,6 +60,14 @@ def test_a_receipt_begins_with_the_submission_and_what_was_paid_before_it() -> N
     }
 
 
+def test_what_was_on_more_nodes_counts_as_longer() -> None:
+    """Four nodes for an idle hour and five others, of which three made the last one; each costs $12."""
+    hours = {"seconds": 1, "idle_s": 1, "earlier_s": 5, "earlier_node_s": 20}
+    record = {name: 3600.0 * count for name, count in hours.items()}
+    found = receipt_of({"nodes": [{}] * 3, "nnodes": 4, **record})
+    assert found.usd(found.total_s) == pytest.approx(12 * (4 + 20 + 3))
+
+
 def test_a_resumed_runs_own_times_are_scaled_to_what_this_job_took() -> None:
     found = receipt_of({**RECORD, "seconds": 432.0, "boot_s": 0.0})
     assert found.total_s == pytest.approx(432)

@@ -89,15 +89,18 @@ def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None
     ]
     log = "".join(f"{render_event(event, mark_of(JOB))}\n" for event in events)
     (tmp_path / "spr-jobs" / JOB / "log").write_text(f"a line\n{log}and another\n")
-    (tmp_path / "spr-jobs" / JOB / "begin.json").write_text('{"first": 900.5}')
+    (tmp_path / "spr-jobs" / JOB / "begin.json").write_text(
+        '{"began": 990.5, "starts": [[900.5, 4], [990.5, 2]]}'
+    )
 
     with running_rank(tmp_path / "spr-jobs", 0), begin("node0", "node1") as relay:
         found = until(relay, lambda line: not any(errors(line).values()) and line["queued"])
 
     assert [rank["step"] for node in found["nodes"] for rank in node["ranks"]] == [30, 30]
     (job,) = found["jobs"]
+    spent = {"spent_s": 90.0, "spent_usd": 0.0}
     assert 0 <= job.pop("age_s") < 60
-    assert job == {"job": JOB, "phase": "train", "first": 900.5, **step, **SCORES}
+    assert job == {"job": JOB, "phase": "train", "began": 990.5, **spent, **step, **SCORES}
     assert found["queue_error"] == ""
     assert [(row["name"], row["nodes"], row["reason"]) for row in found["queue"]] == [
         (JOB, 2, "None"),

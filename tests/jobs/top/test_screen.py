@@ -161,7 +161,7 @@ def test_times_of_steps_are_short() -> None:
 def test_a_job_with_a_price_shows_what_it_costs() -> None:
     base = make_snapshot([make_node(0)])
     (job,) = base.jobs
-    priced = replace(job, usd_per_hour=36.0, first=base.time - 600, budget=20.0)
+    priced = replace(job, usd_per_hour=36.0, began=base.time - 600, budget=20.0)
 
     line = lines_of(replace(base, jobs=(priced,)), 200)[1]
 

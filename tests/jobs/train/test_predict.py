@@ -18,6 +18,7 @@ import jobs.train.predict
 from infra.errors import JobError, UsageError
 from infra.wait import Silent
 from jobs.places.plan import JobPaths, new_job_id
+from jobs.places.record import CloudInfo
 from jobs.train.predict import (
     OnHead,
     PredictRequest,
@@ -411,12 +412,14 @@ def test_a_jobs_file_comes_home(
     output = tmp_path / "new" / "out.csv"
     options = PredictOptions("", rows_in(tmp_path), str(output))
     request = PredictRequest(
-        options, tmp_path / "results", model, spec=JobSpec(resources=Resources(2))
+        options, tmp_path / "results", model, spec=JobSpec(resources=Resources(2, cores=1))
     )
-    assert predict_on_nodes(job_context(hosts), request)["rows"] == 1
+    context = job_context(hosts, cloud=CloudInfo(usd_per_hour=6.0))
+    assert predict_on_nodes(context, request)["rows"] == 1
     assert output.read_text() == "answer\nDelft\n"
     assert not (tmp_path / "results/predictions.csv").exists()
-    assert " -n 2 " in mpirun_line(head, JobPaths(new_job_id("predict", NOW)))
+    assert " -n 2 " in (command := mpirun_line(head, JobPaths(new_job_id("predict", NOW))))
+    assert '"usd_per_hour": 6.0' in command, "for half of each node"
     # The model that was fetched from the head is not sent to it again, nor that of its adapters.
     copied = [
         line.split(" && ")[-1]

@@ -142,6 +142,14 @@ def test_a_resumed_job_keeps_its_limits_and_what_it_took_of_them(
     assert (written["limit"], written["spent"]) == ("new", plan.details["spent"])
 
 
+def test_each_attempt_counts_with_its_nodes_and_its_share_of_them() -> None:
+    end = parse_end({**RAN, "starts": [(RAN["first"], 8), (RAN["began"], 2)]})
+    record = replace(RECORD, more={"limit": LATE}, node_share=0.5)
+    assert end
+    node_s = 200 * 8 / 2 + 100 * 2 / 2 + 100 * 8
+    assert add_spent(record, end, print) == {"seconds": 400.0, "usd": node_s * 6 / 3600}
+
+
 def test_the_end_of_an_earlier_run_in_s3_does_not_count_twice() -> None:
     end = parse_end(RAN)
     assert end

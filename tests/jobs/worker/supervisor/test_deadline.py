@@ -128,6 +128,16 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
     assert deadline.longest_s == pytest.approx(3600 * hours - 300, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("share", "over", "hours"), [(1.0, 9, 3), (0.5, 9, 7), (0.5, 4, 4.375), (1.0, 0.5, 1.25)]
+)
+def test_a_budget_counts_the_nodes_of_each_attempt(share: float, over: float, hours: float) -> None:
+    """It pays for four hours of a node; the first attempt was on two, for an hour."""
+    deadline = Deadline(9e9, 4.0, 4 * 3600.0, share, used=1, nodes=4, first=0.0)
+    deadline.starts, deadline.over = [(0.0, 2), (3600.0, 1)], over * 3600
+    assert deadline.longest_s == pytest.approx(3600 * hours - SAVE_S)
+
+
 def test_the_longest_time_counts_from_the_first_attempt(head: ThisMachine) -> None:
     again = ("bash", "-c", "touch again; sleep 60")
     script = "sleep 1; kill -KILL $$"

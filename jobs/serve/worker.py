@@ -79,9 +79,12 @@ def _run(pipe: Connection, folder: str, threads: int | None) -> None:
     with suppress(EOFError):  # the server has ended
         while True:
             asked = pipe.recv()
-            if failure or asked is None:
+            if failure:
+                pipe.send(failure)
+                continue
+            if asked is None:
                 known = tuple(task.inputs), is_ranking(loaded), tuple(task.settings)
-                pipe.send(failure or Model(task.name, *known))
+                pipe.send(Model(task.name, *known))
                 continue
             rows, settings = asked
             loaded = loaded._replace(settings=settings)

@@ -208,7 +208,7 @@ def test_nothing_is_bought_or_removed_without_yes(
     monkeypatch.setattr("cluster.console.output.sys", Terminal())
     before, machines = line.changes, line.ids()
 
-    with pytest.raises(UsageError, match=r"needs confirmation.*: \$13\.13 an hour, at most \$112"):
+    with pytest.raises(UsageError, match=r"needs confirmation.*: \$13\.20 an hour, at most \$113"):
         Cluster.up(name="dear", nodes=2)
     line.machines.staged.clear()
     line.stage("node0", "# listing what would be lost", Result(0, "running squad-2\n", ""))

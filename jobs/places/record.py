@@ -186,7 +186,8 @@ def read_job_id(folder: Path) -> str:
 
 def has_own_results(record: Mapping[str, Any]) -> bool:
     """Return whether a job's ``results.json`` is ours: a program's, but for an array's, is the user's."""
-    return record.get("kind") != "run" or "elements" in (record.get("more") or {})
+    more = record.get("more")
+    return record.get("kind") != "run" or (isinstance(more, Mapping) and "elements" in more)
 
 
 def read_results(folder: Path, record: Mapping[str, Any] | None = None) -> dict[str, Any]:

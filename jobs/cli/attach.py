@@ -12,7 +12,6 @@ from cluster.console.options import option, positive_int, switch
 from cluster.console.output import emit
 from cluster.console.parser import Parser, add_command
 from infra.errors import DeadlineError, JobError, NoClusterError, SprError, UsageError
-from infra.files import read_object
 from infra.wait import Progress, wait_until
 from infra.words import spoken_duration
 from jobs.cli.results.fetch import JobResultsRequest, fetch_from_bucket
@@ -38,7 +37,7 @@ from jobs.places.queue.history import list_jobs
 from jobs.places.queue.launcher import QueueLauncher
 from jobs.places.queue.session import attach
 from jobs.places.queue.slurm import END_S
-from jobs.places.record import claim_results
+from jobs.places.record import claim_results, read_results
 from jobs.worker.supervisor.attempt import SUCCEEDED
 
 _ATTACH_EXAMPLES = """\
@@ -122,11 +121,11 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
     claim_results(results, found.job)
     end = attach(context, found, results)
 
-    def render() -> str:
-        file = results / "results.json"
-        return render_end(found.job, end, read_object(file) if file.is_file() else {}, results)
-
-    emit(request, render, {"job": found.job, **end.as_dict(), "results": str(results)})
+    emit(
+        request,
+        lambda: render_end(found.job, end, read_results(results), results),
+        {"job": found.job, **end.as_dict(), "results": str(results)},
+    )
     return 0
 
 

@@ -20,7 +20,7 @@ from infra.words import format_size
 from jobs.places.files import move_results, place_locally
 from jobs.places.launcher import NAME, RUNNING, Fetched, JobEnd, JobSummary, parse_end
 from jobs.places.plan import RECORD, own_folder
-from jobs.places.record import JobRecord, complete_record
+from jobs.places.record import JobRecord, complete_record, has_own_results
 from jobs.worker.runtime.checkpoint_names import newest_complete
 from jobs.worker.storage import ownership
 from jobs.worker.supervisor.launch import CHECKPOINTS, END
@@ -98,13 +98,14 @@ def _find_folders(s3: S3Client, place: S3Location) -> dict[str, tuple[S3Location
 
 def fetch_records(s3: S3Client, place: S3Location, results: Path) -> None:
     """Download what is known of each job in ``place``, without its files, to folders in ``results``."""
-    wanted = (RECORD, END, "output/results.json")
     for job, (where, sizes) in _find_folders(s3, place).items():
-        few = {name: sizes[name] for name in wanted if name in sizes}
+        few = {name: sizes[name] for name in (RECORD, END) if name in sizes}
         try:
             fetch_stored(s3, where, few, results / job, lambda _: None)
             record = own_folder(results / job) / RECORD
-            parse_as(JobRecord, record.read_text(encoding="utf-8"), str(record))
+            known = parse_as(JobRecord, record.read_text(encoding="utf-8"), str(record))
+            if (name := "output/results.json") in sizes and has_own_results(vars(known)):
+                fetch_stored(s3, where, {name: sizes[name]}, results / job, lambda _: None)
         except (SprError, ValueError):  # its record is damaged, or it has disappeared
             shutil.rmtree(results / job, ignore_errors=True)
 

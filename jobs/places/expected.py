@@ -12,6 +12,7 @@ from infra.errors import UsageError
 from infra.files import read_object
 from infra.words import counted, spoken_duration
 from jobs.places.plan import RECORD, own_folder
+from jobs.places.record import read_results
 from jobs.worker.supervisor.attempt import SUCCEEDED
 
 _PREPARATION = ("load", "tokenize")
@@ -69,7 +70,7 @@ def find_expected(
     for path in sorted(root.glob(f"*/{own_folder(Path()).name}/{RECORD}")):
         try:
             record = read_object(path)
-            results = read_object(path.parents[1] / "results.json", optional=True)
+            results = read_results(path.parents[1], record)
         except UsageError:
             continue
         types = {str(node.get("type")) for node in record.get("nodes", ())}

@@ -19,7 +19,7 @@ from infra.files import parse_as, read_object, read_text
 from jobs.places.launcher import JobEnd, parse_end
 from jobs.places.placement import Placement
 from jobs.places.plan import RECORD, JobPaths, own_folder
-from jobs.worker.runtime.output import new_file
+from jobs.worker.runtime.output import RESULTS, new_file
 from jobs.worker.spec import PlacementOptions
 from provision.host import Host
 
@@ -185,6 +185,22 @@ def read_job_id(folder: Path) -> str:
         return str(read_object(own_folder(folder) / RECORD)["job"])
     except (UsageError, KeyError):
         return ""
+
+
+def has_own_results(record: Mapping[str, Any]) -> bool:
+    """Return whether a job's ``results.json`` is ours: a program's, but for an array's, is the user's."""
+    more = record.get("more")
+    return record.get("kind") != "run" or (isinstance(more, Mapping) and "elements" in more)
+
+
+def read_results(folder: Path, record: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return our ``results.json`` in a folder; ``{}`` without one. Raises :class:`UsageError`.
+
+    ``record`` is the job's, if it has been read.
+    """
+    if record is None:
+        record = read_object(own_folder(folder) / RECORD, optional=True)
+    return read_object(folder / RESULTS, optional=True) if has_own_results(record) else {}
 
 
 def complete_record(folder: Path, text: str) -> None:

@@ -32,21 +32,27 @@ class JobCost:
 def read_costs(root: Path) -> tuple[list[JobCost], list[str]]:
     """Return the jobs whose results are in folders below ``root``, the oldest first.
 
-    Also returns the IDs of those whose record does not say how they ended.
+    Also returns the IDs of those whose record does not say how they ended. Of a job with several folders, the
+    one that says the latest end counts.
     """
-    found, unknown = [], []
+    found, unknown = dict[str, tuple[str, str, JobCost]](), dict[str, None]()
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if known := read_receipt(folder):
             run, receipt = known
             names = [str(run.job.get(name) or "-") for name in ("when", "owner", "cluster")]
             when, owner, cluster = names
-            tags = tuple(f"{key}={value}" for key, value in run.job.get("tags") or ())
+            pairs = run.job.get("tags")
+            pairs = pairs if isinstance(pairs, list) else []
+            tags = tuple("=".join(map(str, each)) for each in pairs if isinstance(each, list))
             hours, usd = receipt.total_s / 3600, receipt.usd(receipt.total_s)
-            cost = JobCost(run.name, when[:7], owner, cluster, tags, receipt.nodes, hours, usd)
-            found.append((when, cost))
+            job, ended = str(run.job.get("job") or run.name), str(run.job.get("ended") or "")
+            cost = JobCost(job, when[:7], owner, cluster, tags, receipt.nodes, hours, usd)
+            if job not in found or found[job][0] < ended:
+                found[job] = ended, when, cost
         elif job := read_job_id(folder):
-            unknown.append(job)
-    return [cost for _, cost in sorted(found, key=lambda each: each[0])], unknown
+            unknown[job] = None
+    costs = [cost for _, _, cost in sorted(found.values(), key=lambda each: each[1])]
+    return costs, [job for job in unknown if job not in found]
 
 
 def sum_by(costs: Iterable[JobCost], group: str) -> dict[str, dict[str, Any]]:

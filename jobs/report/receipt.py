@@ -157,14 +157,9 @@ def read_receipt(folder: Path) -> tuple[Run, Receipt] | None:
 
 
 def add_receipt(folder: Path) -> dict[str, Any]:
-    """Write the receipt into ``results.json``, if there is one; return what was added.
-
-    A program's file of that name, but for an array's, is the user's.
-    """
+    """Write the receipt into our ``results.json``, if there is one; return what was added."""
     run, receipt = read_receipt(folder) or (None, None)
     if not (run and receipt and run.results):
-        return {}
-    if run.job.get("kind") == "run" and "elements" not in run.job.get("more", {}):
         return {}
     added = {"receipt": receipt.as_dict()}
     save_json(folder / RESULTS, {**run.results, **added})

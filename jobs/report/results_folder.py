@@ -11,6 +11,7 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from infra.errors import UsageError
 from infra.files import read_lines, read_object
 from jobs.places.plan import own_folder
+from jobs.places.record import has_own_results, read_results
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """Parts of a step's time; communication is the wait beyond the backward pass."""
@@ -229,7 +231,8 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", hint=_HINT)
     own = own_folder(folder)
-    results, job = (read_object(path, optional=True) for path in (folder / RESULTS, own / JOB))
+    job = read_object(own / JOB, optional=True)
+    results = read_results(folder, job)
     series = read_metrics(own / METRICS)
     if not results and not series:
         raise UsageError(
@@ -259,9 +262,16 @@ def _list(value: object) -> list[Any]:
 
 def newest_results(root: Path) -> Path | None:
     """Return the folder below ``root`` with the newest results or metrics."""
-    marks = [*root.glob(f"*/{RESULTS}"), *root.glob(str(own_folder(Path("*")) / METRICS))]
+    ours = (path for path in root.glob(f"*/{RESULTS}") if not _is_program(path.parent))
+    marks = [*ours, *root.glob(str(own_folder(Path("*")) / METRICS))]
     newest = max(marks, key=lambda path: path.stat().st_mtime, default=None)
     return root / newest.relative_to(root).parts[0] if newest else None
+
+
+def _is_program(folder: Path) -> bool:
+    with suppress(UsageError):
+        return not has_own_results(read_object(own_folder(folder) / JOB, optional=True))
+    return False
 
 
 def find_folder(name: str | None) -> Path:

@@ -114,7 +114,7 @@ class App:
                     503, "the model is starting again", {"Retry-After": "5"}
                 ) from None
             finally:
-                self._count(request.url.path, code, time.monotonic() - begin)
+                self._count(request.scope["path"], code, time.monotonic() - begin)
 
         return handle
 

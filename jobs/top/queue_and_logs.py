@@ -117,9 +117,9 @@ class LogTail:
 
     def _read(self, size: int) -> None:
         with open(self._path, "rb") as file:  # noqa: PTH123
-            file.seek(max(self._offset, size - _LOG_BYTES))
+            at = file.seek(max(self._offset, size - _LOG_BYTES))
             text = file.read(_LOG_BYTES)
-            self._offset = file.tell()
+        self._offset = at + text.rfind(b"\n") + 1  # a line that is being written is read again
         for line in text.decode(errors="replace").split("\n"):
             event = parse_event(line, self._mark) or {}
             names = _KEPT.get(event.get("event", ""), {})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -252,9 +253,13 @@ class OnHead:
 
     def merge(self, target: Path, note: Callable[[str], None]) -> None:
         """Merge adapters there, and bring the model here. Raises as :meth:`predict`."""
-        with self._run(["--merge", "output"], b"") as (folder, _):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = TemporaryDirectory(dir=target.parent, prefix=".merge-")
+        # A failure leaves nothing there, and the command can be repeated.
+        with beside as partial, self._run(["--merge", "output"], b"") as (folder, _):
             chunks = self.head.download(f"tar -C {folder} -cf - output")
-            unpack_results(chunks, target, "predict", note)
+            unpack_results(chunks, Path(partial, "model"), "predict", note)
+            Path(partial, "model").rename(target)
 
     @contextmanager
     def _run(self, words: Sequence[str], rows: bytes) -> Iterator[tuple[str, str]]:

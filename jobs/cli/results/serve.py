@@ -120,7 +120,8 @@ def serve(model: Path, listener: socket.socket, token: str | None, threads: int 
         h11_max_incomplete_event_size=_MOST_HEADERS,
     )
     host, port = listener.getsockname()[:2]
-    say(f"{name}: http://{host}:{port} (Ctrl-C stops it)")
+    shown = f"[{host}]" if ":" in host else host
+    say(f"{name}: http://{shown}:{port} (Ctrl-C stops it)")
     with suppress(KeyboardInterrupt):  # it raises the signal again that has ended it
         uvicorn.Server(config).run(sockets=[listener])
     if app.failure:

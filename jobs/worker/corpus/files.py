@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -108,7 +109,8 @@ def connected() -> Any:
 def present(source: Source, folder: Path) -> Iterator[Path]:
     """Give a source as a local file: of one in S3, a copy in ``folder``, which this node's ranks share.
 
-    On a file system without locks, each rank has its own copy.
+    Each reader holds a shared lock, so that only the last one removes the copy. On a file system without
+    locks, each rank has its own copy.
     """
     if not is_url(source.name):
         yield Path(source.name)
@@ -118,14 +120,21 @@ def present(source: Source, folder: Path) -> Iterator[Path]:
 
     found = S3Object(S3Url.parse(source.name), source.version, source.size)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{found.id}.lock").open("w") as lock:
-        target = folder / (found.id if hold_lock(lock) else process_suffix()[1:] + found.id)
-        if not target.exists():
-            download_all(connected(), [Download(found, target)])
-    try:
-        yield target
-    finally:
-        target.unlink(missing_ok=True)  # another rank that reads it still can
+    with (folder / f"{found.id}.lock").open("w+") as lock:
+        has_locks = hold_lock(lock, fcntl.LOCK_SH)
+        target = folder / (found.id if has_locks else process_suffix()[1:] + found.id)
+        while not target.exists():
+            hold_lock(lock, fcntl.LOCK_UN)  # two ranks that keep theirs would wait for each other
+            hold_lock(lock)
+            if not target.exists():
+                download_all(connected(), [Download(found, target)])
+            hold_lock(lock, fcntl.LOCK_SH)
+        try:
+            yield target
+        finally:
+            with suppress(BlockingIOError):  # another rank reads it
+                hold_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                target.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -110,13 +110,13 @@ def new_file(path: Path, suffix: str = "", *, replace: bool = True) -> Iterator[
             partial.unlink()
 
 
-def hold_lock(file: IO[Any]) -> bool:
+def hold_lock(file: IO[Any], operation: int = fcntl.LOCK_EX) -> bool:
     """Wait for the lock of an open file; return False on a file system without locks. Raises ``OSError``.
 
     Lustre mounted with ``noflock`` has none, nor has NFS without lockd.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, operation)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise

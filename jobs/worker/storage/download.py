@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from s3transfer.exceptions import RetriesExceededError
 from s3transfer.manager import TransferConfig, TransferManager
 from s3transfer.subscribers import BaseSubscriber
 
-from ..runtime.errors import WorkerError, first_line
+from ..runtime.errors import LARGER_DISKS, WorkerError, first_line
 from .client import S3Url
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def explain(error: BaseException, url: S3Url | str) -> StagingError:
     if isinstance(error, FlexibleChecksumError):
         return CorruptError(f"{url}: the content differs from its checksum")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return StagingError(f"{url}: no space left on the disk")
+        return StagingError(f"{url}: no space left on the disk", hint=LARGER_DISKS)
     known = error.response.get("Error", {}) if isinstance(error, ClientError) else {}
     code = known.get("Code", "")
     if code in _CHANGED or isinstance(error, _OTHER_ETAG):
@@ -113,7 +114,9 @@ class Download:
 
     @property
     def partial(self) -> Path:
-        return self.target.with_name(f".{self.target.name}.partial")
+        # The transfer appends to the name, and the target's may be as long as the file system allows.
+        name = hashlib.sha256(os.fsencode(self.target.name)).hexdigest()[:24]
+        return self.target.with_name(f".{name}.partial")
 
 
 class _Observer(BaseSubscriber):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 PUSHED, END, RECORD = "pushed.json", "end.json", "job.json"
+_BEGIN = "begin.json"
 _LOG, _EARLIER = "log", "log.earlier"
 DATA = "data.json"
 """The versions of the data from S3, which a resumed job uses again."""
@@ -79,11 +80,14 @@ class Stored:
     modified: datetime
 
     def equals(self, path: Path) -> bool:
-        """Return whether it has the content of a file, by its digest, or its size and time."""
+        """Return whether it has the content of a file, by its digest, or its size and times.
+
+        ``cp -p`` and archives set the time of a change back, but not that of the inode.
+        """
         known = path.stat()
         if known.st_size != self.size:
             return False
-        if known.st_mtime <= self.modified.timestamp():
+        if max(known.st_mtime, known.st_ctime) <= self.modified.timestamp():
             return True
         is_small = known.st_size <= _PART
         return is_small and hashlib.md5(path.read_bytes()).hexdigest() == self.etag
@@ -135,11 +139,15 @@ class Push:
             self.checkpoint()
         found = ownership.find_all(str(self.folder))
         own = {each.name: Path(each.path) for each in found.items if each.size >= 0}
-        left = [*found.left, *(name for name in own if len(name.encode()) > self._longest)]
-        files = {**self._find(["begin.json", END, DATA, *_INPUTS]), **own}
+        files = {**self._find([_BEGIN, END, DATA, *_INPUTS]), **own}
+        left = [*found.left, *(name for name in files if len(os.fsencode(name)) > self._longest)]
         self.store({name: path for name, path in files.items() if name not in left})
         self._abort_unfinished()
         stored = self.list()
+        if not left:
+            stale = self._find_stale(stored, own)
+            self._delete(stale)
+            stored = {name: each for name, each in stored.items() if name not in stale}
         known = {"url": str(self.url), "files": len(stored)}
         done: dict[str, Any] = {**known, "bytes": sum(each.size for each in stored.values())}
         done["skipped"] = ownership.describe(found.skipped)
@@ -168,7 +176,22 @@ class Push:
     @property
     def _longest(self) -> int:
         """How many bytes of a name S3 takes below the job's folder."""
-        return _LONGEST_KEY - len(self.url.below("").key.encode())
+        return _LONGEST_KEY - len(f"{self.url.key}/".encode())
+
+    def _find_stale(self, stored: Mapping[str, Stored], own: Mapping[str, Path]) -> set[str]:
+        """Return the output in S3 that a run before this one left there, and this one does not have.
+
+        What was stored since stays, though it is no longer here: it may be the only copy.
+        """
+        with suppress(OSError):
+            begun, place = (self.folder / _BEGIN).stat().st_mtime, f"{ownership.OUTPUT}/"
+            below = {name: each for name, each in stored.items() if name.startswith(place)}
+            return {
+                name
+                for name, each in below.items()
+                if name not in own and each.modified.timestamp() < begun
+            }
+        return set()
 
     def _forget_error(self) -> None:
         """Remove an earlier push's error from the end of the job, here and in S3."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from ..runtime.checkpoint_names import CHECKPOINTS, newest, newest_complete, step_of
 from ..runtime.errors import LARGER_DISKS
 from .client import connect
-from .download import Download, S3Object, StagingError, download_all
+from .download import Download, S3Object, StagingError, download_all, explain
 from .ownership import STATE
 from .stage import Progress, Source, resolve
 
@@ -140,7 +140,8 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         with _locked(args.folder):
             known = restore(connect(), args.url.rstrip("/"), args.folder)
-    except StagingError as error:
+    except (StagingError, OSError) as failure:
+        error = failure if isinstance(failure, StagingError) else explain(failure, args.url)
         known = {"message": error.message, "hint": error.hint}
     print(json.dumps(known), flush=True)
     return 0

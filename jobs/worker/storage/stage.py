@@ -26,6 +26,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from ..runtime.errors import LARGER_DISKS
 from ..runtime.events import MARK, render_event
+from ..runtime.output import new_file
 from .client import S3Url, connect
 from .download import (
     ChangedError,
@@ -207,12 +208,13 @@ class Cache:
     def take(self, s3: S3Client, source: Source, progress: Progress) -> Path:
         """Return the place of a version, which is downloaded if it is not there."""
         history = self.history(source.url)
-        known = json.loads(history.read_text())["versions"] if history.exists() else []
+        known = _read_versions(history)
         if known and known[-1] != source.version:
             progress.note(f"{source.url} has changed since the last job")
         place = self.place(source.version) or self._download(s3, source, progress)
         known = [each for each in known if each != source.version] + [source.version]
-        history.write_text(json.dumps({"url": source.url, "versions": known[-_KEPT:]}))
+        with new_file(history) as partial:
+            partial.write_text(json.dumps({"url": source.url, "versions": known[-_KEPT:]}))
         self.prune()
         return place
 
@@ -272,7 +274,7 @@ class Cache:
             if not (each.parent.parent / "end.json").exists()
         }
         for history in (self.root / "urls").iterdir() if only is None else ():
-            used |= {*json.loads(history.read_text())["versions"]}
+            used |= {*_read_versions(history)}
         for folder in (self.root / "folders").iterdir():
             if folder.name not in used:
                 _remove(folder)
@@ -281,6 +283,13 @@ class Cache:
             is_new = only is None and time.time() - known.st_mtime < _DAY_S
             if not (is_new or name in used or name in (only or ()) or known.st_nlink > 1):
                 file.unlink()
+
+
+def _read_versions(history: Path) -> list[str]:
+    """Return the versions in a history, the newest last; none if it is damaged."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return [*json.loads(history.read_text())["versions"]]
+    return []
 
 
 def _set_modes(folder: Path, mode: int) -> None:
@@ -300,17 +309,20 @@ def stage(
 ) -> None:
     """Link the data of an URL to ``target``. With ``expected``, a version, any other is an error."""
     cache = Cache(home)
-    with cache.locked(progress):
-        place = cache.place(expected) if expected else None
-        if place is None:
-            source = resolve(s3, url)
-            if expected not in ("", source.version):
-                raise ChangedError(
-                    f"{url}: it has changed since the job began, and its nodes would read different data",
-                    hint="submit the job again",
-                )
-            place = cache.take(s3, source, progress)
-        _link(place, target)
+    try:
+        with cache.locked(progress):
+            place = cache.place(expected) if expected else None
+            if place is None:
+                source = resolve(s3, url)
+                if expected not in ("", source.version):
+                    raise ChangedError(
+                        f"{url}: it has changed since the job began, and its nodes would read different data",
+                        hint="submit the job again",
+                    )
+                place = cache.take(s3, source, progress)
+            _link(place, target)
+    except OSError as error:
+        raise explain(error, url) from error
     got = f"{progress.received / 1e6:,.1f} MB in {progress.seconds:.1f} s, {progress.speed}"
     progress.note(f"{url}: {got if progress.received else 'already on this node'}")
 

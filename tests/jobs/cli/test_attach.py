@@ -95,6 +95,10 @@ def head(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Head:
 def test_the_only_job_is_followed_from_its_beginning_and_fetched(
     line: CommandLine, head: Head
 ) -> None:
+    head.files |= {
+        "output/results.json": b'{"f1": 1, "ranks": 3}',  # the user's
+        "job.json": b'{"job": "squad-1", "kind": "run"}',
+    }
     result = line.must("attach")
 
     assert "text\n" in result.err

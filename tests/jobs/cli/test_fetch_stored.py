@@ -124,10 +124,12 @@ def test_the_costs_of_the_jobs_in_a_bucket(
     priced = replace(SUBMITTED, usd_per_hour=6.0, price_source="a list", tags=(("team", "nlp"),))
     nodes = tuple({"name": f"node{n}", "type": "r7iz.metal-16xl"} for n in range(2))
     for job in ("squad-1", "squad-0"):
-        record = replace(priced, job=job, cloud="aws", nodes=nodes).render()
+        record = replace(priced, job=job, cloud="aws", nodes=nodes, kind="run").render()
         s3.put_object(Bucket="results", Key=f"team/{job}/job.json", Body=record.encode())
     for name in ("job.json", "end.json"):
         s3.put_object(Bucket="results", Key=f"team/squad-2/{name}", Body=b"damaged")
+    own = b'{"trials": [{}, {}]}'  # a program's
+    s3.put_object(Bucket="results", Key="team/squad-1/output/results.json", Body=own)
 
     for place in ("s3://results/team", URL):
         assert main(["jobs", "--cost", place, "--json"]) == 0

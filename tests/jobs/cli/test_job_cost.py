@@ -186,7 +186,9 @@ def test_the_receipts_of_a_clusters_jobs_are_the_meters_bill(
         assert waited == pytest.approx(idle or 630, abs=30)
         assert ("on spot" in jobs.price_source) is (market == "spot")
     costs = json.loads(line.must("jobs", "--cost", "--json").out)
-    assert [each["job"] for each in costs["jobs"]] == ["run-0", "run-1"]
+    assert [each["job"] for each in costs["jobs"]] == [
+        read_job_id(Path("results", name)) for name in ("run-0", "run-1")
+    ]
     for group in ("month", "owner", "cluster"):
         (one,) = costs[group].values()
         usd = pytest.approx(jobs.spent)

@@ -34,12 +34,15 @@ def test_only_jobs_of_the_same_kind_on_the_same_nodes_count(tmp_path: Path) -> N
     keep(tmp_path, "e", 1.0, nodes=[{"type": "m7i.metal-24xl"}])
     keep(tmp_path, "f", 1.0, state="failed")
     keep(tmp_path, "h", 1.0, cores=8)
+    keep(tmp_path, "i", 8.0, command="run", kind="run")  # a program's results.json is the user's
+    (tmp_path / "i/results.json").write_text('{"seconds": 12.3}')
     (tmp_path / "g/job").mkdir(parents=True)
     (tmp_path / "g/job/job.json").write_text("{")
 
     found = find_expected("python x", 2, None, METAL, {"z": 1200.0, "a": 601.0}, tmp_path)
 
     assert found == Expected({"z": 1200.0, "a": 601.0, "b": 900.0}, 4.0)
+    assert find_expected("run", 2, None, METAL, {}, tmp_path) == Expected({"i": 8.0}, 0.0)
 
 
 def test_an_expectation_has_an_interval_and_a_price() -> None:

@@ -22,17 +22,22 @@ RECORD: dict[str, Any] = {
 }
 
 
-def add(root: Path, job: str, **changes: Any) -> None:
-    own = own_folder(root / job)
+def add(root: Path, job: str, folder: str = "", **changes: Any) -> None:
+    own = own_folder(root / (folder or job))
     own.mkdir(parents=True)
     (own / "job.json").write_text(json.dumps({**RECORD, "job": job, **changes}))
 
 
 def test_jobs_are_added_up_by_month_owner_cluster_and_tag(tmp_path: Path) -> None:
-    add(tmp_path, "run-1", when="2026-11-30T23:00:00+00:00", tags=[["team", "nlp"], ["x", "1"]])
+    when = "2026-11-30T23:00:00+00:00"
+    tags = [["team", "nlp"], ["x", "1"], 3]
+    add(tmp_path, "run-1", when=when, ended="2026-12-01", tags=tags)
+    add(tmp_path, "run-1", "an earlier end", when=when, ended="2026-11-30", seconds=9.0)
+    add(tmp_path, "run-1", "sent", seconds=None)
     add(tmp_path, "run-2", when="2026-12-01T00:00:00+00:00", tags=[["team", "nlp"]], owner="bob")
     add(tmp_path, "run-3", when="2026-10-01T00:00:00+00:00", cloud="local", cluster="other")
     add(tmp_path, "run-4", seconds=None)  # it has not ended
+    add(tmp_path, "run-4", "same", seconds=None, tags=7)
     (tmp_path / "notes.txt").write_text("")
 
     found, uncounted = read_costs(tmp_path)

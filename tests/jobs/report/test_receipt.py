@@ -115,6 +115,11 @@ def test_the_receipt_is_kept_with_the_results(tmp_path: Path) -> None:
     for more, added in (({"elements": 3}, returned), ({}, {})):  # an array, and a program
         (folder / "job/job.json").write_text(json.dumps({**job, "kind": "run", "more": more}))
         assert add_receipt(folder) == added
+    (folder / "results.json").write_text('{"trials": [{}], "seconds": {"total": 9}}')
+    run, receipt = read_receipt(folder) or (None, None)
+    assert run
+    assert receipt
+    assert (run.results, receipt.nodes, receipt.total_s) == ({}, 2, 1500)
     assert add_receipt(tmp_path / "none") == {}
     (folder / "results.json").unlink()
     assert add_receipt(folder) == {}

@@ -60,8 +60,12 @@ def test_a_job_is_found_below_results_and_by_default_the_newest(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"no results in \./results"):
         find_folder(None)
-    for age, name in enumerate(("squad-2", "squad-1")):
+    for age, name in enumerate(("run-3", "squad-2", "squad-1")):
         folder = make_folder(Path("results", name), steps=1)
+        if name == "run-3":  # a program's results.json is the user's
+            (folder / "job/metrics").rename(folder / "metrics")
+            (folder / "job/job.json").write_text('{"kind": "run", "more": 3}')
+            continue
         for path in (folder / "results.json", folder / "job/metrics"):
             os.utime(path, (1000 - age, 1000 - age))
 

@@ -6,11 +6,15 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from starlette.datastructures import URL
 from starlette.testclient import TestClient
 
+from jobs.cli.results.serve import serve
 from jobs.serve import Answer
 from jobs.serve import app as routes
 from jobs.serve.app import App
@@ -262,8 +266,20 @@ def test_vectors_are_cut_and_their_tokens_counted() -> None:
         assert plain == {"predictions": [{"embedding": [0.6, 0.0, 0.8]}]}
 
 
-def test_the_metrics_count_requests_rows_and_times(classifier: tuple[TestClient, Played]) -> None:
+def test_an_ipv6_address_is_shown_as_clients_take_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", Mock())
+    serve(Path("mine"), Mock(getsockname=lambda: ("::1", 8000, 0, 0)), None, None)
+    assert "mine: http://[::1]:8000 (" in capsys.readouterr().err
+
+
+def test_the_metrics_count_requests_rows_and_times(
+    classifier: tuple[TestClient, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, model = classifier
+    # Older versions take the host from the client's header as it is.
+    monkeypatch.setattr("starlette.requests.Request.url", URL('http://host/"} 9/predict'))
     client.post("/predict", json={"rows": [{"text": "one"}, {"text": "two"}]})
     client.post("/predict", content=b"{")
     model.error = RuntimeError("a bug")

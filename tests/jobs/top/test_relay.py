@@ -186,6 +186,9 @@ def test_a_log_keeps_its_last_step_when_other_lines_follow(tmp_path: Path) -> No
         )
     found = tail.look(log.stat().st_mtime)
     assert (found["step"], found["phase"]) == (5, "evaluate")
+    with log.open("a") as file:
+        file.write(render_event({"event": "step", **event, "step": 6, **REST}).partition("st")[2])
+    assert tail.look(log.stat().st_mtime)["step"] == 6
 
     log.write_text("again\n")  # the job was started again
     assert tail.look(log.stat().st_mtime) == {"age_s": 0.0}

@@ -73,6 +73,7 @@ def test_only_what_differs_is_stored_again(job: Path, bucket: Any, proxy: Proxy)
     run("all", job)
     proxy.requests.clear()
     (job / "log").write_text("content of LOG")
+    os.utime(job / "log", (0, 0))  # as `cp -p` of an older file
     now = time.time() + 60
     os.utime(job / "job.json", (now, now))  # newer, but its digest is the same
 
@@ -82,6 +83,32 @@ def test_only_what_differs_is_stored_again(job: Path, bucket: Any, proxy: Proxy)
         "PUT /data/team/squad-1/log"
     ]
     assert bucket.Object("team/squad-1/log").get()["Body"].read() == b"content of LOG"
+
+
+def test_output_of_an_earlier_run_goes_and_what_may_be_the_only_copy_stays(
+    job: Path, bucket: Any
+) -> None:
+    run("all", job)
+    (job / "output/model/a.bin").unlink()
+    for begun, stays in ((-60, True), (60, False)):
+        os.utime(job / "begin.json", (time.time() + begun,) * 2)
+        assert run("all", job) == 0
+        assert ("output/model/a.bin" in names(bucket)) is stays
+    assert json.loads((job / push.PUSHED).read_text())["files"] == 9 == len(names(bucket))
+
+
+def test_a_name_that_s3_does_not_take_is_told(
+    job: Path, bucket: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = "/".join(["data", *["x" * 250] * 3, "y"])
+    taken += "y" * (1024 - len("team/squad-1/") - len(taken))
+    (job / taken).parent.mkdir(parents=True)
+    (job / taken).touch()
+    assert run("all", job) == 0
+    assert taken in names(bucket)
+    (job / f"{taken}y").touch()
+    assert run("all", job) == 1
+    assert "can't be stored: data/xxx" in capsys.readouterr().err
 
 
 def test_checkpoint_is_complete_last_and_the_one_before_stays(

@@ -26,6 +26,7 @@ STORED = {
     "output.state/checkpoints/step-1000000/state.pt": b"newest" * 99,
     "output.state/checkpoints/step-1000000/checkpoint.json": b"{}",
     "output.state/checkpoints/step-2000000/state.pt": b"half",
+    f"output/{'x' * 255}": b"as long as a file system allows",
     "code/worker/x.py": b"of another release",
 }
 
@@ -132,3 +133,10 @@ def test_a_job_that_cannot_be_resumed_is_refused(
         bucket.put_object(Key=f"team/squad-1/{name}", Body=b"{}")
     assert message in run(folder, capsys)["message"]
     assert names(folder) == set()
+
+
+def test_what_the_file_system_refuses_is_told(
+    stored: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored.put_object(Key=f"team/squad-1/output/{'x' * 256}", Body=b"")
+    assert "File name too long" in run(folder, capsys)["message"]

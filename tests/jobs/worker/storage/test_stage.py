@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -337,6 +338,28 @@ def test_folder_is_a_tree_and_only_changed_objects_are_downloaded(
     second = tmp_path / "spr-jobs" / "second" / "data" / "train.csv"
     assert (second / "train.csv").read_bytes() == b"c,d,e"
     assert (tree / "train.csv").read_bytes() == b"a,b"
+
+
+def test_a_disk_that_was_full_leaves_nothing_to_repair(
+    bucket: Any, run: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(bucket, b"first")
+    run()
+    with monkeypatch.context() as patch:
+
+        def write_some(path: Path, _: str) -> None:
+            path.write_bytes(b"{")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        put(bucket, b"second")
+        patch.setattr(Path, "write_text", write_some)
+        with pytest.raises(StagingError, match=f"^{URL}: no space left on the disk$"):
+            run(job="second")
+    assert "has changed since the last job" in run(job="third")
+    (history,) = (tmp_path / stage.CACHE / "urls").iterdir()
+    history.write_text("")
+    run(job="fourth")
+    assert json.loads(history.read_text())["url"] == URL
 
 
 def test_full_disk_is_refused_before_the_download(

@@ -286,7 +286,7 @@ def _bucket(exam: Examination) -> list[CheckResult]:
 def _permissions(exam: Examination) -> list[CheckResult]:
     spec, types = exam.spec, ",".join(exam.spec.instance_types)
     bucket = parse_s3_url(spec.bucket) if spec.bucket and spec.makes_role else None
-    boundary = spec.permissions_boundary
+    boundary = spec.permissions_boundary if bucket or spec.second_guard else None
     asked = unless(DENIED, exam.ctx.clients.ec2.get_ebs_default_kms_key_id)
     key = asked["KmsKeyId"] if asked else _MANAGED_KEY
     own_key = None if key.endswith(_MANAGED_KEY) else key

@@ -213,10 +213,10 @@ def _network(exam: Examination) -> list[CheckResult]:
 
 def _routes(exam: Examination) -> list[CheckResult]:
     notes: list[str] = []
-    ec2, private, proxy = exam.ctx.clients.ec2, exam.spec.private, exam.spec.proxy
-    left = require_ways(ec2, exam.networks, notes.append, exam.spec, installs=not proxy)
+    clients, private, proxy = exam.ctx.clients, exam.spec.private, exam.spec.proxy
+    left = require_ways(clients, exam.networks, notes.append, exam.spec, installs=not proxy)
     if exam.ctx.cloud.billed:
-        left = require_s3(ec2, left, notes.append, exam.spec)
+        left = require_s3(clients, left, notes.append, exam.spec)
     if notes:
         return [_result("routes", Verdict.WARN, " ".join(notes))]
     if private and proxy:

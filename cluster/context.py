@@ -8,11 +8,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
+from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.access import Access, FollowedHost
-from cluster.local_files import ClusterFiles, EventLog, describe_failure, place_options, utc_now
+from cluster.local_files import (
+    ClusterFiles,
+    EventLog,
+    describe_failure,
+    place_options,
+    remembered_cloud,
+    utc_now,
+)
 from cluster.nodes import Cluster, HostOpener, Node, find_cluster
 from cluster.ssh_mesh import render_client_ssh_config
 from infra.aws.clients import Clients
@@ -140,19 +148,11 @@ class Context:
             )
 
     def find_cluster(self) -> Cluster:
-        """Return the running cluster. Raises :class:`UsageError` if there is none.
-
-        A colleague's machine, which has not run `up`, learns how to reach its nodes.
-        """
+        """Return the running cluster. Raises :class:`UsageError` if there is none."""
         ec2, cloud = self.clients.ec2, self.cloud
-        cluster = find_cluster(
+        return find_cluster(
             ec2, self.name, self._place, self.now(), flag=cloud.flag, billed=cloud.billed
         )
-        with suppress(OSError, UsageError):
-            known = read_text(self.files.ssh_hosts, "", errors="replace")
-            if self.files.key.exists() and any(n.instance.id not in known for n in cluster.nodes):
-                self.write_ssh_config(cluster)
-        return cluster
 
     def write_ssh_config(self, cluster: Cluster) -> None:
         """Let `ssh` on this machine reach the nodes by their names."""
@@ -162,23 +162,37 @@ class Context:
         text = render_client_ssh_config(cluster, *known, f"{cluster.name}-")
         write_private(files.ssh_hosts, text)
 
-    def require_ssh(self, node: Node) -> None:
+    def learn_nodes(self, cluster: Cluster) -> Path:
+        """Return the SSH configuration for the nodes, written here if this machine has not run `up`.
+
+        One for a cluster of the same name in another place stays.
+        """
+        files, here = self.files, (self.cloud.name, self.cloud.region)
+        with suppress(OSError, BotoCoreError, ClientError, SprError):
+            known = read_text(files.ssh_hosts, "", errors="replace")
+            is_new = any(node.instance.id not in known for node in cluster.nodes)
+            if is_new and files.key.exists() and remembered_cloud(self.name) in (None, here):
+                self.write_ssh_config(cluster)
+        return files.ssh_config
+
+    def require_ssh(self, cluster: Cluster, node: Node) -> None:
         """Let OpenSSH reach a node, whose host key is learned at first contact.
 
         Raises :class:`UsageError` without the cluster's key.
         """
         self.require_key()
+        self.learn_nodes(cluster)
         if not pinned_host_keys(self.files.known_hosts, node.instance.id):
             self.host_opener()(node).run("true")
 
     def find_expiry(self) -> datetime | None:
         """Return when the cluster's nodes will shut down; ``None`` if EC2 doesn't say."""
-        record = self._find_record()
+        record = self.find_record()
         return record.expires if record else None
 
     def find_job_end(self) -> datetime | None:
         """Return when they shut down at the latest while a job with a limit runs."""
-        record = self._find_record()
+        record = self.find_record()
         return record.job_ends if record else None
 
     def is_gone(self) -> bool:
@@ -189,7 +203,8 @@ class Context:
             return all(each.tags.get(tags.OWNER_KEY, key) != key for each in found)
         return False
 
-    def _find_record(self) -> ClusterRecord | None:
+    def find_record(self) -> ClusterRecord | None:
+        """Return the cluster's record; ``None`` if EC2 doesn't say."""
         with suppress(BotoCoreError, ClientError, SprError):
             return describe_inventory(self.clients.ec2, self.name, ("security_groups",)).record
         return None

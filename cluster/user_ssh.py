@@ -26,30 +26,41 @@ def _line() -> str:
     return f'Include "{home().absolute()}/ssh_config"'
 
 
-def _ours() -> re.Pattern[str]:
-    """Match the line with its comment, also for a folder that has moved since."""
-    return re.compile(
+def _remove(text: str) -> tuple[str, list[str]]:
+    """Remove the line with its comment, also for a folder that has moved since; return what was removed."""
+    removed = list[str]()
+
+    def cut(found: re.Match[str]) -> str:
+        # Another SPR_CLUSTER_HOME has its own line.
+        if found["other"] and Path(found["other"]).exists():
+            return found[0]
+        removed.append(found[0])
+        return ""
+
+    kept = re.sub(
         rf"^(?:{_MARK}\n)?{re.escape(_line())}[ \t\r]*(?:\n|\Z)"
-        rf'|^{_MARK}\nInclude ".*/ssh_config"(?:\n|\Z)',
-        re.MULTILINE,
+        rf'|^{_MARK}\nInclude "(?P<other>.*/ssh_config)"(?:\n|\Z)',
+        cut,
+        text,
+        flags=re.MULTILINE,
     )
+    return kept, removed
 
 
 def add_include() -> bool:
     """Put the line first in ``~/.ssh/config``; return whether it was missing."""
     write_private(home() / "ssh_config", f'Include "{home().absolute()}/*/ssh_hosts"\n')
-    text = _read()
-    found = _ours().findall(text)
+    kept, found = _remove(_read())
     if len(found) == 1 and _line() in found[0]:
         return False
     # At the top: below a Host line, it would apply to that host only.
-    _write(f"{_MARK}\n{_line()}\n{_ours().sub('', text)}")
+    _write(f"{_MARK}\n{_line()}\n{kept}")
     return True
 
 
 def remove_include() -> bool:
     """Remove the line; return whether it was there."""
-    kept, found = _ours().subn("", _read())
+    kept, found = _remove(_read())
     if found:
         _write(kept)
     (home() / "ssh_config").unlink(missing_ok=True)

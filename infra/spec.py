@@ -401,10 +401,6 @@ class ClusterOptions(BaseModel):
 
     @model_validator(mode="after")
     def _possible_role(self) -> ClusterOptions:
-        if self.permissions_boundary and not (self.makes_role or self.second_guard):
-            raise UsageError(
-                "--permissions-boundary: it is for the roles of --bucket, --read-from, and --second-guard"
-            )
         if self.bucket_kms_key and not (self.bucket and self.makes_role):
             raise UsageError("--bucket-kms-key: it is for the role of --bucket")
         return self
@@ -517,6 +513,14 @@ def require_spot(options: ClusterOptions) -> None:
     """Raise :class:`UsageError` if there is a maximum price without a spot market."""
     if options.max_price and not options.spot:
         raise UsageError("--max-price requires --market spot; on-demand prices are fixed")
+
+
+def require_role(options: ClusterOptions) -> None:
+    """Raise :class:`UsageError` if there is a permissions boundary without a role."""
+    if options.permissions_boundary and not (options.makes_role or options.second_guard):
+        raise UsageError(
+            "--permissions-boundary: it is for the roles of --bucket, --read-from, and --second-guard"
+        )
 
 
 T = TypeVar("T", bound=ClusterOptions)

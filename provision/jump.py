@@ -98,8 +98,9 @@ def _read_cli_version() -> str:
 
 def _try_login(argv: Sequence[str]) -> str:
     """Return why OpenSSH can't log in to a jump host; "" if it can, even if the host refuses to forward."""
-    # With the user's own LogLevel, it may say nothing.
-    argv = (argv[0], "-o", "LogLevel=ERROR", *argv[1:])
+    # With the user's own LogLevel, it may say nothing. A shared connection words a refusal differently.
+    own = ("LogLevel=ERROR", "ControlMaster=no", "ControlPath=none")
+    argv = (argv[0], *(word for each in own for word in ("-o", each)), *argv[1:])
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_LOGIN_S

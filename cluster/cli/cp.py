@@ -75,7 +75,8 @@ def run(request: CopyRequest) -> int:
     if not source.node:
         _require_source(Path(source.path), recursive=request.recursive)
     ctx = open_cluster(request)
-    ctx.require_ssh(ctx.find_cluster().node(source.node or target.node))
+    cluster = ctx.find_cluster()
+    ctx.require_ssh(cluster, cluster.node(source.node or target.node))
     argv = build_argv(source, target, ctx.files.ssh_config, recursive=request.recursive)
     code = run_client(argv)
     if code == NOT_CONNECTED and ctx.access.repair_rule():

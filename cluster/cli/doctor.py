@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from cluster.cli.chosen_cluster import open_chosen_cloud, open_context
 from cluster.cli.spec_options import SpecRequest, read_change
 from cluster.cli.verify import describe_failures, render_results
 from cluster.console.display import make_progress
 from cluster.console.output import emit, wrap
-from cluster.context import Context
-from cluster.lifecycle.doctor import Examination, examine
+from cluster.lifecycle.doctor import Examination, examine, find_record
 from cluster.verify.results import Verdict, worst
-from infra.ec2 import key_pair
-from infra.ec2.cluster_record import ClusterRecord, merge_options, parse_record
-from infra.ec2.inventory import describe_inventory
+from infra.ec2.cluster_record import merge_options
 from infra.errors import SprError
-from infra.plan.ownership import split_groups
 from provision.stacks.load import DEFAULT_STACK
 
 # A documentation address, in place of the ones that `up` looks up.
@@ -30,7 +24,7 @@ def check(request: SpecRequest) -> int:
     cloud = open_chosen_cloud(request, change.name, progress=progress, must_exist=False)
     ctx = open_context(request, change.name, cloud)
     defaults = {"stack": DEFAULT_STACK, "amx_required": ctx.cloud.has_amx}
-    record = _find_record(ctx)
+    record = find_record(ctx)
     spec = merge_options(change.name, _SOME_CIDRS, change.given, record, defaults)
     where = f"{ctx.cloud.name} {ctx.cloud.region}"
     with progress.phase(f"Examine {where}"):
@@ -47,13 +41,3 @@ def check(request: SpecRequest) -> int:
     if verdict is Verdict.FAIL:
         raise SprError(describe_failures(results))
     return 0
-
-
-def _find_record(ctx: Context) -> ClusterRecord | None:
-    """Return the record of an existing cluster, unless it can't be read, which a check then explains."""
-    try:
-        found = describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",))
-        group, _ = split_groups(found, key_pair.read_public(ctx.files.key))
-        return parse_record(group.tags) if group else None
-    except (SprError, ClientError, BotoCoreError):
-        return None

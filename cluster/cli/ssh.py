@@ -130,8 +130,9 @@ def run(request: SshRequest) -> int:
         request = _read_options_after_node(request)
         command = request.command
     ctx = open_cluster(request)
-    found = ctx.find_cluster().node(node)
-    ctx.require_ssh(found)
+    cluster = ctx.find_cluster()
+    found = cluster.node(node)
+    ctx.require_ssh(cluster, found)
     command = command[1:] if command[:1] == ("--",) else command
     if request.no_shell and (command or not request.forward):
         raise UsageError("--no-shell needs -L, and no command")

@@ -183,6 +183,10 @@ def _carry_out(
 
     wait = CapacityWait(limit, plan_again) if limit else None
     cluster = apply_proposal(proposal, yes=request.yes, wait=wait)
+    # An `extend` may have moved the end meanwhile.
+    given = proposal.plan_input
+    given = replace(given, record=given.record.joined(ctx.find_record()))
+    proposal = replace(proposal, plan_input=given)
     emit(request, "\n".join(_render(cluster, proposal)), _as_dict(cluster, proposal))
     if has_terminal() and (offer := offer_once()):
         say(offer)

@@ -166,10 +166,11 @@ def _write_end(
     For a job, only the latest end moves.
     """
     found = _look(ctx)
-    group = found.group
-    if group is None or found.record is None:
+    group, seen = found.group, found.record
+    if group is None or seen is None or seen.created != record.created:
         raise SprError(f"cluster {ctx.name!r} was removed in the meantime")
-    record = replace(record.joined(found.record), generation=found.record.generation + 1)
+    # Its options and limit are those of the last `up`.
+    record = replace(seen.joined(record), generation=seen.generation + 1)
     if record.bound and record.latest > record.bound:
         raise UsageError(
             f"the nodes could run until {spoken_time(record.latest, ctx.now())}, later than --max-time "
@@ -189,7 +190,8 @@ def _write_end(
         # First: EC2's schedule must never end a machine before its own guard does.
         _move_guard(ctx, found, ids, record)
         # That takes seconds, in which another command may have moved the end further.
-        last = record.joined(_look(ctx).record)
+        seen = _look(ctx).record or record
+        last = replace(seen.joined(record), generation=max(seen.generation, record.generation))
         # Then the tags: with a time before that of the nodes, `gc` would remove a live cluster.
         label_instances(ctx.clients.ec2, [group.id], deadline_tags(last))
         label_instances(ctx.clients.ec2, ids, lifetime_tags(last))

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -30,7 +30,7 @@ from infra.cost.quotas import (
     require_quota,
 )
 from infra.ec2 import key_pair, network, tags
-from infra.ec2.cluster_record import new_record, record_tags
+from infra.ec2.cluster_record import ClusterRecord, new_record, parse_record, record_tags
 from infra.ec2.images import Image, find_ubuntu_image
 from infra.ec2.instances import HEAD, WORKER
 from infra.ec2.inventory import describe_inventory
@@ -61,6 +61,7 @@ from provision.stacks.load import load_stack
 
 # If the network drops packets, the SDK alone would try for minutes.
 _DEADLINE_S = 60.0
+_RECORD_S = 20.0
 # A documentation address: the request does not say who may use SSH, so none is looked up.
 _NOBODY = "192.0.2.1/32"
 # boto3 can create clients in one thread only:
@@ -114,6 +115,7 @@ class Examination:
         return find_ubuntu_image(clients.ssm, clients.ec2, load_stack(self.spec.stack).ubuntu)
 
 
+T = TypeVar("T")
 Look = Callable[[Examination], Iterable[CheckResult]]
 Futures = Mapping[str, "Future[list[CheckResult]]"]
 
@@ -133,8 +135,7 @@ def examine(exam: Examination) -> list[CheckResult]:
         getattr(exam.ctx.clients, name)
     futures: Futures = {check.name: Future() for check in CHECKS}
     for check in CHECKS:
-        # At exit, Python waits for threads that are not daemons.
-        threading.Thread(target=_run, args=(exam, check, futures), daemon=True).start()
+        _begin(partial(_look, exam, check, futures), futures[check.name])
     deadline = time.monotonic() + _DEADLINE_S
     return [result for check in CHECKS for result in _await(check, futures, deadline)]
 
@@ -149,11 +150,31 @@ def _await(check: Check, futures: Futures, deadline: float) -> Sequence[CheckRes
         return [_result(check.name, Verdict.FAIL, found, remedy)]
 
 
-def _run(exam: Examination, check: Check, futures: Futures) -> None:
+def _begin(call: Callable[[], T], future: Future[T]) -> None:
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    # At exit, Python waits for threads that are not daemons.
+    threading.Thread(target=run, daemon=True).start()
+
+
+def find_record(ctx: Context) -> ClusterRecord | None:
+    """Return the record of an existing cluster, unless it can't be read soon, which a check then explains."""
+    ec2, future = ctx.clients.ec2, Future[ClusterRecord | None]()
+
+    def look() -> ClusterRecord | None:
+        found = describe_inventory(ec2, ctx.name, ("security_groups",))
+        group, _ = split_groups(found, key_pair.read_public(ctx.files.key))
+        return parse_record(group.tags) if group else None
+
+    _begin(look, future)
     try:
-        futures[check.name].set_result(_look(exam, check, futures))
-    except BaseException as error:
-        futures[check.name].set_exception(error)
+        return future.result(_RECORD_S)
+    except (SprError, ClientError, BotoCoreError, FutureTimeoutError):
+        return None
 
 
 def _look(exam: Examination, check: Check, futures: Futures) -> list[CheckResult]:
@@ -221,10 +242,10 @@ def _network(exam: Examination) -> list[CheckResult]:
 
 def _routes(exam: Examination) -> list[CheckResult]:
     notes: list[str] = []
-    ec2, private, proxy = exam.ctx.clients.ec2, exam.spec.private, exam.spec.proxy
-    left = require_ways(ec2, exam.networks, notes.append, exam.spec, installs=not proxy)
+    clients, private, proxy = exam.ctx.clients, exam.spec.private, exam.spec.proxy
+    left = require_ways(clients, exam.networks, notes.append, exam.spec, installs=not proxy)
     if exam.ctx.cloud.billed:
-        left = require_s3(ec2, left, notes.append, exam.spec)
+        left = require_s3(clients, left, notes.append, exam.spec)
     if notes:
         return [_result("routes", Verdict.WARN, " ".join(notes))]
     if private and proxy:
@@ -294,7 +315,7 @@ def _bucket(exam: Examination) -> list[CheckResult]:
 def _permissions(exam: Examination) -> list[CheckResult]:
     spec, types = exam.spec, ",".join(exam.spec.instance_types)
     bucket = parse_s3_url(spec.bucket) if spec.bucket and spec.makes_role else None
-    boundary = spec.permissions_boundary
+    boundary = spec.permissions_boundary if bucket or spec.second_guard else None
     asked = unless(DENIED, exam.ctx.clients.ec2.get_ebs_default_kms_key_id)
     key = asked["KmsKeyId"] if asked else _MANAGED_KEY
     own_key = None if key.endswith(_MANAGED_KEY) else key

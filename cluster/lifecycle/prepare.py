@@ -167,14 +167,14 @@ def find_offers(
     # A proxy that no route table shows may be their way out.
     downloads = plan_input.image is None and not spec.proxy
     networks = require_ways(
-        ec2,
+        ctx.clients,
         [n for n in networks if n.zone in zones],
         note,
         spec,
         installs=downloads,
     )
     if ctx.cloud.billed:  # containers reach the embedded S3 in any network
-        networks = require_s3(ec2, networks, note, spec)
+        networks = require_s3(ctx.clients, networks, note, spec)
     flows = ssh_flows(spec.caller) if spec.caller else ()
     flows += install_flows() if downloads else ()
     networks = require_open_acls(ec2, networks, flows, note)

@@ -20,7 +20,7 @@ from infra.errors import HostError, JumpError, SprError
 from infra.wait import BOOT_DEADLINE_S
 from infra.words import counted
 from provision.facts import HostFacts, gather_facts
-from provision.host import CONNECT_TIMEOUT_S, wait_until_reachable
+from provision.host import CONNECT_TIMEOUT_S, Host, wait_until_reachable
 from provision.install import persist, wait_for_cloud_init
 from provision.run_on_nodes import on_all, on_each
 
@@ -162,6 +162,28 @@ class _Stragglers:
         self.gone: dict[str, str] = {}
         self.statuses = ""
 
+    def wait_for(self, node: Node, host: Host) -> None:
+        """Wait until a node answers, also for the agent of one that has taken long to boot."""
+        clock, begun = self.ctx.clock, self.ctx.clock.monotonic()
+        age = (self.ctx.now() - node.instance.launch_time).total_seconds()
+
+        def wait(deadline_s: float) -> None:
+            wait_until_reachable(
+                host,
+                deadline_s=deadline_s,
+                clock=clock,
+                on_wait=lambda _, reason: self.report(node, clock.monotonic() - begun, reason),
+            )
+
+        try:
+            wait(max(_REACH_AGAIN_S, BOOT_DEADLINE_S - age))
+        except HostError as error:
+            left = BOOT_DEADLINE_S + _REGISTER_S - age - (clock.monotonic() - begun)
+            given_up = isinstance(error, _CutOffError) or _UNREGISTERED not in error.message
+            if given_up or left <= 0:
+                raise
+            wait(left)
+
     def report(self, node: Node, passed: float, reason: str) -> None:
         """Note that a node does not answer. Raises :class:`HostError` if EC2 says it never will."""
         with self.lock:
@@ -173,10 +195,8 @@ class _Stragglers:
                 raise HostError(node.name, gone)
             names = ", ".join(sorted(self.waiting)[:4])
             more = f" and {len(self.waiting) - 4} more" if len(self.waiting) > 4 else ""
-            text = (
-                f"waiting for SSH on {names}{more}: "
-                f"{passed / 60:.0f} min of at most {BOOT_DEADLINE_S // 60}"
-            )
+            longest = BOOT_DEADLINE_S + (_REGISTER_S if _UNREGISTERED in reason else 0)
+            text = f"waiting for SSH on {names}{more}: {passed / 60:.0f} min of at most {longest // 60}"
             # Refused connections are normal during the first minute of a boot.
             if passed > _STATUS_EVERY_S:
                 text += f"; {self.statuses}{reason}"
@@ -285,14 +305,8 @@ def reach_nodes(
 
     def reach(node: Node) -> HostFacts:
         host = open_host(node)
-        age = (ctx.now() - node.instance.launch_time).total_seconds()
         try:
-            wait_until_reachable(
-                host,
-                deadline_s=max(_REACH_AGAIN_S, BOOT_DEADLINE_S - age),
-                clock=ctx.clock,
-                on_wait=lambda passed, reason: stragglers.report(node, passed, reason),
-            )
+            stragglers.wait_for(node, host)
             stragglers.heard.append(node)
             wait_for_cloud_init(host, ctx.clock)
             return persist(host, lambda: gather_facts(host), ctx.clock)

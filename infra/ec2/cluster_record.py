@@ -23,6 +23,7 @@ from infra.spec import (
     ClusterOptions,
     ClusterSpec,
     build_spec,
+    require_role,
     require_spot,
     validate_options,
 )
@@ -275,6 +276,8 @@ def merge_options(
     spec = build_spec(name=name, ssh_cidrs=ssh_cidrs, caller=caller, **options)
     if "max_price" in given:
         require_spot(spec)
+    if "permissions_boundary" in given:
+        require_role(spec)
     return spec
 
 

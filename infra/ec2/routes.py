@@ -56,6 +56,10 @@ class Way:
     is_public: bool
     is_inner: bool
     """Whether all routes end in the VPC: local ones, and those of endpoints."""
+    endpoints: frozenset[str] = frozenset()
+    """The gateway endpoints, also those of another account, which EC2 does not list."""
+    owner: str = ""
+    """The account that owns the VPC."""
 
     @property
     def leads_out(self) -> bool:
@@ -123,6 +127,13 @@ def _way(subnet_id: str, table: RouteTableTypeDef) -> Way:
         next(map(_target_of, default), ""),
         any(target.startswith("igw-") for target in found),
         all(target == "local" or target.startswith("vpce-") for target in found),
+        frozenset(
+            target
+            for route in active
+            if route.get("DestinationPrefixListId")
+            and (target := _target_of(route)).startswith("vpce-")
+        ),
+        table.get("OwnerId", ""),
     )
 
 
@@ -156,7 +167,7 @@ def describe_block(
 
 
 def require_ways(
-    ec2: EC2Client,
+    clients: Clients,
     networks: Sequence[Network],
     note: Callable[[str], None],
     spec: ClusterSpec,
@@ -169,7 +180,7 @@ def require_ways(
     Notes and skips checks for which permission is missing.
     Raises :class:`UsageError` if no subnet is left.
     """
-    unknown: dict[str, Way] = {}
+    ec2, unknown = clients.ec2, dict[str, Way]()
     ways = look_if_allowed(lambda: describe_ways(ec2, networks), unknown, note)
     private = spec.private
     if private:
@@ -177,6 +188,8 @@ def require_ways(
             return list(networks)
         # Endpoints may be in another VPC, behind a narrower route.
         inward = [w for w in ways.values() if not w.leads_out and (installs or w.is_inner)]
+        if not installs:
+            inward = _surely(inward, clients, note, "Session Manager")
         left = _without(networks, inward, _PRIVATE if installs else _AGENT)
         # Another account, whose mode is unknown, may own the exit behind a transit gateway.
         over_nat = {way.subnet_id for way in ways.values() if way.target.startswith("nat-")}
@@ -228,7 +241,7 @@ def _describe_endpoints(
 
 
 def require_s3(
-    ec2: EC2Client,
+    clients: Clients,
     networks: Sequence[Network],
     note: Callable[[str], None],
     spec: ClusterSpec,
@@ -240,6 +253,7 @@ def require_s3(
     """
     if not (networks and spec.private and (spec.bucket or spec.read_from)):
         return list(networks)
+    ec2 = clients.ec2
     found = look_if_allowed(lambda: _describe_endpoints(ec2, networks), None, note)
     # If this permission is missing, require_ways has noted it.
     ways = look_if_allowed(lambda: describe_ways(ec2, networks), dict[str, Way](), lambda _: None)
@@ -247,9 +261,11 @@ def require_s3(
     if found is None or any(each.get("VpcEndpointType") == "Interface" for each in endpoints):
         return list(networks)
     tables = {table for each in endpoints for table in each.get("RouteTableIds", ())}
-    others = [way for way in ways.values() if way.table_id not in tables]
+    not_s3 = {each.get("VpcEndpointId") for service, each in found if service != "s3"}
+    others = [w for w in ways.values() if w.table_id not in tables and not w.endpoints - not_s3]
     # Machines without public addresses can't use an internet gateway. S3 may have a narrower route.
     closed = [w for w in others if not w.leads_out and (w.is_inner or w.is_public)]
+    closed = _surely(closed, clients, note, "S3")
     region, vpc = ec2.meta.region_name, networks[0].vpc_id
     create = (
         f"create a gateway endpoint, which is free: aws ec2 create-vpc-endpoint --region {region} --vpc-id "
@@ -265,6 +281,19 @@ def require_s3(
             f"$0.045 per GB; {create.format(table=costly[0].table_id)}."
         )
     return left
+
+
+def _surely(
+    closed: list[Way], clients: Clients, note: Callable[[str], None], what: str
+) -> list[Way]:
+    """Return the ways without those in a shared VPC, whose owner may have interface endpoints there."""
+    shared = [way for way in closed if way.owner not in ("", clients.caller.account)]
+    if shared:
+        note(
+            f"Can't check whether machines in {shared[0].subnet_id} reach {what}: account "
+            f"{shared[0].owner} owns the VPC and its endpoints."
+        )
+    return [way for way in closed if way not in shared]
 
 
 def _unreachable(ways: Collection[Way], note: Callable[[str], None]) -> list[Way]:

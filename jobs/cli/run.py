@@ -196,7 +196,7 @@ def _open_terminal(context: JobContext, event: Event) -> None:
     node = context.cluster.node(event["node"]).name
     start = f"exec env PYTHONPATH=code {VENV}/bin/python -m worker.program.terminal"
     command = f"cd {shlex.quote(event['folder'])} && {start}"
-    argv = ["ssh", "-t", "-q", "-F", str(context.ssh_config), node, command]
+    argv = ["ssh", "-t", "-q", "-F", str(context.find_ssh_config()), node, command]
     with paused(context.progress):
         if run_client(argv) == NOT_CONNECTED:
             say(f"the connection to {node} broke; the program ends as soon as {node} notices")

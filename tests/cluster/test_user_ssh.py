@@ -74,8 +74,13 @@ def test_a_line_of_an_earlier_place_or_release_is_replaced(
     config.write_text(config.read_text() + own)
     if mark:
         monkeypatch.setenv("SPR_CLUSTER_HOME", str(folder / "moved"))
+        (folder / "my clusters/ssh_config").unlink()
+        config.write_text(f"# spr-cluster ssh --setup\n{own}{config.read_text()}")
+        own = f"# spr-cluster ssh --setup\n{own}{own}"  # of another folder, which is still there
+        (folder / "other").mkdir()
+        (folder / "other/ssh_config").touch()
     assert user_ssh.add_include() is mark
-    assert config.read_text().count("Include") == 2
+    assert config.read_text().count("Include") == 2 + mark
     assert ('moved/ssh_config"' in config.read_text()) is mark
     assert user_ssh.remove_include()
     assert config.read_text() == own

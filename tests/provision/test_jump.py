@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -215,10 +217,15 @@ def test_a_machine_is_reached_over_a_jump_host(
     assert jump.forwarded[0][1] == 22
     assert set(machine.logins) == {"ubuntu"}
     assert "i-0a" in login.known_hosts.read_text()
-    with openssh.with_name("users_config").open("a") as config:
-        config.write("LogLevel QUIET\n")
-    for jump.forwards in (0, -1):
-        require_way(f"me@127.0.0.8:{jump.port}")
+    # The user's OpenSSH may share a connection, at a path that must be short.
+    with tempfile.TemporaryDirectory() as short:
+        with openssh.with_name("users_config").open("a") as config:
+            config.write(f"LogLevel QUIET\nControlPath {short}/shared\n")
+        share = ["ssh", "-p", str(jump.port), "me@127.0.0.8"]
+        subprocess.run([*share, "-fNM"], check=True)
+        for jump.forwards in (0, -1):
+            require_way(f"me@127.0.0.8:{jump.port}")
+        subprocess.run([*share, "-O", "exit"], check=True)
     jump.accepts = False
     with pytest.raises(UsageError, match=r"--jump me@127\S+: me@127\S+ Permission denied"):
         require_way(f"me@127.0.0.8:{jump.port}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -188,7 +189,7 @@ def open_job_context(
         progress=progress,
         on_event=display.event,
         on_log=display.log,
-        ssh_config=ctx.files.ssh_config,
+        find_ssh_config=partial(ctx.learn_nodes, cluster),
         find_expiry=ctx.find_expiry,
         find_job_end=ctx.find_job_end,
         is_gone=ctx.is_gone,

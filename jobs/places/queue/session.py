@@ -82,7 +82,7 @@ class JobContext:
     detach: bool = False
     """Return as soon as the job is in the queue."""
     outcome: Outcome = field(default_factory=Outcome)
-    ssh_config: Path = Path()
+    find_ssh_config: Callable[[], Path] = Path
     """OpenSSH's configuration for the nodes."""
     keep_limit: Callable[[JobPlan, float], JobPlan] = lambda plan, _: plan
     """Sets the job's time limit, and moves the nodes' end for it; called just before its submission.
@@ -189,7 +189,8 @@ class JobSession:
             return install_packages(self.head, packages, context.stack, note, environment)
 
         if plan.folders or packages:
-            send_folders(self.head, plan.folders, install, self.paths, context.ssh_config, note)
+            ssh_config = context.find_ssh_config()
+            send_folders(self.head, plan.folders, install, self.paths, ssh_config, note)
 
     def _send_files(self, plan: JobPlan, record: str = "") -> None:
         if plan.spec.recovery.resumed_job:

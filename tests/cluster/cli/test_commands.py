@@ -19,6 +19,7 @@ import pytest
 
 from cluster.cli import status
 from cluster.cli.ssh import AUTHORIZE
+from cluster.lifecycle.deadline import extend
 from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
 from cluster.nodes import find_cluster
 from infra.aws.api_time import API_TIME
@@ -574,11 +575,36 @@ def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(
     files, node1 = ClusterFiles.of("spr"), line.ids()[1]
     for path in (files.ssh_config, files.ssh_hosts, files.known_hosts):
         path.unlink()
+    elsewhere = "# spr-cluster lives in: aws eu-west-1\n"
+    files.ssh_config.write_text(elsewhere)
+    for command in ("verify", "ssh"):
+        line.must(command, "--region", "us-east-1")
+        assert files.ssh_config.read_text() == elsewhere, "the same name in another place"
+    files.ssh_config.unlink()
+    files.known_hosts.unlink()
+    line.must("verify", "--region", "us-east-1")
+    assert not files.ssh_config.exists(), "it only reads"
     line.must("ssh", "node1")  # a colleague's machine has only the key
     assert f"HostKeyAlias {node1}" in files.ssh_config.read_text()
     assert "Host spr-node1" in files.ssh_hosts.read_text()
     assert files.known_hosts.read_text().startswith(node1)
     assert remembered_cloud("spr") == ("aws", "us-east-1")
+
+
+def test_up_shows_an_end_that_an_extend_has_moved_meanwhile(line: CommandLine) -> None:
+    line.begin("--nodes", "2")
+    ctx = replace(line.cloud.ctx, files=ClusterFiles.of("spr"))
+
+    def extend_meanwhile() -> None:
+        line.cloud.steps.before.clear()
+        extend(ctx, "spr", timedelta(hours=5))
+
+    line.cloud.steps.before["health of all nodes"] = extend_meanwhile
+    shown = json.loads(line.must("up", "--nodes", "2", "--yes", "--json").out)
+
+    expires = ctx.find_expiry()
+    assert expires
+    assert shown["expires"] == tags.render_time(expires)
 
 
 def test_a_plan_needs_no_lock(line: CommandLine) -> None:

@@ -181,6 +181,31 @@ def test_two_changes_at_once_both_take_effect(
     assert latest(cloud) == {cloud.expires(11 * HOUR)}
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_idle_timeout_that_up_sets_meanwhile_stays(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    cloud.prepared(nodes=1, ttl=2 * HOUR)
+    change = deadline._change
+
+    def up_meanwhile() -> None:
+        cloud.steps.before.clear()
+        cloud.up(nodes=1, idle_timeout=HOUR)
+
+    def up_first(*args: Any) -> ClusterRecord:
+        up_meanwhile()
+        return change(*args)
+
+    if is_late:
+        cloud.steps.before["spr-cluster-expires"] = up_meanwhile
+    else:
+        monkeypatch.setattr(deadline, "_change", up_first)
+
+    assert run(cloud, HOUR).options["idle_timeout"] == HOUR
+    assert cloud.machine(cloud.cluster().head.instance.id)["rest"].endswith(" 3600")
+    assert ends(cloud) == {cloud.expires(3 * HOUR)}
+
+
 @pytest.mark.parametrize("bought", [2, 3])
 def test_up_keeps_an_end_that_moved_while_it_ran(cloud: SimulatedCloud, bought: int) -> None:
     cloud.up(nodes=2, ttl=2 * HOUR, second_guard=True)

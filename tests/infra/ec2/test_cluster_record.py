@@ -184,6 +184,15 @@ def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defau
     with pytest.raises(UsageError, match="--max-price requires --market spot"):
         merge_options("bert", (CALLER,), {**price, **on_demand}, old)
     assert merge_options("bert", (CALLER,), {}, None, {"stack": "intel"}).stack == "intel"
+    role = {"permissions_boundary": "arn:aws:iam::123456789012:policy/b", "second_guard": True}
+    no_guard = {**role, "second_guard": False}
+    _, old = make(**role)
+    spec = merge_options("bert", (CALLER,), {"second_guard": False}, old)
+    read = parse_record(record_tags(spec, new_record(spec, NOW, old)))
+    assert read
+    assert merge_options("bert", (CALLER,), {"second_guard": True}, read).permissions_boundary
+    with pytest.raises(UsageError, match="--permissions-boundary: it is for the roles of"):
+        merge_options("bert", (CALLER,), no_guard, old)
 
 
 def test_the_end_is_known_to_the_second_as_its_tag_is() -> None:

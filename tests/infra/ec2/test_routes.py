@@ -20,12 +20,16 @@ NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "a
 LOCAL = {"DestinationCidrBlock": "10.0.0.0/16", "GatewayId": "local", "State": "active"}
 
 
-def table(name: str, *routes: Any, subnet: str = "") -> Any:
+GATEWAY = {"DestinationPrefixListId": "pl-1", "GatewayId": "vpce-1", "State": "active"}
+
+
+def table(name: str, *routes: Any, subnet: str = "", owner: str = "1") -> Any:
     """A route table: a subnet's own, or the main one of the VPC."""
     association = {"SubnetId": subnet, "Main": False} if subnet else {"Main": True}
     return {
         "RouteTableId": name,
         "VpcId": "vpc-1",
+        "OwnerId": owner,
         "Associations": [association],
         "Routes": [LOCAL, *routes],
     }
@@ -66,9 +70,14 @@ class Ec2:
         return {"VpcBlockPublicAccessExclusions": list(self._exclusions)}
 
 
+def clients_of(ec2: Any) -> Any:
+    return SimpleNamespace(ec2=ec2, caller=SimpleNamespace(account="1"))
+
+
 def usable(ec2: Any, *, installs: bool = True, **options: Any) -> list[str]:
     spec = make_spec(**options)
-    return [n.subnet_id for n in require_ways(ec2, [A, B], pytest.fail, spec, installs=installs)]
+    left = require_ways(clients_of(ec2), [A, B], pytest.fail, spec, installs=installs)
+    return [network.subnet_id for network in left]
 
 
 @pytest.mark.parametrize(
@@ -179,9 +188,9 @@ def test_a_transit_gateways_way_out_is_not_closed_by_block_public_access() -> No
 def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target: Any) -> None:
     through = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active", **target}
     notes: list[str] = []
-    client: Any = Ec2(table("rtb-main", through), table("rtb-own", subnet="subnet-b"))
+    ec2 = Ec2(table("rtb-main", through), table("rtb-own", subnet="subnet-b"))
 
-    assert require_ways(client, [A, B], notes.append, make_spec()) == [A]
+    assert require_ways(clients_of(ec2), [A, B], notes.append, make_spec()) == [A]
     (note,) = notes
     (name,) = target.values()
     assert f"subnet-a goes through a firewall endpoint, {name}; the firewall may block SSH" in note
@@ -197,6 +206,7 @@ def endpoint(service: str, kind: str, *tables: str, state: str = "available") ->
         "VpcEndpointType": kind,
         "State": state,
         "RouteTableIds": list(tables),
+        "VpcEndpointId": "vpce-1",
     }
 
 
@@ -212,17 +222,20 @@ def endpoint(service: str, kind: str, *tables: str, state: str = "available") ->
         ([], (endpoint("s3", "Interface"),), ["subnet-a", "subnet-b"], ""),
         ([NAT], (), ["subnet-a"], "goes through nat-1, which costs about $0.045 per GB"),
         ([NAT], (endpoint("s3", "Gateway", "rtb-main"),), ["subnet-a"], ""),
+        ([GATEWAY], (), ["subnet-a"], ""),  # another account's, which is not listed
+        ([GATEWAY], (endpoint("dynamodb", "Gateway", "rtb-main"),), [], "can't reach S3"),
     ],
 )
 def test_private_machines_need_a_way_to_s3(
     routes: list[Any], endpoints: tuple[Any, ...], left: list[str], says: str
 ) -> None:
     tables = table("rtb-main", *routes), table("rtb-own", subnet="subnet-b")
-    ec2 = cast("Any", Ec2(*tables, endpoints=endpoints))
+    clients = clients_of(Ec2(*tables, endpoints=endpoints))
     notes: list[str] = []
 
     def look(**options: Any) -> list[str]:
-        return [n.subnet_id for n in require_s3(ec2, [A, B], notes.append, make_spec(**options))]
+        left = require_s3(clients, [A, B], notes.append, make_spec(**options))
+        return [network.subnet_id for network in left]
 
     private: dict[str, Any] = {"private": True, "read_from": ("s3://team",)}
     if left:
@@ -236,6 +249,16 @@ def test_private_machines_need_a_way_to_s3(
             caught.value.hint
         )
     assert look(private=True) == look(bucket="s3://team") == ["subnet-a", "subnet-b"]
+
+
+def test_in_a_shared_vpc_what_endpoints_serve_is_noted_as_unknown() -> None:
+    clients, notes = clients_of(Ec2(table("rtb-main", owner="2"))), list[str]()
+    spec = make_spec(private=True, jump="ssm", bucket="s3://team")
+
+    assert require_ways(clients, [A, B], notes.append, spec, installs=False) == [A, B]
+    assert require_s3(clients, [A, B], notes.append, spec) == [A, B]
+    unknown = "Can't check whether machines in subnet-a reach {}: account 2 owns the VPC and its endpoints."
+    assert notes == [unknown.format(what) for what in ("Session Manager", "S3")]
 
 
 @pytest.mark.parametrize(

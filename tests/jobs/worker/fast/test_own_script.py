@@ -16,7 +16,7 @@ from transformers.trainer_utils import RemoveColumnsCollator
 
 from jobs.worker.fast import compilation
 from jobs.worker.fast.own_model import joined_ranks, use_fast_layers
-from jobs.worker.fast.own_trainer import Trimmed, _trim_training
+from jobs.worker.fast.own_trainer import StepReports, Trimmed, _trim_training
 from jobs.worker.fast.speed_up import speed_up
 from jobs.worker.program.environment import program_environment
 from jobs.worker.runtime.events import MARK, parse_event
@@ -315,6 +315,9 @@ def test_padding_on_the_left_and_other_batches_stay() -> None:
         assert Trimmed(lambda samples: samples)(given) is given
 
 
+COUNTS = ("_samples", "_tokens", "_padded", "_loss", "_computed", "_waited")
+
+
 @pytest.mark.parametrize(
     ("made", "collator", "is_trimmed"),
     [
@@ -336,3 +339,12 @@ def test_only_a_trainers_own_batches_are_trimmed(
     _trim_training(trainer)
     assert isinstance(trainer.get_train_dataloader().collate_fn, Trimmed) is is_trimmed
     assert loader.collate_fn is collator
+
+
+def test_only_tensors_are_counted() -> None:
+    """A collator may also keep the tokens of a pair as lists."""
+    counts: Any = SimpleNamespace(**dict.fromkeys(COUNTS, 0), _plain=lambda *_: 1.0)
+    counts._trainer = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 1.0}]))
+    given = {"positive_input_ids": [[1, 2]], "anchor_input_ids": torch.ones(3, 4)}
+    StepReports._training_step(counts, None, given)
+    assert (counts._samples, counts._tokens, counts._padded) == (3, 12, 12)

@@ -27,7 +27,7 @@ from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Work
 from jobs.train.generation import PARSERS, read_settings
 from jobs.worker.data.records import show
 
-MOST_BYTES, MOST_ROWS = 8 << 20, 2048
+MOST_BYTES, MOST_ROWS, MOST_NEW_TOKENS = 8 << 20, 2048, 4096
 """Of a request."""
 BODY_SECONDS = 30.0
 """How long a client may take to send a request."""
@@ -195,7 +195,10 @@ class App:
             names = ", ".join(("rows", *known))
             raise HTTPException(400, f"{unknown[0]}: a request to this model can have {names}")
         try:
-            return read_settings(given)
+            found = read_settings(given)
+            if found.get("max_new_tokens", 0) > MOST_NEW_TOKENS:
+                raise ValueError(f"max_new_tokens: expected at most {MOST_NEW_TOKENS}")
+            return found
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
 

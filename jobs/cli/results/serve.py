@@ -67,7 +67,8 @@ def add_parser(parent: Parser) -> None:
         "are no users or limits per client. Requests that arrive together share a batch. A model that\n"
         "`train --export` wrote for OpenVINO is used in that form. /predict takes rows, /v1/embeddings and\n"
         "/v1/rerank what the clients of OpenAI and Cohere send, /health and /metrics tell its state.\n"
-        "For a language model, /predict also takes max_new_tokens, temperature, top_p, and seed.",
+        "For a language model, /predict also takes max_new_tokens (at most 4096),\n"
+        "temperature, top_p, and seed.",
         _EXAMPLES,
         run=run,
         options=ServeRequest,

@@ -114,6 +114,8 @@ class Coordinator:
     _running: set[tuple[int, int]] = field(default_factory=set)
     _dismissed: int = 0
     _problem: str = ""
+    _changed: str = ""
+    """The first column whose type is not that of the first rows."""
     _begin: float = field(default_factory=time.monotonic)
     _first: float = 0.0
     """When the first shard was begun, with the model loaded."""
@@ -254,6 +256,12 @@ class Coordinator:
             each.has_ended = True
         each.expected = found["expected"]
         self._problem = self._problem or found["problem"]
+        if found["changed"] and not self._changed:
+            self._changed = found["changed"]
+            self.note(
+                f"warning: {self._changed} is of another type than in the first rows, and so is "
+                f"{found['name']}: readers of the folder may fail, which JSON lines (.jsonl) avoid"
+            )
         self._now_rows += found["read"]
         self._core_seconds += found["core_seconds"]
         self._cut += found["cut"]

@@ -79,9 +79,12 @@ def _trim_training(trainer: Any) -> None:
 
     def get_train_dataloader() -> Any:
         # Not the collator: evaluation may expect batches of one width, and trainers its attributes.
-        loader = plain()
-        inner = getattr(loader, "base_dataloader", loader)  # Accelerate's
-        if collate := getattr(inner, "collate_fn", None):
+        # Nor what a user made. Accelerate joins the batches of a stream, which then must have one width.
+        loader, own = plain(), trainer.data_collator
+        inner = getattr(loader, "base_dataloader", None)  # Accelerate's
+        collate: Any = getattr(inner, "collate_fn", None)
+        is_own = own in (collate, getattr(collate, "data_collator", None))
+        if inner and is_own and getattr(loader, "split_batches", True):
             inner.collate_fn = loader.collate_fn = Trimmed(collate)
         return loader
 
@@ -160,22 +163,20 @@ class StepReports(TrainerCallback):
             per_epoch = max(1, len(train_dataloader) // args.gradient_accumulation_steps)
         except TypeError:  # a stream
             per_epoch = state.max_steps
-        pace, done = Pace(ranks, hosts), state.global_step
-        counts = state.max_steps, per_epoch, done, 0, 0
-        self._reporter = StepReporter(
-            events, metrics, pace, self._request, self._check_loss, *counts
-        )
+        counts = state.max_steps, per_epoch, state.global_step, 0, 0
+        more = Pace(ranks, hosts), self._request, self._check_loss
+        self._reporter = StepReporter(events, metrics, *more, *counts)
         self._begin = self._last = time.perf_counter()
 
     def _training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
         """Trainer's, measured: the forward and backward pass of a part of a batch."""
         begin = time.perf_counter()
-        first = next((each for each in inputs.values() if isinstance(each, torch.Tensor)), ())
-        self._samples += len(first)
+        found = {n: each for n, each in inputs.items() if isinstance(each, torch.Tensor)}
+        self._samples += len(next(iter(found.values()), ()))
         # sentence-transformers has anchor_input_ids, positive_input_ids, ….
-        named_ids = [name for name in inputs if name.endswith("_input_ids")]
-        for name in ["input_ids"] if "input_ids" in inputs else named_ids:
-            ids, mask = inputs[name], inputs.get(f"{name[:-9]}attention_mask")
+        named_ids = [name for name in found if name.endswith("_input_ids")]
+        for name in ["input_ids"] if "input_ids" in found else named_ids:
+            ids, mask = found[name], found.get(f"{name[:-9]}attention_mask")
             self._padded += ids.numel()
             self._tokens += int(mask.sum()) if mask is not None else ids.numel()
         self._rate = self._trainer.optimizer.param_groups[0]["lr"]
@@ -193,8 +194,7 @@ class StepReports(TrainerCallback):
         other = max(0.0, whole - self._computed - self._waited)
         seconds = {"compute": self._computed, "communication": self._waited, "other": other}
         counts = self._samples, self._tokens, self._padded
-        since = now - self._begin
-        figures = StepFigures(step, since, self._loss, self._rate, *counts, seconds)
+        figures = StepFigures(step, now - self._begin, self._loss, self._rate, *counts, seconds)
         if self._reporter.take(figures, whole - self._waited, now=False, save=False).stop:
             self._stops = control.should_save = control.should_training_stop = True
         if not self._is_frozen:

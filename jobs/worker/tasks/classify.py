@@ -335,10 +335,12 @@ class Classify(TaughtTask[ClassifyOptions]):
             for row, labels in enumerate(samples.targets):
                 truth[row, labels] = True
         accuracy = 100 * float(accuracy_score(truth, predicted))
+        labels = None
         if self._several and (known := truth.any(axis=0) | predicted.any(axis=0)).any():
             # As with one label, a class that the data lack does not count.
-            truth, predicted = truth[:, known], predicted[:, known]
-        macro = 100 * float(f1_score(truth, predicted, average="macro", zero_division=0))
+            labels = np.flatnonzero(known)
+        counts = {"labels": labels, "average": "macro", "zero_division": 0}
+        macro = 100 * float(f1_score(truth, predicted, **counts))
         scores: dict[str, Any] = {
             "exact_match" if self._several else "accuracy": round(accuracy, 3),
             "macro_f1": round(macro, 3),

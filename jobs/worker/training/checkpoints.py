@@ -16,6 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -110,34 +111,51 @@ def identify(
     return RunIdentity(ranks.planned, dtype, run.digest() if ranks.first else "", known, ground)
 
 
-def expect_checkpoints(context: TrainContext, model: torch.nn.Module, *, keeps_best: bool) -> None:
-    """Tell how long the first checkpoint may take, if that is long.
+def count_saved(model: torch.nn.Module) -> int:
+    """Return the bytes of ``model/``, before :func:`prepare`; peft's models write only adapters."""
+    all_weights = not hasattr(model, "peft_config")
+    return sum(each.nbytes for each in model.parameters() if each.requires_grad or all_weights)
 
-    Raises :class:`CheckpointError` on all ranks if the disk of the first node, or of the second, which gets
-    copies, has too little room for them.
+
+def expect_checkpoints(
+    context: TrainContext, model: torch.nn.Module, steps: int, saved: int, *, keeps_best: bool
+) -> None:
+    """Tell how long the first checkpoint may take, if that is long; ``saved`` is of :func:`count_saved`.
+
+    Raises :class:`CheckpointError` on all ranks if the disk of the first node has too little room for them.
     """
-    parts = [(each.requires_grad, each.numel(), each.element_size()) for each in model.parameters()]
-    times = 2 if keeps_best else 1
-    one = sum(count * (times * size + _ADAM_BYTES) for trained, count, size in parts if trained)
-    whole = sum(count * size for _, count, size in parts)
+    options, hosts = context.options, context.hosts
+    every = options.checkpoint_every or 1  # how many its clock allows is not known
+    count = 0 if every == NEVER else -(-steps // every)
+    times, state = 2 if keeps_best else 1, model.state_dict()  # with the masters of bf16 weights
+    trained = [(state.get(n, p), p.numel()) for n, p in model.named_parameters() if p.requires_grad]
+    one = sum(times * each.nbytes + _ADAM_BYTES * size for each, size in trained) if count else 0
+
+    def need(keep: int) -> int:
+        # A new one is complete before the oldest one goes, and the model comes beside the others.
+        return max(min(keep + 1, count) * one, min(keep, count) * one + saved)
+
     room = _find_room(state_folder(context.output) / CHECKPOINTS)
     found: list[tuple[int, bool]] = context.ranks.gather((room, FOLDER in os.environ))
     free, has_supervisor = [each for each, _ in found], found[0][1]
-    keep, hosts = context.options.keep_checkpoints, context.hosts
-    # A new one is complete before the oldest one goes, and the model comes beside the others.
-    needs = {0: keep * one + max(one, whole)}
-    if has_supervisor:  # elsewhere, nodes often share a disk, and there are no copies
-        needs.update({n: (_COPIES + 1) * one for n in range(len(hosts)) if hosts[n] != hosts[0]})
-    for rank in list(needs)[:2]:
-        if (lack := needs[rank] - free[rank]) > 0:
-            where = f" on {hosts[rank]}" if hosts else ""
-            fewer = "--keep-checkpoints 1, " if keep > 1 and not rank else ""
-            lora = "--lora, " if getattr(context.options, "lora", None) is False else ""
-            raise CheckpointError(
-                f"checkpoints need {needs[rank] / 1e9:.1f} GB of disk, and {free[rank] / 1e9:.1f} GB are "
-                f"free{where}",
-                hint=f"use {fewer}{lora}or disks that are {-(-lack // 2**30)} GiB larger (`up --volume-gib`)",
-            )
+    keep, where = options.keep_checkpoints, f" on {hosts[0]}" if hosts else ""
+    if (lack := need(keep) - free[0]) > 0:
+        ways = ["--keep-checkpoints 1"] * (keep > 1 and need(1) <= free[0])
+        ways += ["--lora"] * (getattr(options, "lora", None) is False)
+        ways.append(f"disks that are {-(-lack // 2**30)} GiB larger (`up --volume-gib`)")
+        what = "checkpoints need" if count else "the model needs"
+        raise CheckpointError(
+            f"{what} {need(keep) / 1e9:.1f} GB of disk, and {free[0] / 1e9:.1f} GB are free{where}",
+            hint=f"use {' or '.join(ways)}",
+        )
+    # Elsewhere, nodes often share a disk, and there are no copies.
+    others = [n for n in range(len(hosts)) if hosts[n] != hosts[0]] if has_supervisor else []
+    best, copies = max((free[n] for n in others), default=0), min(_COPIES + 1, count) * one
+    if others and best < copies:
+        context.events.note(
+            f"warning: copies of checkpoints need {copies / 1e9:.1f} GB of disk, and no other node has more "
+            f"than {best / 1e9:.1f} GB free: a job that loses its first node may start over"
+        )
     if (seconds := one / SLOWEST_DISK) > _WORTH_TELLING:
         context.events.emit("checkpoint_estimate", seconds=round(seconds, 1))
 
@@ -145,8 +163,12 @@ def expect_checkpoints(context: TrainContext, model: torch.nn.Module, *, keeps_b
 def _find_room(folder: Path) -> int:
     """Return the bytes that checkpoints can have there: what is free, and what older ones take."""
     place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    older = (each.stat().st_size for each in folder.glob("*/*") if each.is_file())
-    return shutil.disk_usage(place).free + sum(older)
+    older = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # an older copy may be removed meanwhile
+                older += Path(parent, name).stat().st_size
+    return shutil.disk_usage(place).free + older
 
 
 def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: Ranks) -> str:

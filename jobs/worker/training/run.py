@@ -36,7 +36,7 @@ from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .best import Unseen, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .card import render_card
-from .checkpoints import Checkpoint, CheckpointTimer, expect_checkpoints, identify
+from .checkpoints import Checkpoint, CheckpointTimer, count_saved, expect_checkpoints, identify
 from .export import export_model, require_convertible, require_packages
 from .hub import push_model
 from .model import save_model
@@ -234,6 +234,7 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
     _note_few_steps(context, schedule)
     evaluator = plan_evaluation(run, unseen, schedule)
     torch.manual_seed(options.seed + ranks.rank)  # other dropout on each rank
+    saved = count_saved(model)
     trained, optimizer = prepare(run, schedule.total)
     ground = {
         "torch": str(torch.__version__),
@@ -250,7 +251,7 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
     loop = Loop(run, schedule, evaluator, state, trained, start, timer, rate)
     if schedule.total:
         keeps_best = bool(evaluator.every) and options.keep == "best"
-        expect_checkpoints(context, model, keeps_best=keeps_best)
+        expect_checkpoints(context, model, schedule.total, saved, keeps_best=keeps_best)
     if options.resume:
         resume(loop)
     _take_steps(loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 from zlib import crc32
@@ -15,7 +16,7 @@ from ...runtime.errors import DatasetError, first_line
 from ...training.model import longest_input
 from ...training.task import Loaded
 from ...training.text_task import Row
-from .chats import Turn, read_tools, read_turns
+from .chats import Turn, read_tools, read_turns, render_calls
 from .head import parts
 from .samples import read_prefix
 from .templates import render_chat
@@ -76,12 +77,19 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
         chat = [{"role": "user", "content": row.text("text")}]
     tools = read_tools(f"{row.place}: 'tools'", values.get("tools"))
     try:
-        text, _ = render_chat(tokenizer, chat, tools, cue=True)
+        text = _render_prompt(tokenizer, chat, tools)
     except Exception as error:  # of jinja: templates refuse roles that they don't know
         raise DatasetError(f"{row.place}: the chat template fails: {first_line(error)}") from error
     text = require_text(text, f"{row.place}: the chat")
     chat_ids: Ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return chat_ids
+
+
+def _render_prompt(tokenizer: Any, chat: Sequence[Turn], tools: Any) -> str:
+    with suppress(ImportError):  # this machine may have another version of transformers
+        return render_chat(tokenizer, chat, tools, cue=True)[0]
+    options = {"tools": tools, "add_generation_prompt": True, "tokenize": False}
+    return render_calls(chat, lambda turns: str(tokenizer.apply_chat_template(turns, **options)))
 
 
 def encode_text(loaded: Loaded, text: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from heapq import nlargest
 from importlib.util import find_spec
 from itertools import chain
@@ -148,8 +149,9 @@ class Lm(TableTask[LmOptions]):
         except Exception:  # the job explains it
             return
         self._set_template(tokenizer)
-        for each in self._first:
-            Renderer(tokenizer, learn_all=False)(each)
+        with suppress(ImportError):  # another version of transformers than the nodes'
+            for each in self._first:
+                Renderer(tokenizer, learn_all=False)(each)
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from transformers import AutoModelForCausalLM

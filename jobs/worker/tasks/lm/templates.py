@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import compress
@@ -33,6 +34,8 @@ Llama's templates write this day themselves if they can't ask for today's.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """What data call an answer's reasoning beside its content."""
 _DROPPED = {
+    "words": "what is said beside calls of tools in {} rows: give a template that writes it "
+    "(--chat-template) if it is to be learned",
     "tools": "the tools of {} rows: remove the column, or give a template that writes them "
     "(--chat-template)",
     "thoughts": "the reasoning of {} last answers: put it into the content as <think>…</think>, or give "
@@ -59,20 +62,21 @@ class Renderer:
     def __call__(self, exchange: Exchange) -> Rendered:
         dropped = list[str]()
         if exchange.turns:
-            text, learned = self._render_chat(exchange)
+            text, marked = self._render(exchange, exchange.turns)
             dropped = self._find_dropped(exchange, text)
+            learned = self._find_learned(exchange, text, marked)
         else:
             text, end = exchange.prompt + exchange.completion, self.tokenizer.eos_token
             text += "" if text.endswith(end) else end
             learned = [(len(exchange.prompt), len(text))]
         return Rendered(text, [(0, len(text))] if self.learn_all else learned, dropped)
 
-    def _render_chat(self, exchange: Exchange) -> tuple[str, Sequence[tuple[int, int]]]:
+    def _find_learned(
+        self, exchange: Exchange, text: str, marked: Sequence[tuple[int, int]] | None
+    ) -> Sequence[tuple[int, int]]:
         turns = exchange.turns
-        text, marked = self._render(exchange, turns)
-        _require_turns(exchange, text)
         if exchange.prompt:
-            return text, [(self._begin(exchange, text, exchange.prompt), len(text))]
+            return [(self._begin(exchange, text, exchange.prompt), len(text))]
         places = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
         if marked is not None:
             if not any(end > begin for begin, end in marked):
@@ -80,8 +84,8 @@ class Renderer:
                     f"{exchange.place}: the chat template marks no words of the assistant",
                     hint="enclose them and the turn's end by {% generation %} and {% endgeneration %}",
                 )
-            return text, self._choose(exchange, marked, [is_learned(turns[n]) for n in places])
-        return text, [
+            return self._choose(exchange, marked, [is_learned(turns[n]) for n in places])
+        return [
             (
                 self._begin(exchange, text, turns[:place]),
                 self._end(exchange, text, turns[: place + 1]),
@@ -91,20 +95,47 @@ class Renderer:
         ]
 
     def _find_dropped(self, exchange: Exchange, text: str) -> list[str]:
-        """Return what else the template drops. Raises :class:`DatasetError` for calls of tools."""
-        turns, found = exchange.turns, list[str]()
-        calls = any(turn.get("tool_calls") for turn in turns)
-        if calls and self._is_same(exchange, text, "tool_calls"):
-            raise DatasetError(
-                f"{exchange.place}: the chat template drops the calls of tools (tool_calls)",
-                hint="leave out the row, or give another template with --chat-template",
-            )
-        if exchange.tools and self._is_same(exchange._replace(tools=None), text):
-            found.append("tools")
+        """Return what the template drops. Raises :class:`DatasetError` for turns and calls of tools.
+
+        Rendering takes most of the time: a chat is only rendered again if the text lacks a name or thought.
+        """
+        turns, (places, found) = exchange.turns, _find_words(exchange, text)
+        ends = [*(words for _, words in places[1:]), len(text)]
+        if not all(
+            _are_in(text[begin:end], _names(turn.get("tool_calls")))
+            for turn, (begin, _), end in zip(turns, places, ends, strict=True)
+        ):
+            self._require_calls(exchange)
+        if tools := exchange.tools:
+            said = json.dumps(turns, ensure_ascii=False, default=str)
+            names = ["".join(_names([each])) for each in tools]
+            known = [bool(name) and text.count(name) > said.count(name) for name in names]
+            less = [*compress(tools, known)] or None
+            if not all(known) and self._is_same(exchange._replace(tools=less), text):
+                found.append("tools")
         # Templates may leave out the thoughts of earlier answers.
-        if any(map(turns[-1].get, _THOUGHTS)) and self._is_same(exchange, text, *_THOUGHTS):
+        thoughts = [turns[-1][name] for name in _THOUGHTS if turns[-1].get(name)]
+        is_known = any(isinstance(each, str) and each.strip() in text for each in thoughts)
+        if thoughts and not is_known and self._is_same(exchange, text, *_THOUGHTS):
             found.append("thoughts")
         return found
+
+    def _require_calls(self, exchange: Exchange) -> None:
+        """Raise :class:`DatasetError` if the text does not depend on the name of each call."""
+        turns = deepcopy(exchange.turns)
+        functions = [each for turn in turns for each in _functions(turn.get("tool_calls"))]
+        marks = [f"q{number}z" for number in range(len(functions))]
+        for function, mark in zip(functions, marks, strict=True):
+            function["name"] += mark
+        try:
+            text = self._render(exchange, turns)[0].casefold()
+        except DatasetError:  # the template knows the names
+            return
+        if not all(mark in text for mark in marks):
+            raise DatasetError(
+                f"{exchange.place}: the chat template drops the calls of tools (tool_calls), or some of them",
+                hint="leave out the row, or give another template with --chat-template",
+            )
 
     def _is_same(self, exchange: Exchange, text: str, *names: str) -> bool:
         """Return whether the text would be the same if no turn had these fields."""
@@ -148,6 +179,8 @@ class Renderer:
     ) -> tuple[str, Sequence[tuple[int, int]] | None]:
         try:
             return render_chat(self.tokenizer, turns, exchange.tools, cue=cue)
+        except ImportError:  # not the template's
+            raise
         except Exception as error:
             raise DatasetError(
                 f"{exchange.place}: the chat template fails: {first_line(error)}",
@@ -160,7 +193,8 @@ def render_chat(
 ) -> tuple[str, Sequence[tuple[int, int]] | None]:
     """Return a text and the ranges that its template marks; with ``cue``, an answer would be next.
 
-    Raises what the template raises: ``TemplateError`` and, for what it misses in a turn, many other types.
+    Raises what the template raises: ``TemplateError`` and, for what it misses in a turn, many other types;
+    and ``ImportError`` with other versions of transformers, such as a laptop's.
     """
     from transformers.utils.chat_template_utils import (
         _compile_jinja_template,
@@ -186,9 +220,32 @@ def render_chat(
     return render_calls(turns, render)
 
 
-def _require_turns(exchange: Exchange, text: str) -> None:
-    """Raise :class:`DatasetError` for a turn whose words the template has dropped."""
-    at = 0
+def _functions(given: Any) -> list[dict[str, Any]]:
+    """Return the named functions of tools or calls, which are objects of their own in OpenAI's."""
+    objects = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    found = [each.get("function", each) for each in objects]
+    return [each for each in found if isinstance(each, dict) and isinstance(each.get("name"), str)]
+
+
+def _names(given: Any) -> list[str]:
+    return [each["name"] for each in _functions(given)]
+
+
+def _are_in(text: str, names: Sequence[str]) -> bool:
+    """Return whether the text has these names, one after the other."""
+    for name in names:
+        _, found, text = text.partition(name)
+        if not found:
+            return False
+    return True
+
+
+def _find_words(exchange: Exchange, text: str) -> tuple[list[tuple[int, int]], list[str]]:
+    """Return for each turn where the one before it ends and where its words are, and what is dropped.
+
+    Raises :class:`DatasetError` for a turn whose words the template has dropped.
+    """
+    at, places, dropped = 0, list[tuple[int, int]](), set[str]()
     for number, turn in enumerate(exchange.turns, start=1):
         # Templates omit the thoughts of earlier turns, and may write what tools get and return as JSON.
         words, calls = turn["content"].rpartition("</think>")[2].strip(), turn.get("tool_calls")
@@ -196,16 +253,19 @@ def _require_turns(exchange: Exchange, text: str) -> None:
         if turn["role"] == "tool" or calls:
             forms |= {json.dumps(words, ensure_ascii=each)[1:-1] for each in (True, False)}
         is_system = turn["role"] == "system"  # may be anywhere
-        places = {form: text.find(form, 0 if is_system else at) for form in forms}
-        ends = [place + len(form) for form, place in places.items() if place >= 0]
-        if not ends:
+        found = {form: text.find(form, 0 if is_system else at) for form in forms}
+        known = {place: place + len(form) for form, place in found.items() if place >= 0}
+        if calls and not known:
+            dropped.add("words")
+        elif not known:
             raise DatasetError(
                 f"{exchange.place}: the chat template drops turn {number} ({turn['role']}): {show(words)}",
-                hint=f"remove {'its content' if calls else 'the turn'}, or give another template with "
-                "--chat-template",
+                hint="remove the turn, or give another template with --chat-template",
             )
+        places.append((at, min(known, default=at)))
         # Gemma 4's template, for one, writes what is said beside calls after what the tools return.
-        at = at if is_system or calls else min(ends)
+        at = at if is_system or calls else min(known.values())
+    return places, [*dropped]
 
 
 def note_dropped(rendered: Sequence[Rendered], note: Callable[[str], None]) -> None:

@@ -196,6 +196,19 @@ def test_each_format_holds_every_column(tmp_path: Path, models: Callable[[str], 
     assert read_table(tmp_path / "b.parquet").schema.names == [*lines[0], "predicted_tags"]
 
 
+def test_a_column_that_becomes_text_is_noted_once(
+    tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_LOOK_AT", 16)
+    rows = [{"text": row["text"], "n": n if n < 20 else str(n)} for n, row in enumerate(ROWS)]
+    notes, place = list[str](), str(tmp_path / "out")
+    data = write(tmp_path / "in.jsonl", rows)
+    predict_corpus(PredictOptions(models("classify"), data, place), notes.append)
+    (note,) = (each for each in notes if "type" in each)
+    assert "in.jsonl: rows 17 to 32: column 'n' is of another type than in the first rows" in note
+    assert "000000000016-16-16.parquet" in note
+
+
 @pytest.mark.parametrize("task", ["classify", "tag"])
 def test_texts_are_cut_as_in_training_and_counted(
     tmp_path: Path, models: Callable[[str], str], tokenizer: Any, task: str
@@ -327,7 +340,7 @@ def test_the_time_left_does_not_count_loading_the_model(
     coordinator._begin = coordinator._told = time.monotonic() - 1000
     shard = coordinator.ask(0)
     assert shard
-    count, none = shard["count"], dict.fromkeys(("core_seconds", "cut"), 0)
+    count, none = shard["count"], dict.fromkeys(("core_seconds", "cut", "changed"), 0)
     found = {"name": "", "read": count, "rows": 0, "problem": "", "expected": 2 * count, **none}
     coordinator.tell(0, 0, {**found, "seconds": 10.0})
     assert said == [f"{count} of about {2 * count} rows, {count / 10:.1f} rows/s, 10 s left"]

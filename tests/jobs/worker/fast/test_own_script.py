@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader  # type: ignore[import-untyped]
 from torch import nn
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import RemoveColumnsCollator
 
 from jobs.worker.fast import compilation
 from jobs.worker.fast.own_model import joined_ranks, use_fast_layers
-from jobs.worker.fast.own_trainer import Trimmed
+from jobs.worker.fast.own_trainer import StepReports, Trimmed, _trim_training
 from jobs.worker.fast.speed_up import speed_up
 from jobs.worker.program.environment import program_environment
 from jobs.worker.runtime.events import MARK, parse_event
@@ -309,3 +313,38 @@ def test_padding_on_the_left_and_other_batches_stay() -> None:
     given: Any
     for given in ({"attention_mask": mask}, {"pixels": mask}, [mask]):
         assert Trimmed(lambda samples: samples)(given) is given
+
+
+COUNTS = ("_samples", "_tokens", "_padded", "_loss", "_computed", "_waited")
+
+
+@pytest.mark.parametrize(
+    ("made", "collator", "is_trimmed"),
+    [
+        ({}, dict, True),
+        ({}, RemoveColumnsCollator(dict, ()), True),
+        ({}, list, False),
+        ({"dispatch_batches": True}, dict, False),  # it joins the batches of several ranks
+        ({"dispatch_batches": True, "split_batches": True}, dict, True),
+        (None, dict, False),
+    ],
+)
+def test_only_a_trainers_own_batches_are_trimmed(
+    made: dict[str, bool] | None, collator: Any, is_trimmed: bool
+) -> None:
+    rows: Any = [{}]
+    loader = DataLoader(rows, collate_fn=collator)
+    given = loader if made is None else prepare_data_loader(loader, put_on_device=True, **made)
+    trainer = SimpleNamespace(data_collator=dict, get_train_dataloader=lambda: given)
+    _trim_training(trainer)
+    assert isinstance(trainer.get_train_dataloader().collate_fn, Trimmed) is is_trimmed
+    assert loader.collate_fn is collator
+
+
+def test_only_tensors_are_counted() -> None:
+    """A collator may also keep the tokens of a pair as lists."""
+    counts: Any = SimpleNamespace(**dict.fromkeys(COUNTS, 0), _plain=lambda *_: 1.0)
+    counts._trainer = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 1.0}]))
+    given = {"positive_input_ids": [[1, 2]], "anchor_input_ids": torch.ones(3, 4)}
+    StepReports._training_step(counts, None, given)
+    assert (counts._samples, counts._tokens, counts._padded) == (3, 12, 12)

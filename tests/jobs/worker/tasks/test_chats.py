@@ -6,14 +6,17 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from transformers.utils import chat_template_utils
 
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
 from jobs.worker.data.readers import read_table
 from jobs.worker.data.records import SKIP_HINT
 from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.tasks.lm import templates
 from jobs.worker.tasks.lm.chats import Exchange, find_columns, read_exchange, read_turns
 from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions
@@ -199,18 +202,22 @@ def test_a_bad_file_is_named_with_its_fix(
     assert fix in str(refused.hint)
 
 
-def test_a_jobs_results_are_a_model() -> None:
+def test_a_jobs_results_are_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(model := Path("results/lm-1/model"))
     (model / "chat_template.jinja").write_text(CHATML)
     words = ["--data", str(write(Path("a.jsonl"), CHAT)), "--model", "results/lm-1"]
     options = parse_request("train", "lm", *words).read_options()
     assert options.model_name == str(model)
     check_inputs(options)
-    # The template is tried before the job starts, as far as this machine can.
+    # The template is tried before the job starts, as far as this machine's transformers can.
     write(Path("a.jsonl"), CHAT, chat(SYSTEM, USER, ANSWER))
     new_chat_tokenizer(["Why? So."], NO_SYSTEM).save_pretrained(model)
     with pytest.raises(UsageError, match="line 2: the chat template drops turn 1"):
         check_inputs(options)
+    monkeypatch.delattr(chat_template_utils, "render_jinja_template")
+    check_inputs(options)
+    prompt = encode_prompt(Loaded(None, new_chat_tokenizer(["Why?"])), Row("row 1", chat(USER)))
+    assert len(prompt) > 9
 
 
 @pytest.mark.parametrize(
@@ -262,13 +269,19 @@ SAYS = "{% for m in messages %}%s{% endfor %}"
 UNSTABLE = SAYS.replace("%s", "{{ m.content }}{% if loop.last %}!{% endif %}")
 UNSAID = SAYS.replace("%s", "{{ m.content }}{% generation %}{% endgeneration %}")
 NO_SYSTEM = SAYS.replace("%s", "{% if m.role != 'system' %}{{ m.content }}{% endif %}")
-NO_CALL_TEXT = SAYS.replace("%s", "{{ m.tool_calls or m.content }}")
 NO_ANSWER = SAYS.replace("%s", "{% if m.role == 'user' %}{{ m.content }}{% endif %}")
 NO_MORE = "{{ messages[0].content + messages[1].content + messages[2].content }}"
 HALVES = SAYS.replace("%s", "{% generation %}{{ m.content }}{% endgeneration %}")
 UNWEIGHTED = {**ANSWER, "weight": 0}
 NO_TOOL = SAYS.replace("%s", "{% if m.role != 'tool' %}{{ m.tool_calls or m.content }}{% endif %}")
 CALLS = (USER, {**CALL, "content": ""}, TOOL, ANSWER)
+ADDS = [{"function": {"name": "add"}} for _ in range(2)]
+TWICE = (USER, {**CALL, "tool_calls": ADDS, "content": ""}, TOOL, ANSWER)
+PARTIAL = (  # also of tools that are named elsewhere
+    "{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}",
+    "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}",
+    "{% if m.role == 'tool' %}add: {% endif %}{{ m.content }}",
+)
 TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
 
 
@@ -283,12 +296,7 @@ TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
         ("{{ messages[-1].content }}", TWO, "drops turn 1 (user): 'Why?'", "remove"),
         (NO_MORE, SAME, "drops turn 4 (assistant): 'So.'", "remove the turn"),
         (SAYS.replace("%s", "{{ m.content }}"), CALLS, "drops the calls of tools", "the row"),
-        (
-            NO_CALL_TEXT,
-            (USER, {**CALL, "content": "Hm."}),
-            "turn 2 (assistant): 'Hm.'",
-            "its content",
-        ),
+        *((SAYS.replace("%s", each), TWICE, "drops the calls of", "the row") for each in PARTIAL),
         (NO_TOOL, CALLS, "drops turn 3 (tool): '5'", "remove the turn"),
         (UNSTABLE, TWO * 2, "writes turn 1 differently if others follow", '"weight": 0'),
         (
@@ -345,6 +353,28 @@ def test_tools_and_reasoning_that_a_template_drops_are_noted(says: str) -> None:
     assert "the reasoning of 2 last answers: put it into the content" in notes[1]
 
 
+@pytest.mark.parametrize(
+    ("call", "renders", "dropped"),
+    [
+        ("{{ m.tool_calls or m.content }}", 1, ["words"]),
+        ("{{ m.content }}{{ m.tool_calls }}", 1, []),
+        ("{{ m.content }}{{ m.tool_calls | upper }}", 3, []),
+    ],
+)
+def test_a_chat_is_rendered_again_only_if_the_text_lacks_a_name(
+    monkeypatch: pytest.MonkeyPatch, call: str, renders: int, dropped: list[str]
+) -> None:
+    """Words beside calls that a template drops, as Llama 3.1's, are noted."""
+    template = SAYS.replace("%s", f"{{% generation %}}{call}{{% endgeneration %}}")
+    tokenizer = new_chat_tokenizer(["Why? So."], "{{ tools }}" + template)
+    turns = [USER, {**CALL, "content": "Hm."}, TOOL, {**ANSWER, "thinking": "So."}]
+    rendered = Mock(side_effect=templates.render_chat)
+    monkeypatch.setattr(templates, "render_chat", rendered)
+    exchange = Exchange("row 1", (), turns, [{"function": {"name": "add"}}])
+    assert [*Renderer(tokenizer, learn_all=False)(exchange).dropped] == dropped
+    assert rendered.call_count == renders
+
+
 FROM_ARROW = {"x": 1, "y": None, "z": [{"a": "é", "b": None}]}
 
 
@@ -367,11 +397,12 @@ def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool
     exchange = read_exchange("a.parquet: row 1", row, ["messages"])
     assert exchange.tools == [{"properties": {"x": 1, "z": [{"a": "é"}]}}]
     path = "m.tool_calls[0]" if flat else "m.tool_calls[0].function"
-    said = f"{{% if m.tool_calls %}}{{% set c = {path} %}}{use}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+    use = f"{{% set c = {path} %}}{{{{ c.name }}}}{use}"
+    said = f"{{% if m.tool_calls %}}{use}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
     tools = "{% for tool in tools %}{{ tool.properties.x }};{% endfor %}"
     tokenizer = new_chat_tokenizer(["Why? So."], tools + SAYS.replace("%s", said))
     text = Renderer(tokenizer, learn_all=False)(exchange).text
-    assert text == '1;Why?{"x": 1, "z": [{"a": "é"}]}5So.'
+    assert text == '1;Why?f{"x": 1, "z": [{"a": "é"}]}5So.'
     assert "id" not in exchange.turns[1]["tool_calls"][0]
     prompt = encode_prompt(Loaded(None, tokenizer), Row("a.parquet: row 1", row))
     assert tokenizer.decode(prompt) == text.removesuffix("So.")

@@ -133,6 +133,7 @@ def test_several_labels_and_pairs(tmp_path: Path) -> None:
     assert scores["exact_match"] == pytest.approx(66.667)
     found = np.array([[1, 0, 0], [0, 0, 0]], dtype=bool)  # neither class 2 nor 3 occurs
     assert task._score(replace(samples, targets=[[0], []]), found)["macro_f1"] == 100.0
+    assert task._score(replace(samples, targets=[[0], [0]]), found)["macro_f1"] == 66.667
     assert task._score(replace(samples, targets=[[], []]), found & False)["macro_f1"] == 0.0
     single = [{**each, "label": n} for n, each in enumerate(rows)]
     for data, metric, why in (

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from jobs.worker.fast.optimizer import halve_weights
 from jobs.worker.runtime.errors import CheckpointError
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.runtime.ranks import Ranks
@@ -30,6 +31,7 @@ from jobs.worker.training.checkpoints import (
     Checkpoint,
     CheckpointTimer,
     RunIdentity,
+    count_saved,
     expect_checkpoints,
     list_checkpoints,
     load_state,
@@ -39,6 +41,7 @@ from jobs.worker.training.checkpoints import (
     require_same,
     save_checkpoint,
 )
+from jobs.worker.training.options import NEVER
 from jobs.worker.training.state import PATIENCE, DivergenceDetector, State, TrainingProgress
 from tests.fakes import FakeClock
 from tests.jobs.worker.threaded_ranks import run_threaded, session
@@ -115,26 +118,43 @@ def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
     assert synced == ["state.pt", "checkpoint.json", "step-000002.partial", "checkpoints"]
 
 
+DISKS = "disks that are 1 GiB larger (`up --volume-gib`)"
+COPIES = (
+    "warning: copies of checkpoints need 3.6 GB of disk, and no other node has more than 3.5 GB"
+)
+
+
 @pytest.mark.parametrize(
-    ("keep", "free", "supervised", "host"),
+    ("keep", "every", "free", "supervised", "wanted"),
     [
-        (2, [3.7, 3.7], True, ""),
-        (2, [3.5, 3.7], True, "a"),
-        (1, [3.5, 3.5], True, "b"),
-        (1, [3.5, 3.5], False, ""),
+        (2, None, [3.7, 3.7], True, ""),
+        (2, 5, [3.5, 3.7], True, f"on a; use --keep-checkpoints 1 or --lora or {DISKS}"),
+        (
+            2,
+            5,
+            [2.1, 3.7],
+            True,
+            "3.6 GB of disk, and 2.1 GB are free on a; use --lora or disks that are 2 GiB",
+        ),
+        (2, 11, [2.9, 2.9], False, ""),  # it writes two
+        (2, NEVER, [0.5, 0.5], True, ""),
+        (2, NEVER, [0.3, 0.5], True, "the model needs 0.4 GB of disk, and 0.3 GB are free on a"),
+        (1, None, [3.5, 3.5], True, COPIES),
+        (1, None, [3.5, 3.5], False, ""),
     ],
 )
 def test_checkpoints_that_the_disk_can_not_hold_are_refused_before_training(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     keep: int,
+    every: int | None,
     free: list[float],
     supervised: bool,
-    host: str,
+    wanted: str,
 ) -> None:
+    """A hundred million weights: each checkpoint has 1.2 GB."""
     if supervised:
         monkeypatch.setenv(FOLDER, str(tmp_path))
-    """A billion weights of three and a bit: three checkpoints of 1.2 GB, or two."""
     with torch.device("meta"):
         model = torch.nn.Linear(10_000, 10_000)
     own, hosts = (
@@ -142,13 +162,14 @@ def test_checkpoints_that_the_disk_can_not_hold_are_refused_before_training(
         [SimpleNamespace(facts=SimpleNamespace(hostname=n)) for n in "ab"],
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda _: own.usage)
-    options, said = SimpleNamespace(keep_checkpoints=keep), io.StringIO()
+    options = SimpleNamespace(keep_checkpoints=keep, checkpoint_every=every, lora=False)
+    said = io.StringIO()
 
     def work(ranks: Ranks) -> str:
-        own.usage = SimpleNamespace(free=free[ranks.rank] * 1e9)
+        own.usage = SimpleNamespace(free=int(free[ranks.rank] * 1e9))
         context = session(options, ranks, said, output=tmp_path, hardware=hosts)
         try:
-            expect_checkpoints(context, model, keeps_best=False)
+            expect_checkpoints(context, model, 20, count_saved(model), keeps_best=False)
         except CheckpointError as error:
             return f"{error.message}; {error.hint}"
         return ""
@@ -156,20 +177,32 @@ def test_checkpoints_that_the_disk_can_not_hold_are_refused_before_training(
     (text, other) = run_threaded(2, work)
 
     assert text == other
-    assert (f"checkpoints need 3.6 GB of disk, and 3.5 GB are free on {host};" in text) is bool(
-        host
-    )
-    assert ("--keep-checkpoints 1, " in text) is (host == "a")
-    assert not said.getvalue()
+    assert wanted in text + said.getvalue()
+    assert bool(text + said.getvalue()) is bool(wanted)
 
 
-def test_the_first_checkpoint_of_a_large_model_may_take_long(tmp_path: Path) -> None:
+@pytest.mark.parametrize("halved", [False, True])
+def test_the_first_checkpoint_of_a_large_model_may_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halved: bool
+) -> None:
+    """Also if its weights are in bf16 while it is trained."""
     with torch.device("meta"):
-        model = torch.nn.Linear(10_000, 25_000)
-    said, options = io.StringIO(), SimpleNamespace(keep_checkpoints=1)
+        model: Any = torch.nn.Linear(10_000, 25_000, bias=False)
+    monkeypatch.setattr("jobs.worker.fast.optimizer.find_layers", lambda model: [model])
+    assert not halved or halve_weights(model)
+    said, options = io.StringIO(), SimpleNamespace(keep_checkpoints=1, checkpoint_every=None)
     with patch("shutil.disk_usage", return_value=SimpleNamespace(free=1e12)):
-        expect_checkpoints(session(options, Ranks(), said, output=tmp_path), model, keeps_best=True)
+        context = session(options, Ranks(), said, output=tmp_path)
+        expect_checkpoints(context, model, 9, 0, keeps_best=True)
     assert '"event": "checkpoint_estimate", "seconds": 30.5' in said.getvalue()
+
+
+def test_adapters_are_saved_without_frozen_weights() -> None:
+    model: Any = torch.nn.Linear(3, 3)
+    model.weight.requires_grad_(False)
+    assert count_saved(model) == 48
+    model.peft_config = {}
+    assert count_saved(model) == 12
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

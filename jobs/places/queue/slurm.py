@@ -66,8 +66,9 @@ _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 _KILL_S = 60
 # The keeper looks twice a minute, and first stores the results.
 END_S, _END_POLL_S = 120.0, 2.0
-# An earlier log belongs to a resumed job, or to another run of a study with the same folder. The end of
-# that run stays until the new record, which counts its time, is in place; it returns if sbatch fails.
+# The queue takes the job before anything changes, and starts it when all nodes have it: a job to resume that
+# is refused stays as it ended on every node. An earlier log belongs to a resumed job, or to another run of
+# a study with the same folder.
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
 {guard}# With it, the job starts again after the loss of the head.
@@ -80,15 +81,13 @@ if [ -e {secrets}.{new} ]; then
     {{ echo "@ does not take the variables" >&2; exit 1; }}' || exit
   mv {secrets}.{new} {secrets}
 fi
+id=$(sbatch --hold --parsable run.sh.{new}) || {{ code=$?; rm -f *.{new}; exit $code; }}
+rm -f begin.json first.json end.json cancelled
 export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | ssh @ "$take" || :'
-{move} || exit
-[ ! -s log ] || cat log >> log.earlier
-rm -rf log gathered .before
-touch log && mkdir .before || exit
-mv begin.json first.json end.json cancelled .before 2>/dev/null
-id=$(sbatch --parsable run.sh) || {{ code=$?; mv .before/* .; exit $code; }}
-rm -rf .before
+{move} && {{ [ ! -s log ] || cat log >> log.earlier; }} && rm -rf log gathered && touch log ||
+  {{ scancel $id; exit 1; }}
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null 9<&-
+scontrol release $id 2>/dev/null || :
 """
 # Two commands may resume a job at the same time: the lock, on its folder, shows the second the first's job.
 _GUARD = """exec 9< . && flock 9 && queue=$(squeue --noheader --name={job} --format=%T) || exit
@@ -97,12 +96,14 @@ case $queue in ""|COMPLETING) ;; *) rm -f *.{new}; exit {active};; esac
 _ACTIVE = 75
 _MOVE = """{{ [ ! -e job.json.{new} ] || mv job.json.{new} job.json; }} &&
   mv launch.json.{new} launch.json && mv run.sh.{new} run.sh"""
-# slurmctld saves its state within 5 s. If killed sooner, it forgets the job and may reuse its number.
+# slurmctld saves its state within 5 s. If killed sooner, it forgets that it may start the job, or the whole
+# job, and may reuse its number.
 _SAVED_S = 8
 _SUBMIT_IF_FORGOTTEN = """
 for round in 1 2 3 4 5 6; do
   sleep {pause}
   case "$(scontrol -o show job $0 2>&1)" in
+    *" Reason=JobHeldUser "*) scontrol release $0;;
     *" JobName=${{PWD##*/}} "*) exit;;
     JobId=*|*"Invalid job id"*) [ -e cancelled ] || sbatch --parsable run.sh; exit;;
   esac

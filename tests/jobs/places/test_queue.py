@@ -195,21 +195,43 @@ def test_a_job_that_two_commands_resume_at_once_is_queued_once(head: ThisMachine
     assert stamps() == before
 
 
-def test_a_resumed_job_that_the_queue_refuses_keeps_its_end(head: ThisMachine) -> None:
-    paths = submit(head, "echo begun; exit 1")
-    before, _, _ = follow(head, paths)
-    sbatch = (head.bin / "sbatch").read_text()
-    head.write_program("sbatch", "#!/bin/sh\n[ ! -e end.json ] && exit 1")
+def test_a_job_that_the_queue_refuses_leaves_all_nodes_as_they_were(head: ThisMachine) -> None:
+    def look() -> dict[Path, bytes]:
+        jobs = [path / "spr-jobs/squad-1" for path in (head.home, there)]
+        return {each: each.read_bytes() for job in jobs for each in job.glob("*") if each.is_file()}
 
-    with pytest.raises(JobError, match="did not take job squad-1"):
-        submit(head, "true", resumed_job="squad-1")
-    assert [(job.state, job.ended) for job in list_jobs(head)] == [("failed", before.ended)]
+    there = head.connect("node1")
+    paths = submit(head, "echo begun; exit 1")
+    follow(head, paths)
+    wait_for(lambda: "end.json" in {path.name for path in look() if there in path.parents})
+    Path(paths.record).write_text("before")
+    before, sbatch = look(), (head.bin / "sbatch").read_text()
+    head.write_program("sbatch", "#!/bin/sh\necho refused >&2; exit 1")
+
+    for job in ("squad-1", "squad-2"):
+        Path(JobPaths(job, home=str(head.home)).root).mkdir(exist_ok=True)
+        Path(paths.new_record).write_text("after")
+        with pytest.raises(JobError) as error:
+            submit(head, "true", job, resumed_job="squad-1" if job == "squad-1" else "")
+        assert error.value.message == f"the queue did not take job {job}: refused"
+        Path(paths.new_record).unlink(missing_ok=True)
+    assert look() == before
 
     head.write_program("sbatch", sbatch)
+    Path(paths.new_record).write_text("after")
     end, _, _ = follow(head, submit(head, "true", resumed_job="squad-1"))
+    assert Path(paths.record).read_text() == "after"
     assert end.state == "succeeded"
-    assert not Path(paths.root, ".before").exists()
     assert Path(paths.root, "log.earlier").read_text() == "begun\n"
+
+
+def test_a_held_job_that_the_queue_did_not_release_starts_soon(head: ThisMachine) -> None:
+    scontrol = (head.bin / "scontrol").read_text()
+    head.write_program("scontrol", "#!/bin/sh\nexit 1")
+    paths = submit(head, "echo begun")
+    assert head.jobs_in_queue() == [("squad-1", "PENDING")]
+    head.write_program("scontrol", scontrol)
+    assert follow(head, paths)[0].state == "succeeded"
 
 
 def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: ThisMachine) -> None:

@@ -35,6 +35,8 @@ from .watcher import Watcher
 _LOG = Path("log")
 # In begin.json: what end.json will be once the results are stored.
 _OUTCOME = "outcome"
+# There, after an attempt: how long its last checkpoint took.
+_CHECKPOINT_S = "checkpoint_s"
 # Higher exit codes of a shell mean killed processes.
 _MOST = 128
 
@@ -132,6 +134,8 @@ class Supervisor:
                 text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
                 announce(event="note", text=text)
             announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
+            took = float(last.get(_CHECKPOINT_S) or 0.0)
+            self.watcher.log.measured_s = self.watcher.deadline.measured_s = took
         self.began = {
             "began": now,
             "first": last.get("first", now),
@@ -206,6 +210,7 @@ class Supervisor:
         cut = self.watcher.log.ends_amid_line
         announce(amid_line=cut, event="note", text=f"attempt {job.attempt} ended: {text}")
         known = {name: cause.get(name) for name in ("rank", "host", "message")}
+        known[_CHECKPOINT_S] = self.watcher.log.measured_s
         self.head.write(BEGIN, {**self.began, **known})
         self.head.remove(END)  # only its program can have written it
         self.head.finish()

@@ -81,12 +81,12 @@ class Supervisor:
     def attempt(self) -> int:
         """Run the job and return its exit code."""
         watcher, head, launch = self.watcher, self.head, self.watcher.launch
-        if end := head.read(END) or head.read(BEGIN).get(_OUTCOME):
-            announce(event="note", text="the job had ended before Slurm lost one of its nodes")
-            head.remove(SECRETS)
-            self._store(end)
-            return 0
         size = watcher.log.offset
+        if end := head.read(END) or head.read(BEGIN).get(_OUTCOME):
+            head.copy_log(size)
+            announce(event="note", text="the job had ended before Slurm lost one of its nodes")
+            self._close(end)
+            return 0
         self._begin()
         head.copy_log(size)
         watcher.deadline.first = float(self.began["first"])
@@ -159,7 +159,7 @@ class Supervisor:
             return code
         end = end or conclude(code, self.watcher, last=True) or {}
         content = {**self.began, "ended": time.time(), **end}
-        if content["state"] == SUCCEEDED:
+        if content["state"] == SUCCEEDED or not self._hurries(content):
             head.send_results()  # while Slurm may still start the job again
         head.write(BEGIN, {**self.began, _OUTCOME: content})
         job.keep_from_requeueing()
@@ -171,15 +171,19 @@ class Supervisor:
         head, launch = self.head, self.watcher.launch
         # Slurm kills this process 30 s after the loss of a node, and soon if the job is canceled.
         self.on_term = lambda: self._write_end(content)
-        if content["state"] == CANCELLED or self.watcher.job.fate():
+        if self._hurries(content):
             self._write_end(content)
-        if content["state"] != SUCCEEDED:
-            head.send_results()
+            if content["state"] != SUCCEEDED:
+                head.send_results()
         # So that a new head does not restart the job.
         text, forget = json.dumps(content), f"rm -f {SECRETS}"
         send_file(launch.folder, self._others(), END, text, before=forget)
         head.remove(SECRETS)
         self._store(content)
+
+    def _hurries(self, content: dict[str, Any]) -> bool:
+        """Return whether Slurm ends this process soon."""
+        return content["state"] == CANCELLED or bool(self.watcher.job.fate())
 
     def _others(self) -> list[str]:
         launch = self.watcher.launch

@@ -465,6 +465,27 @@ def test_a_success_stays_one_if_the_first_node_is_lost_while_it_is_stored(
     assert Path(paths.root, "said").read_text() == "succeeded\n" * 2
 
 
+@pytest.mark.parametrize("state", ["succeeded", "failed"])
+def test_an_attempt_that_finds_an_outcome_brings_the_job_to_its_whole_end(
+    head: ThisMachine, state: str
+) -> None:
+    there = head.connect("node1", "node2") / "spr-jobs/squad-1/end.json"
+    for name in NODES:
+        head.slurm_command("scontrol", "update", f"nodename={name}", "state=down")
+    paths = submit(head, "echo again")
+    outcome = {"state": state, "exit_code": 0, "nodes": ["node0"]}
+    Path(paths.begin).write_text(json.dumps({"attempt": 1, "outcome": outcome}))
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=resume")
+
+    end, lines, _ = follow(head, paths)
+
+    assert end.state == state
+    assert [json.loads(line[14:])["text"] for line in lines] == [
+        "the job had ended before Slurm lost one of its nodes"
+    ]
+    assert json.loads(there.read_text()) == outcome
+
+
 # Hangs
 
 

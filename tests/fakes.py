@@ -61,7 +61,7 @@ def facts_answer(
 
 
 _HYPERTHREADS = "\n".join(f"{cpu},{cpu % 32},0,0" for cpu in range(64))
-_ANY_VERSIONS = ("2.3.0", "1.26.4", "1.41.0", "1.37.38")
+_ANY_VERSIONS = ("2.3.0", "1.26.4", "1.41.0", "1.37.38", "2025.2")
 
 
 def health_answer(

@@ -133,7 +133,7 @@ def note_silence(
 def stop_job(
     launcher: SlurmLauncher, paths: JobPaths, grace_s: int, on_log: Callable[[str], None]
 ) -> tuple[str, ...]:
-    """End a job on all nodes within ``grace_s`` seconds and report the outcome.
+    """End a job on all nodes and report the outcome; see :meth:`SlurmLauncher.cancel` for its time.
 
     Ctrl-C kills it immediately. Returns the names of nodes that can't be reached. Raises :class:`JobError` if
     the head can't.

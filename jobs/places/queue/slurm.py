@@ -18,9 +18,9 @@ from infra.words import counted
 from jobs.places.environment import ccl_setup, rank_environment
 from jobs.places.launcher import JobEnd, parse_end
 from jobs.places.placement import Placement
-from jobs.places.plan import JobPaths, JobPlan
+from jobs.places.plan import STOP_SECONDS, JobPaths, JobPlan
 from jobs.places.queue.history import LostHeadError, list_jobs
-from jobs.worker.runtime.events import MARK, mark_of
+from jobs.worker.runtime.events import MARK, mark_of, prefix_of
 from jobs.worker.supervisor import log_reader
 from jobs.worker.supervisor.deadline import CHECKPOINTS
 from jobs.worker.supervisor.launch import FOLDER, LAUNCH, SECRETS, Launch, build_argv
@@ -64,10 +64,14 @@ _IN_QUEUE = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off"}
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 # Upper limit for a kill: Slurm needs this long to declare a silent node down.
 _KILL_S = 60
+# However long a job's output says that its checkpoints take.
+_MOST_GRACE_S = 3600
+_CHECKPOINT = '%s[{]"event": "checkpoint(_estimate)?"'
 # The keeper looks twice a minute, and first stores the results.
 END_S, _END_POLL_S = 120.0, 2.0
-# An earlier log belongs to a resumed job, or to another run of a study with the same folder. The end of
-# that run stays until the new record, which counts its time, is in place; it returns if sbatch fails.
+# The queue takes the job before anything changes, and starts it when all nodes have it: a job to resume that
+# is refused stays as it ended on every node. An earlier log belongs to a resumed job, or to another run of
+# a study with the same folder.
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
 {guard}# With it, the job starts again after the loss of the head.
@@ -80,15 +84,13 @@ if [ -e {secrets}.{new} ]; then
     {{ echo "@ does not take the variables" >&2; exit 1; }}' || exit
   mv {secrets}.{new} {secrets}
 fi
+id=$(sbatch --hold --parsable run.sh.{new}) || {{ code=$?; rm -f *.{new}; exit $code; }}
+rm -f begin.json first.json end.json cancelled
 export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | ssh @ "$take" || :'
-{move} || exit
-[ ! -s log ] || cat log >> log.earlier
-rm -rf log gathered .before
-touch log && mkdir .before || exit
-mv begin.json first.json end.json cancelled .before 2>/dev/null
-id=$(sbatch --parsable run.sh) || {{ code=$?; mv .before/* .; exit $code; }}
-rm -rf .before
+{move} && {{ [ ! -s log ] || cat log >> log.earlier; }} && rm -rf log gathered && touch log ||
+  {{ scancel $id; exit 1; }}
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null 9<&-
+scontrol release $id 2>/dev/null || :
 """
 # Two commands may resume a job at the same time: the lock, on its folder, shows the second the first's job.
 _GUARD = """exec 9< . && flock 9 && queue=$(squeue --noheader --name={job} --format=%T) || exit
@@ -97,12 +99,14 @@ case $queue in ""|COMPLETING) ;; *) rm -f *.{new}; exit {active};; esac
 _ACTIVE = 75
 _MOVE = """{{ [ ! -e job.json.{new} ] || mv job.json.{new} job.json; }} &&
   mv launch.json.{new} launch.json && mv run.sh.{new} run.sh"""
-# slurmctld saves its state within 5 s. If killed sooner, it forgets the job and may reuse its number.
+# slurmctld saves its state within 5 s. If killed sooner, it forgets that it may start the job, or the whole
+# job, and may reuse its number.
 _SAVED_S = 8
 _SUBMIT_IF_FORGOTTEN = """
 for round in 1 2 3 4 5 6; do
   sleep {pause}
   case "$(scontrol -o show job $0 2>&1)" in
+    *" Reason=JobHeldUser "*) scontrol release $0;;
     *" JobName=${{PWD##*/}} "*) exit;;
     JobId=*|*"Invalid job id"*) [ -e cancelled ] || sbatch --parsable run.sh; exit;;
   esac
@@ -120,13 +124,12 @@ if [ -n "$job" ]; then
   if [ "$state" != PENDING ] && [ {grace} != 0 ]; then
     scancel --batch --signal=TERM "$job"
     # How long its last checkpoint took, or its first one may take.
-    took=$(tac log | grep -m 1 -o '"event": "checkpoint.*"seconds": [0-9]*' | grep -o '[0-9]*$')
-    grace=$(({checkpoints} * ${{took:-0}})); [ $grace -gt {grace} ] || grace={grace}
+    took=$(tac log | grep -m 1 -Eo '{checkpoint}.*"seconds": [0-9]{{1,5}}' | grep -o '[0-9]*$')
+    grace=$(({checkpoints} * 10#${{took:-0}})); [ $grace -gt {grace} ] || grace={grace}
+    [ $grace -lt {most} ] || grace={most}
+    until=$((SECONDS + grace))
     # After the loss of a node, it is pending again, with no ranks left.
-    for i in $(seq $((5 * grace))); do
-      is_left && [[ $found != *" PENDING"* ]] || break
-      sleep 0.2
-    done
+    while [ $SECONDS -lt $until ] && is_left && [[ $found != *" PENDING"* ]]; do sleep 0.2; done
   fi
   if is_left; then
     scancel --signal=KILL --full "$job" 2>/dev/null; scancel "$job"
@@ -332,12 +335,21 @@ class SlurmLauncher:
         )
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
-        """End a job on all nodes; kill it after ``grace_s`` seconds, or later if its checkpoints take long.
+        """End a job on all nodes; kill it after ``grace_s`` seconds.
 
-        Returns the unreachable nodes.
+        A job with more than :data:`STOP_SECONDS` saves a checkpoint: it has more if those take long, at most
+        an hour. Returns the unreachable nodes.
         """
-        known = {"grace": grace_s, "checkpoints": CHECKPOINTS, "secrets": SECRETS}
-        script = _CANCEL.format(root=paths.root, job=paths.job_id, **known)
-        # The head knows how long its checkpoints take.
-        done = self.head.run(script, check=False, timeout_s=None if grace_s else _KILL_S)
+        saves = grace_s > STOP_SECONDS
+        script = _CANCEL.format(
+            root=paths.root,
+            job=paths.job_id,
+            grace=grace_s,
+            most=max(grace_s, _MOST_GRACE_S) if saves else grace_s,
+            checkpoints=CHECKPOINTS if saves else 0,
+            checkpoint=_CHECKPOINT % prefix_of(mark_of(paths.job_id)),
+            secrets=SECRETS,
+        )
+        limit_s = (_MOST_GRACE_S if saves else 2 * grace_s) + _KILL_S
+        done = self.head.run(script, check=False, timeout_s=limit_s)
         return tuple(sorted(set(done.stdout.split())))

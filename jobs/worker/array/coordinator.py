@@ -28,7 +28,7 @@ from ..supervisor.launch import LAUNCH
 from ..supervisor.nodes import order_nodes
 from .plan import ELEMENTS, END, LOG, OUTPUT, ArrayPlan
 
-_COPY_S = 1800.0
+_COPY_S, _BATCH = 1800.0, 32
 _NAMED = 5
 
 
@@ -54,13 +54,14 @@ def gather(folder: Path, nodes: Iterable[str]) -> None:
         listing = f"cd {place} 2>/dev/null && ls -d */{END}"
         there = {line.partition("/")[0] for line in (ask([*SSH, node, listing]) or "").split()}
         lacking = sorted(there - {str(index) for index in read_ends(folder)})
-        if lacking:
-            pack = f"tar -C {place} -cf - {' '.join(lacking)}"
+        for at in range(0, len(lacking), _BATCH):
+            pack = f"tar -C {place} -cf - {' '.join(lacking[at : at + _BATCH])}"
             take = render_take(folder, "gathered")
             script = (
                 f"set -o pipefail; {shlex.join([*SSH, node, pack])} < /dev/null | {{ {take}; }}"
             )
-            succeeds(["bash", "-c", script], _COPY_S)
+            if not succeeds(["bash", "-c", script], _COPY_S):
+                break
 
 
 def render_take(folder: Path, sender: str) -> str:

@@ -17,7 +17,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ..pool.rank import PoolRank, child_environment, die_with_parent, send_below
+from ..pool.rank import (
+    UNREADABLE,
+    PoolRank,
+    child_environment,
+    die_with_parent,
+    find_unreadable,
+    send_below,
+)
 from ..program.environment import add_packages, describe_end, program_environment
 from ..runtime.output import last_line, save_json
 from ..runtime.process import node_name
@@ -85,7 +92,11 @@ class Delivery:
     def _deliver(self, ends: Sequence[Mapping[str, Any]]) -> None:
         names = [str(end["element"]) for end in ends]
         take = render_take(Path.cwd(), f"from-{self.rank.identity.rank}")
-        if names and self.to and send_below(ELEMENTS, names, self.to, take):
+        failed = names and self.to and send_below(ELEMENTS, names, self.to, take)
+        if failed == UNREADABLE:
+            ends = [_check(end) for end in ends]
+            failed = send_below(ELEMENTS, names, self.to, take, "--ignore-failed-read")
+        if failed:
             what = f"element {names[0]} can't be copied to {self.to}"
             if self._is_first:
                 raise OSError(what)
@@ -93,6 +104,16 @@ class Delivery:
             self.to = ""
         for end in ends:
             self.rank.remote.call("tell", end)
+
+
+def _check(end: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an element's end, a failure if its files can't be read."""
+    name = str(end["element"])
+    if end["exit_code"] or not (why := find_unreadable(ELEMENTS, name)):
+        return end
+    end = {**end, "exit_code": 1, "message": f"its output can't be kept: {why}"}
+    save_json(ELEMENTS / name / END, end)
+    return end
 
 
 @dataclass

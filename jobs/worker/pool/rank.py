@@ -116,10 +116,24 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def send_below(folder: Path, names: Sequence[str], to: str, take: str) -> int:
+UNREADABLE = 2
+"""tar's exit code if a file can't be read."""
+
+
+def send_below(folder: Path, names: Sequence[str], to: str, take: str, *options: str) -> int:
     """Send an archive to a node, where the shell command ``take`` gets it; return the exit code."""
-    argv = ["tar", "-C", str(folder), "--ignore-failed-read", "-cf", "-", *names]
+    argv = ["tar", "-C", str(folder), *options, "-cf", "-", *names]
     # Its exit code 1: a file changed meanwhile, such as the log of a process that was left running.
-    pack = f"{{ {shlex.join(argv)} || [ $? = 1 ]; }}"
+    pack = f"{{ {shlex.join(argv)} || [ $? = 1 ] || exit {UNREADABLE}; }}"
     script = f"set -o pipefail; {pack} | {shlex.join([*SSH, to, take])}"
     return run_ssh(["bash", "-c", script], stdin=subprocess.DEVNULL).returncode
+
+
+def find_unreadable(folder: Path, name: str) -> str:
+    """Return why a file below a folder can't be read; "" if all can."""
+    # tar reads nothing if it writes to /dev/null.
+    argv = ["tar", "-C", str(folder), "-cf", "-", name]
+    script = f"{shlex.join(argv)} | cat >/dev/null; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, check=False)
+    lines = done.stderr.decode(errors="replace").splitlines()
+    return next(iter(lines), "tar failed") if done.returncode == UNREADABLE else ""

@@ -35,6 +35,8 @@ from .watcher import Watcher
 _LOG = Path("log")
 # In begin.json: what end.json will be once the results are stored.
 _OUTCOME = "outcome"
+# There, after an attempt: how long its last checkpoint took.
+_CHECKPOINT_S = "checkpoint_s"
 # Higher exit codes of a shell mean killed processes.
 _MOST = 128
 
@@ -79,12 +81,12 @@ class Supervisor:
     def attempt(self) -> int:
         """Run the job and return its exit code."""
         watcher, head, launch = self.watcher, self.head, self.watcher.launch
-        if end := head.read(END) or head.read(BEGIN).get(_OUTCOME):
-            announce(event="note", text="the job had ended before Slurm lost one of its nodes")
-            head.remove(SECRETS)
-            self._store(end)
-            return 0
         size = watcher.log.offset
+        if end := head.read(END) or head.read(BEGIN).get(_OUTCOME):
+            head.copy_log(size)
+            announce(event="note", text="the job had ended before Slurm lost one of its nodes")
+            self._close(end)
+            return 0
         self._begin()
         head.copy_log(size)
         watcher.deadline.first = float(self.began["first"])
@@ -133,6 +135,8 @@ class Supervisor:
                 text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
                 announce(event="note", text=text)
             announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
+            took = float(last.get(_CHECKPOINT_S) or 0.0)
+            self.watcher.log.measured_s = self.watcher.deadline.measured_s = took
         known = {
             "first": last.get("first", now),
             "starts": [*last.get("starts", []), [now, len(job.nodes)]],
@@ -159,7 +163,7 @@ class Supervisor:
             return code
         end = end or conclude(code, self.watcher, last=True) or {}
         content = {**self.began, "ended": time.time(), **end}
-        if content["state"] == SUCCEEDED:
+        if content["state"] == SUCCEEDED or not self._hurries(content):
             head.send_results()  # while Slurm may still start the job again
         head.write(BEGIN, {**self.began, _OUTCOME: content})
         job.keep_from_requeueing()
@@ -171,15 +175,19 @@ class Supervisor:
         head, launch = self.head, self.watcher.launch
         # Slurm kills this process 30 s after the loss of a node, and soon if the job is canceled.
         self.on_term = lambda: self._write_end(content)
-        if content["state"] == CANCELLED or self.watcher.job.fate():
+        if self._hurries(content):
             self._write_end(content)
-        if content["state"] != SUCCEEDED:
-            head.send_results()
+            if content["state"] != SUCCEEDED:
+                head.send_results()
         # So that a new head does not restart the job.
         text, forget = json.dumps(content), f"rm -f {SECRETS}"
         send_file(launch.folder, self._others(), END, text, before=forget)
         head.remove(SECRETS)
         self._store(content)
+
+    def _hurries(self, content: dict[str, Any]) -> bool:
+        """Return whether Slurm ends this process soon."""
+        return content["state"] == CANCELLED or bool(self.watcher.job.fate())
 
     def _others(self) -> list[str]:
         launch = self.watcher.launch
@@ -210,6 +218,7 @@ class Supervisor:
         cut = self.watcher.log.ends_amid_line
         announce(amid_line=cut, event="note", text=f"attempt {job.attempt} ended: {text}")
         known = {name: cause.get(name) for name in ("rank", "host", "message")}
+        known[_CHECKPOINT_S] = self.watcher.log.measured_s
         self.head.write(BEGIN, {**self.began, **known})
         self.head.remove(END)  # only its program can have written it
         self.head.finish()

@@ -90,6 +90,8 @@ class Deadline:
     """Whether the limits are what earlier runs of the job left of them."""
     checkpoint_s: float = 0.0
     """How long its last checkpoint took, or its first one may take."""
+    measured_s: float = 0.0
+    """How long its last checkpoint took: a budget does not shorten for an estimate."""
 
     def take(self, text: str) -> None:
         """Process what the guard prints; a guard that fails once has not changed its mind."""
@@ -99,17 +101,17 @@ class Deadline:
     @property
     def longest_s(self) -> float:
         """How long it may take: one that waited in the queue has less time before it keeps all nodes."""
+        return max(0.0, min(self.max_time_s, self._paid_s - time_to_save(self.measured_s, SAVE_S)))
+
+    @property
+    def _paid_s(self) -> float:
+        """How long its budget pays for it."""
         if not self.paid_node_s:
-            return self.max_time_s
+            return math.inf
         began = self.starts[-1][0] if self.starts else self.first
         earlier = count_node_s(self.starts[:-1], began, self.share, self.over, self.nodes)
         left, own = max(0.0, self.paid_node_s - earlier), max(0.0, self.over - began)
-        paid = began - self.first + paid_s(left, own, self.used * self.share, self.nodes)
-        return max(0.0, min(self.max_time_s, paid - self._save_s))
-
-    @property
-    def _save_s(self) -> float:
-        return time_to_save(self.checkpoint_s, SAVE_S)
+        return began - self.first + paid_s(left, own, self.used * self.share, self.nodes)
 
     def find_end(self) -> dict[str, Any]:
         """Return the deadline as the reason to stop now; {} if there is time left.
@@ -124,7 +126,8 @@ class Deadline:
             if self.budget:
                 paid = f"pays for no more than {longest / 60:.1f} min and a checkpoint"
                 message = f"{of}--budget ${self.budget:g} {paid}"
-            return {"message": message, "until": limit + self._save_s}
+            until = limit + time_to_save(self.checkpoint_s, SAVE_S)
+            return {"message": message, "until": min(until, self.first + self._paid_s)}
         at = self.expires
         if at is None or time.time() < at - lead_before(at, self.began, self.checkpoint_s):
             return {}

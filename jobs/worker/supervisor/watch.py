@@ -134,14 +134,21 @@ class LogWatch:
     disk_full: bool = False
     """Whether a message reported a failed write."""
     checkpoint: str = ""
-    checkpoint_s: float = 0.0
-    """The last checkpoint's name, and how long it took, or how long the first one may take."""
+    measured_s: float = 0.0
+    """The last checkpoint's name, and how long it took."""
+    estimate_s: float = 0.0
+    """How long the first checkpoint may take."""
     lost: tuple[str, ...] = ()
     """The nodes that mpirun has lost."""
     steps: StallDetector = field(default_factory=StallDetector)
     has_begun: bool = False
     """Whether ranks are running: from then on, program output may look like mpirun's messages."""
     _partial: bytes = b""
+
+    @property
+    def checkpoint_s(self) -> float:
+        """How long a checkpoint takes, as far as is known."""
+        return self.measured_s or self.estimate_s
 
     @property
     def ends_amid_line(self) -> bool:
@@ -194,9 +201,9 @@ class LogWatch:
         elif kind == "checkpoint":
             took = event.get("seconds")
             self.checkpoint = event["name"]
-            self.checkpoint_s = took if isinstance(took, float) else 0.0
+            self.measured_s = took if isinstance(took, float) else 0.0
         elif kind == "checkpoint_estimate":
-            self.checkpoint_s = event["seconds"]
+            self.estimate_s = event["seconds"]
         self.has_begun = self.has_begun or kind in ("start", "running")
         self.steps.see(kind, str(event.get("name", "")), time.monotonic())
 

@@ -182,6 +182,7 @@ class Watcher:
         if self.stopping or self.log.failed_at is not None:
             return
         self.deadline.checkpoint_s = self.log.checkpoint_s
+        self.deadline.measured_s = self.log.measured_s
         self.leaving = self._find_notice() or self.deadline.find_end()
         if self.returned and not self.leaving and time.monotonic() - self._begin > GROW_S:
             text = f"{' and '.join(self.returned)} can be used again"
@@ -209,9 +210,9 @@ class Watcher:
         """Return whether the ranks had enough time to save a checkpoint: before a deadline, all there is."""
         if not self.leaving or self._forwarded_at is None:
             return False
-        is_late = time.time() > float(self.leaving.get("until", 0.0))
-        limit = time_to_save(self.log.checkpoint_s, LEAVE_S)
-        return now - self._forwarded_at > limit and is_late
+        if until := self.leaving.get("until"):
+            return time.time() > float(until)
+        return now - self._forwarded_at > time_to_save(self.log.checkpoint_s, LEAVE_S)
 
     def _blame_node(self) -> None:
         """Determine whether the ranks failed because a node leaves."""

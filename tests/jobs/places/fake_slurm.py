@@ -29,6 +29,7 @@ ACTIVE = ("PENDING", "RUNNING", "COMPLETING")
 _TOO_FEW = (
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
 )
+_HELD = "JobHeldUser"
 Job = dict[str, Any]
 
 
@@ -53,7 +54,7 @@ def schedule(content: dict[str, Any]) -> None:
     """Start the jobs that can start, in their order."""
     reason = "Resources"
     for job in content["jobs"].values():
-        if job["state"] != "PENDING":
+        if job["state"] != "PENDING" or job["reason"] == _HELD:
             continue
         used = {n for j in content["jobs"].values() if j["state"] != "PENDING" for n in j["on"]}
         usable = [
@@ -175,7 +176,7 @@ def sbatch(words: list[str], options: dict[str, str]) -> int:
     script = Path(words[0]).read_text()
     given = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
     known = {"job-name", "nodes", "output", "requeue", "no-requeue", "exclusive", "mem"}
-    assert options.keys() == {"parsable"}, options
+    assert options.keys() - {"hold"} == {"parsable"}, options
     assert given.keys() <= known, given
     # Without the second, a job would get only its cores' share of the memory.
     assert given.get("mem") == ("0" if "exclusive" in given else None)
@@ -197,7 +198,7 @@ def sbatch(words: list[str], options: dict[str, str]) -> int:
             "cwd": str(Path.cwd()),
             "home": os.environ["HOME"],
             "state": "PENDING",
-            "reason": "None",
+            "reason": _HELD if "hold" in options else "None",
             "on": [],
             "last": "",
             "restarts": 0,
@@ -280,6 +281,10 @@ def scontrol(words: list[str], options: dict[str, str]) -> int:
         if words[-1] not in content["jobs"]:
             return _fail("slurm_load_jobs error: Invalid job id specified")
         job = content["jobs"][words[-1]]
+        if words[0] == "release":
+            job["reason"] = "None"
+            schedule(content)
+            return 0
         if words[0] == "requeue":
             if not job["requeue"] or job["state"] != "RUNNING":
                 return _fail("Requested operation is presently disabled for job " + job["id"])

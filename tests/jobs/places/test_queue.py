@@ -195,21 +195,43 @@ def test_a_job_that_two_commands_resume_at_once_is_queued_once(head: ThisMachine
     assert stamps() == before
 
 
-def test_a_resumed_job_that_the_queue_refuses_keeps_its_end(head: ThisMachine) -> None:
-    paths = submit(head, "echo begun; exit 1")
-    before, _, _ = follow(head, paths)
-    sbatch = (head.bin / "sbatch").read_text()
-    head.write_program("sbatch", "#!/bin/sh\n[ ! -e end.json ] && exit 1")
+def test_a_job_that_the_queue_refuses_leaves_all_nodes_as_they_were(head: ThisMachine) -> None:
+    def look() -> dict[Path, bytes]:
+        jobs = [path / "spr-jobs/squad-1" for path in (head.home, there)]
+        return {each: each.read_bytes() for job in jobs for each in job.glob("*") if each.is_file()}
 
-    with pytest.raises(JobError, match="did not take job squad-1"):
-        submit(head, "true", resumed_job="squad-1")
-    assert [(job.state, job.ended) for job in list_jobs(head)] == [("failed", before.ended)]
+    there = head.connect("node1")
+    paths = submit(head, "echo begun; exit 1")
+    follow(head, paths)
+    wait_for(lambda: "end.json" in {path.name for path in look() if there in path.parents})
+    Path(paths.record).write_text("before")
+    before, sbatch = look(), (head.bin / "sbatch").read_text()
+    head.write_program("sbatch", "#!/bin/sh\necho refused >&2; exit 1")
+
+    for job in ("squad-1", "squad-2"):
+        Path(JobPaths(job, home=str(head.home)).root).mkdir(exist_ok=True)
+        Path(paths.new_record).write_text("after")
+        with pytest.raises(JobError) as error:
+            submit(head, "true", job, resumed_job="squad-1" if job == "squad-1" else "")
+        assert error.value.message == f"the queue did not take job {job}: refused"
+        Path(paths.new_record).unlink(missing_ok=True)
+    assert look() == before
 
     head.write_program("sbatch", sbatch)
+    Path(paths.new_record).write_text("after")
     end, _, _ = follow(head, submit(head, "true", resumed_job="squad-1"))
+    assert Path(paths.record).read_text() == "after"
     assert end.state == "succeeded"
-    assert not Path(paths.root, ".before").exists()
     assert Path(paths.root, "log.earlier").read_text() == "begun\n"
+
+
+def test_a_held_job_that_the_queue_did_not_release_starts_soon(head: ThisMachine) -> None:
+    scontrol = (head.bin / "scontrol").read_text()
+    head.write_program("scontrol", "#!/bin/sh\nexit 1")
+    paths = submit(head, "echo begun")
+    assert head.jobs_in_queue() == [("squad-1", "PENDING")]
+    head.write_program("scontrol", scontrol)
+    assert follow(head, paths)[0].state == "succeeded"
 
 
 def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: ThisMachine) -> None:
@@ -446,6 +468,27 @@ def test_a_success_stays_one_if_the_first_node_is_lost_while_it_is_stored(
     assert Path(paths.root, "said").read_text() == "succeeded\n" * 2
 
 
+@pytest.mark.parametrize("state", ["succeeded", "failed"])
+def test_an_attempt_that_finds_an_outcome_brings_the_job_to_its_whole_end(
+    head: ThisMachine, state: str
+) -> None:
+    there = head.connect("node1", "node2") / "spr-jobs/squad-1/end.json"
+    for name in NODES:
+        head.slurm_command("scontrol", "update", f"nodename={name}", "state=down")
+    paths = submit(head, "echo again")
+    outcome = {"state": state, "exit_code": 0, "nodes": ["node0"]}
+    Path(paths.begin).write_text(json.dumps({"attempt": 1, "outcome": outcome}))
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=resume")
+
+    end, lines, _ = follow(head, paths)
+
+    assert end.state == state
+    assert [json.loads(line[14:])["text"] for line in lines] == [
+        "the job had ended before Slurm lost one of its nodes"
+    ]
+    assert json.loads(there.read_text()) == outcome
+
+
 # Hangs
 
 
@@ -502,20 +545,37 @@ def cancel_when_ready(head: ThisMachine, paths: JobPaths, grace_s: int) -> None:
     assert head.processes(SLURM_JOB_ID="1") == []
 
 
-@pytest.mark.parametrize(("checkpoint_s", "grace_s"), [(0.5, 30), (20.5, 1)])
+@pytest.mark.parametrize(
+    ("kind", "grace_s", "is_kept"),
+    [
+        ("checkpoint", 30, True),
+        ("checkpoint_estimate", 1, True),
+        ("checkpoint_saved", 1, False),
+        ("checkpoint", 1, False),
+        ("checkpoint", 2, False),
+    ],
+)
 def test_a_cancelled_job_has_time_to_save_a_checkpoint(
-    head: ThisMachine, checkpoint_s: float, grace_s: int
+    head: ThisMachine, monkeypatch: pytest.MonkeyPatch, kind: str, grace_s: int, is_kept: bool
 ) -> None:
-    said = event(event="checkpoint_estimate", seconds=checkpoint_s)
-    saves = _SAVES.replace("sleep 0.5", "sleep 4") if grace_s == 1 else _SAVES
-    paths = submit(head, f"echo {shlex.quote(said)}; {saves}", retries=1)
-    wait_for(lambda: "checkpoint_estimate" in Path(paths.log).read_text())
+    """What any program prints is no report. With 2 s, it would take longer than any may."""
+    if (kind, grace_s) != ("checkpoint", 1):  # a job that saves none
+        monkeypatch.setattr(queue, "STOP_SECONDS", 0)
+    monkeypatch.setattr(queue, "_MOST_GRACE_S", 2 if grace_s == 2 else 600)
+    said = event(event=kind, step=1, name="step-000001", seconds=20.5)
+    forged = '{"event": "checkpoint", "seconds": 4000}' if not is_kept else ""
+    saves = _SAVES if grace_s == 30 else _SAVES.replace("sleep 0.5", "sleep 6")
+    paths = submit(
+        head, f"echo {shlex.quote(said)}; echo {shlex.quote(forged)} ; {saves}", retries=1
+    )
+    wait_for(lambda: kind in Path(paths.log).read_text())
 
     cancel_when_ready(head, paths, grace_s)
 
-    assert Path(paths.output, "checkpoint").read_text() == "kept\n"
+    assert Path(paths.output, "checkpoint").exists() is is_kept
     (found,) = list_jobs(head)
-    assert (found.state, found.exit_code, found.attempt) == ("cancelled", 143, 1)
+    assert (found.state, found.attempt) == ("cancelled", 1)
+    assert found.exit_code == (143 if is_kept else None)
 
 
 @pytest.mark.parametrize("grace_s", [0, 1])

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jobs.worker.array.coordinator import _COPY_S, ArrayCoordinator
+from jobs.worker.array.coordinator import ArrayCoordinator, gather, read_ends
 from jobs.worker.array.plan import ARRAY, ArrayPlan
-from jobs.worker.pool.remote import READY_S
+from jobs.worker.pool.remote import Remote, serving
+from jobs.worker.pool.stop import Stop
 from jobs.worker.runtime.events import Events, parse_event
 from jobs.worker.runtime.process import NODES
 from tests.jobs.worker.started_ranks import REPOSITORY, started_ranks
@@ -255,6 +260,32 @@ def test_an_elements_odd_output_ends_no_other(tmp_path: Path) -> None:
     assert (nodes[0] / "output/elements/4/big").stat().st_size >= 9 << 20
 
 
+def test_an_unreadable_file_is_its_elements_failure(tmp_path: Path) -> None:
+    """The stand-in for tar can't read it; root reads everything."""
+    script = "touch $SPR_OUTPUT/own; [ $SPR_ARRAY_INDEX != 2 ] || touch $SPR_OUTPUT/secret"
+    nodes = Nodes(tmp_path, script, indexes(3))
+    tar = tmp_path / "bin/tar"
+    tar.write_text(
+        f"""#!/bin/bash
+        here=$PWD; [ "$1" != -C ] || here=$2
+        found=; [[ "$* " != *" -cf -"*" 2 "* ]] || found=$(ls $here/2/output/secret)
+        {shutil.which("tar")} --exclude=secret "$@" || exit
+        [ "$found" ] || exit 0
+        echo "tar: 2/output/secret: Cannot open: Permission denied" >&2
+        [[ " $* " == *" --ignore-failed-read "* ]] || {{ echo "tar: Exiting" >&2; exit 2; }}
+        """
+    )
+    tar.chmod(0o755)
+    codes, said = nodes.run(1, 0)
+    assert codes == [1, 0], said
+    ends = {each["element"]: each for each in nodes.results(1)["elements"]}
+    assert [ends[index]["exit_code"] for index in (1, 2, 3)] == [0, 1, 0]
+    why = "its output can't be kept: tar: 2/output/secret: Cannot open: Permission denied"
+    assert ends[2]["message"] == why
+    assert json.loads((nodes[1] / "elements/2/end.json").read_text()) == ends[2]
+    assert (nodes[1] / "output/elements/2/own").exists()
+
+
 def test_output_that_can_not_be_kept_is_its_elements_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,8 +313,41 @@ def test_output_that_can_not_be_kept_is_its_elements_failure(
     assert again.ask(0) == 2
 
 
-def test_ranks_wait_for_one_that_copies_elements_first() -> None:
-    assert READY_S > 16 * _COPY_S
+def test_ranks_wait_for_one_that_copies_elements_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.worker.pool.remote.CONNECT_S", 0.2)
+    coordinator: Any = SimpleNamespace(SERVED=("ask",), ask=lambda rank: rank + 1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    remote = Remote("127.0.0.1", port, Stop(lambda *_: None))
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(remote.call, "ask", 6)
+        time.sleep(1)
+        assert not answer.done()
+        with serving(coordinator, "127.0.0.1", port):
+            assert answer.result(20) == 7
+
+
+def test_elements_are_gathered_in_batches_that_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, took = Nodes(tmp_path, "true", indexes(1)), list[Any]()
+    for index in range(1, 101):
+        (nodes[1] / f"elements/{index}").mkdir(parents=True)
+        (nodes[1] / f"elements/{index}/end.json").write_text(json.dumps({"element": index}))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.chdir(nodes[0])
+    (tmp_path / "refused").mkdir()
+    run = subprocess.run
+
+    def limited(argv: Sequence[str], **options: Any) -> Any:
+        took.append(argv)
+        if len(took) == 4:  # one to list them, and two batches
+            raise subprocess.TimeoutExpired(argv, 1800)
+        return run(argv, **options)
+
+    monkeypatch.setattr("jobs.worker.supervisor.commands.subprocess.run", limited)
+    gather(nodes[0], ["node1"])
+    assert 20 <= len(read_ends(nodes[0])) < 100
 
 
 def test_short_elements_cost_little(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,7 +125,9 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
     over = int(submitted) + 4 * 3600
     deadline.take(f"{over} {over + 9 * 3600} 0")
     assert deadline.longest_s == pytest.approx(3600 * hours - SAVE_S, abs=2)
-    deadline.checkpoint_s = 100.0
+    deadline.checkpoint_s = 100.0  # an estimate
+    assert deadline.longest_s == pytest.approx(3600 * hours - SAVE_S, abs=2)
+    deadline.measured_s = 100.0
     assert deadline.longest_s == pytest.approx(3600 * hours - 300, abs=2)
 
 
@@ -138,14 +141,27 @@ def test_a_budget_counts_the_nodes_of_each_attempt(share: float, over: float, ho
     assert deadline.longest_s == pytest.approx(3600 * hours - SAVE_S)
 
 
-def test_the_longest_time_counts_from_the_first_attempt(head: ThisMachine) -> None:
+@pytest.mark.parametrize(("paid", "measured_s", "longest"), [(700, 0, 580), (1000, 275, 175)])
+def test_saving_a_checkpoint_takes_no_more_than_the_budget(
+    paid: float, measured_s: float, longest: float
+) -> None:
+    first = time.time() - longest - 1
+    known: dict[str, Any] = {"first": first, "checkpoint_s": 275.0, "measured_s": measured_s}
+    deadline = Deadline(5000.0, 1.0, paid, **known)
+    assert deadline.longest_s == longest
+    assert deadline.find_end()["until"] == first + paid
+
+
+def test_the_limits_know_the_first_attempt_and_its_checkpoint(head: ThisMachine) -> None:
     again = ("bash", "-c", "touch again; sleep 60")
-    script = "sleep 1; kill -KILL $$"
-    paths = submit(head, script, retries=3, again=again, max_time_s=3.0)
+    saved = event(event="checkpoint", step=7, name="step-000007", seconds=100.0)
+    script = f"echo {shlex.quote(saved)}; sleep 1; kill -KILL $$"
+    limits: dict[str, Any] = {"max_time_s": 1000.0, "budget": 1.0, "paid_node_s": 304.0}
+    paths = submit(head, script, retries=3, again=again, **limits)
     begin = time.monotonic()
 
     end, _, _ = follow(head, paths)
 
     assert time.monotonic() - begin < 45  # its second attempt would take 60 s
     assert (end.state, end.attempt) == ("failed", 2)
-    assert "--max-time" in str(end.message)
+    assert end.message == "--budget $1 pays for no more than 0.1 min and a checkpoint"

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
 from jobs.worker.spec import JobSpec, Work
 from jobs.worker.supervisor import nodes, watcher
+from jobs.worker.supervisor.__main__ import Supervisor
 from jobs.worker.supervisor.attempt import (
     choose_copy_limit,
     describe,
@@ -337,3 +338,29 @@ def test_low_priority_within_a_session_and_among_sessions_that_have_one(group: P
 def test_a_command_beside_the_loop(argv: list[str], limit_s: float, printed: str, why: str) -> None:
     found = Running(argv, limit_s).wait()
     assert (found.printed, found.why.translate({0x2018: "'", 0x2019: "'"})) == (printed, why)
+
+
+@pytest.mark.parametrize(
+    ("state", "fate", "first"),
+    [
+        ("succeeded", REQUEUED, "send"),
+        ("failed", "", "send"),
+        ("failed", REQUEUED, "write"),
+        ("cancelled", "", "write"),
+    ],
+)
+def test_an_outcome_waits_for_the_results_unless_slurm_ends_the_supervisor_soon(
+    monkeypatch: pytest.MonkeyPatch, state: str, fate: str, first: str
+) -> None:
+    did = list[str]()
+    monkeypatch.setattr(
+        "jobs.worker.supervisor.__main__.conclude", lambda *_, **__: {"state": state}
+    )
+    monkeypatch.setattr(Supervisor, "_close", lambda *_: did.append("close"))
+    job = SimpleNamespace(fate=lambda: fate, keep_from_requeueing=lambda: None)
+    head = SimpleNamespace(exists=lambda _: False, send_results=lambda: did.append("send"))
+    head.write = lambda *_: did.append("write")
+    watcher: Any = SimpleNamespace(job=job, stop=None)
+    supervisor = Supervisor(watcher, cast(Any, head))
+    assert supervisor._finish(1) == 1
+    assert (did[0], did[-1]) == (first, "close")

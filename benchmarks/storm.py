@@ -44,7 +44,7 @@ from infra.errors import UsageError
 from infra.iam.policy import build_policy, render_policy
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, TABLE_REGION
 from infra.lifetime import AFTER
-from infra.spec import ClusterOptions
+from infra.spec import ClusterOptions, default_throughput
 from jobs.cli.shared.job_limit import JobLimit
 from jobs.worker.supervisor.deadline import SAVE_S, Deadline
 from tests.harness.cloud import CloudProcess, cloud_process
@@ -140,7 +140,8 @@ def usd_per_hour(request: Mapping[str, Any]) -> float:
         for prices in (table.machines, table.gp3)
     ]
     prices = replace(table, machines=listed[0], gp3=listed[1])
-    node = prices.most(types, {**ClusterOptions().model_dump(), **request})
+    defaults = ClusterOptions(volume_throughput=default_throughput(types)).model_dump()
+    node = prices.most(types, {**defaults, **request})
     assert node
     return node.usd * int(request["nodes"])
 

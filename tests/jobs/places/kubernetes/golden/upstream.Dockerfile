@@ -29,7 +29,7 @@ WORKDIR /tmp
 torch==2.13.0
 transformers==5.23.0
 datasets==5.2.0
-tzdata
+tzdata>=2025.2
 scikit-learn==1.8.0
 peft==0.21.2
 accelerate==1.15.0

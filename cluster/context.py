@@ -33,6 +33,7 @@ from infra.ec2.network import SecurityGroup
 from infra.errors import SprError, UsageError
 from infra.files import read_text, write_private
 from infra.plan.actions import Action
+from infra.spec import or_other_name
 from infra.wait import Clock, Progress, Silent, SystemClock
 from provision.host import Host
 from provision.host_keys import pinned_host_keys
@@ -165,15 +166,28 @@ class Context:
     def learn_nodes(self, cluster: Cluster) -> Path:
         """Return the SSH configuration for the nodes, written here if this machine has not run `up`.
 
-        One for a cluster of the same name in another place stays.
+        Raises :class:`UsageError` if it is that of a cluster with the same name in another place.
         """
-        files, here = self.files, (self.cloud.name, self.cloud.region)
+        files = self.files
+        self.require_own_files()
         with suppress(OSError, BotoCoreError, ClientError, SprError):
             known = read_text(files.ssh_hosts, "", errors="replace")
             is_new = any(node.instance.id not in known for node in cluster.nodes)
-            if is_new and files.key.exists() and remembered_cloud(self.name) in (None, here):
+            if is_new and files.key.exists():
                 self.write_ssh_config(cluster)
         return files.ssh_config
+
+    def require_own_files(self) -> None:
+        """Raise :class:`UsageError` if this machine's files are those of a cluster in another place."""
+        elsewhere, here = remembered_cloud(self.name), (self.cloud.name, self.cloud.region)
+        if elsewhere and elsewhere != here and self.files.key.exists():
+            raise UsageError(
+                f"this machine has the key of another cluster {self.name!r}, in {' '.join(elsewhere)}, "
+                f"not in {' '.join(here)}",
+                hint=f"{or_other_name(self.name)}remove that cluster: spr-cluster down --name "
+                f"{self.name} --cloud {elsewhere[0]} --region {elsewhere[1]}; or set SPR_CLUSTER_HOME to "
+                "another folder",
+            )
 
     def require_ssh(self, cluster: Cluster, node: Node) -> None:
         """Let OpenSSH reach a node, whose host key is learned at first contact.

@@ -292,6 +292,21 @@ class EventLog:
         longer than it ran if EC2 ended it earlier. Until there is one, ``ends`` are the known ends by
         instance ID. EC2 does not bill one that never booted.
         """
+        began, ended = self._spans(created)
+        spans = (
+            end - max(began[id_], after or created)
+            for id_, end in {**ends, **ended}.items()
+            if id_ in began
+        )
+        return sum(max(0.0, span.total_seconds()) for span in spans)
+
+    def unended(self, created: datetime) -> set[str]:
+        """Return a cluster's machines that ran, and whose end this log does not know."""
+        began, ended = self._spans(created)
+        return began.keys() - ended.keys()
+
+    def _spans(self, created: datetime) -> tuple[dict[str, datetime], dict[str, datetime]]:
+        """Return when the machines that ran were bought, and the first plans without them."""
         began, ended = dict[str, datetime](), dict[str, datetime]()
         for event in self.read():
             kind, ids = event["event"], event["resources"]
@@ -303,12 +318,7 @@ class EventLog:
                     began = {id_: began[id_] for id_ in began.keys() - ids}
                 elif kind == "plan":  # it may keep a machine that EC2 did not list before
                     ended = {id_: ended.get(id_, time) for id_ in began.keys() - ids}
-        spans = (
-            end - max(began[id_], after or created)
-            for id_, end in {**ends, **ended}.items()
-            if id_ in began
-        )
-        return sum(max(0.0, span.total_seconds()) for span in spans)
+        return began, ended
 
 
 def describe_failure(error: BaseException) -> str:

@@ -110,10 +110,11 @@ class Overview:
         if not (cost and record and self._bought):
             return cost
         ends = {machine.id: machine.left for machine in self._ended if machine.left}
-        unknown = {id_ for event in self._bought for id_ in event["resources"]} - ends.keys()
+        log = EventLog(ClusterFiles.of(self.name).events)
+        unknown = log.unended(record.created) - ends.keys()
         if not self.found.alive:
             ends |= dict.fromkeys(unknown, min(now, record.latest))
-        former_s = EventLog(ClusterFiles.of(self.name).events).former_s(record.created, ends=ends)
+        former_s = log.former_s(record.created, ends=ends)
         if not former_s:
             return cost
         public, name = not record.options["private"], next(iter(self.types), "")
@@ -121,7 +122,8 @@ class Overview:
         if node is None:
             return None
         usd = cost.usd + node.usd * former_s / 3600
-        is_most = cost.is_most or bool(unknown and not self.found.alive)
+        on_spot = any(event.get("market") == "spot" for event in self._bought)
+        is_most = cost.is_most or on_spot or bool(unknown and not self.found.alive)
         return replace(node, usd=usd, source=cost.source or node.source, is_most=is_most)
 
     @property

@@ -359,6 +359,9 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
         )
     stack = load_stack(plan_input.spec.stack) if plan.buys else None
     notes = [*summarize_state(stack)] if stack else []
+    if large := plan_input.large_image:
+        gib = large.volume_gib
+        notes.append(f"Image {large.id} needs a disk of {gib} GiB: --volume-gib {gib} uses it.")
     if not plan_input.found.alive:
         notes += check_buckets(ctx.clients, plan_input.spec, ctx.cloud)
     offers = find_offers(ctx, plan_input, notes.append) if plan.buys else ()

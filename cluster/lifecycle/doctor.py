@@ -52,7 +52,7 @@ from infra.iam.simulation import Finding
 from infra.instance_types import find_machine
 from infra.plan.actions import ActionKind
 from infra.plan.ownership import split_groups
-from infra.plan.planner import plan_up
+from infra.plan.planner import plan_up, rank_instances
 from infra.s3_url import parse_s3_url
 from infra.spec import AUTO, EICE, SSM, ClusterChange, ClusterSpec, parse_ssh_cidr
 from infra.words import counted
@@ -221,8 +221,10 @@ def _quota(exam: Examination) -> list[CheckResult]:
     if not is_standard(spec.instance_types):
         return _skipped("quota", f"{', '.join(spec.instance_types)}: AWS counts them separately")
     machines = [find_machine(clients.ec2, name) for name in spec.instance_types]
-    kept = describe_inventory(clients.ec2, spec.name, ("instances",)).alive
-    nodes = count_in_market(spec, kept)
+    there = describe_inventory(clients.ec2, spec.name, ("instances",)).alive
+    key = key_pair.fingerprint(key_pair.read_public(exam.ctx.files.key))
+    own = [m for m in there if m.tags.get(tags.OWNER_KEY) == key and not m.is_stopped]
+    nodes = count_in_market(spec, rank_instances(own)[: spec.nodes])
     needs = {m.name: m.vcpus * nodes for m in machines if m}
     reasons: list[str] = []
     held = describe_quota(clients.quotas, spot=spec.spot, why_not=reasons.append)
@@ -315,7 +317,7 @@ def _bucket(exam: Examination) -> list[CheckResult]:
 def _permissions(exam: Examination) -> list[CheckResult]:
     spec, types = exam.spec, ",".join(exam.spec.instance_types)
     bucket = parse_s3_url(spec.bucket) if spec.bucket and spec.makes_role else None
-    boundary = spec.permissions_boundary if bucket or spec.second_guard else None
+    boundary = spec.permissions_boundary if spec.makes_role or spec.second_guard else None
     asked = unless(DENIED, exam.ctx.clients.ec2.get_ebs_default_kms_key_id)
     key = asked["KmsKeyId"] if asked else _MANAGED_KEY
     own_key = None if key.endswith(_MANAGED_KEY) else key

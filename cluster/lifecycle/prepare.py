@@ -9,13 +9,12 @@ from typing import Any
 
 from cluster.context import Context
 from cluster.lifecycle.reach import find_impaired
-from cluster.local_files import remembered_cloud
 from cluster.nodes import describe_stuck
 from infra.ec2 import key_pair, network, tags
 from infra.ec2.cluster_record import ClusterRecord, merge_options, new_record, parse_record
 from infra.ec2.images import describe_cached_images
 from infra.ec2.instances import HEAD, Instance, describe_spot_notices
-from infra.ec2.inventory import PLANNED_KINDS, Inventory
+from infra.ec2.inventory import PLANNED_KINDS, Inventory, describe_terminated
 from infra.ec2.network import SecurityGroup
 from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
 from infra.ec2.purchase import Offer, list_offers
@@ -31,7 +30,6 @@ from infra.spec import (
     ClusterChange,
     ClusterSpec,
     default_throughput,
-    or_other_name,
     parse_ssh_cidr,
 )
 from provision.bake import recipe_digest
@@ -67,7 +65,7 @@ def prepare(
     machine lacks the cluster's key.
     """
     found = observe(ctx, cluster)
-    _check_other_clouds(ctx, cluster)
+    ctx.require_own_files()
     public_key = key_pair.read_public(ctx.files.key)
     if ctx.files.key.exists() and (found.alive or public_key):
         ctx.require_key()
@@ -90,8 +88,10 @@ def prepare(
     else:
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
     spec = merge_options(cluster, cidrs, change.given, record, defaults, caller)
-    new = new_record(spec, ctx.now(), record, has_machines=bool(found.alive))
-    _require_new_budget(ctx, change, record, new)
+    # Only a budget depends on it.
+    bought = _count_bought(ctx, record, found) if record and spec.budget else None
+    new = new_record(spec, ctx.now(), record, has_machines=bool(found.alive), bought=bought)
+    _require_new_budget(ctx, change, record, new, bought)
     ctx.clients.labels = dict(spec.labels)
     check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region, ctx.now())
     _check_existing(ctx, spec, found, record)
@@ -120,8 +120,29 @@ def prepare(
     return replace(plan_input, cached=fitting)
 
 
+def _count_bought(ctx: Context, record: ClusterRecord, found: Inventory) -> int | None:
+    """Return how many machines the cluster has had; ``None`` if another machine may have bought some."""
+    since = tags.render_time(record.created)
+    events = [event for event in ctx.events.read() if event["time"] >= since]
+    bought, planned = (
+        {id_ for event in events if event["event"] == kind for id_ in event["resources"]}
+        for kind in ("bought", "plan")
+    )
+    is_ours = any(
+        event["event"] == "done" and event.get("action") in ("create_group", "record")
+        for event in events
+    )
+    listed = (*found.instances, *describe_terminated(ctx.clients.ec2).get(ctx.name, ()))
+    launched = {machine.id for machine in listed if machine.launch_time >= record.created}
+    return len(bought) if is_ours and bought >= planned | launched else None
+
+
 def _require_new_budget(
-    ctx: Context, change: ClusterChange, old: ClusterRecord | None, new: ClusterRecord
+    ctx: Context,
+    change: ClusterChange,
+    old: ClusterRecord | None,
+    new: ClusterRecord,
+    bought: int | None,
 ) -> None:
     """Check that a cluster whose machines have ended does not get its --budget a second time unasked."""
     if (
@@ -129,7 +150,7 @@ def _require_new_budget(
         and old.options["budget"]
         and old.created != new.created
         and "budget" not in change.given
-        and ctx.events.bought(old.created)
+        and bought != 0
     ):
         usd = old.options["budget"]
         raise UsageError(
@@ -250,16 +271,6 @@ def _find_private_cidrs(
             hint="choose a subnet with --subnet-id, and the addresses that may use SSH with --ssh-cidr",
         )
     return (*(word for word in words if word != AUTO), *inside)
-
-
-def _check_other_clouds(ctx: Context, cluster: str) -> None:
-    elsewhere = remembered_cloud(cluster)
-    if elsewhere and elsewhere != (ctx.cloud.name, ctx.cloud.region) and ctx.files.key.exists():
-        raise UsageError(
-            f"this machine has the key of another cluster {cluster!r}, in {' '.join(elsewhere)}",
-            hint=f"{or_other_name(cluster)}remove that cluster: spr-cluster down --name {cluster} "
-            f"--cloud {elsewhere[0]} --region {elsewhere[1]}",
-        )
 
 
 def _check_existing(

@@ -161,6 +161,8 @@ class _Stragglers:
         self.asked_at = ctx.clock.monotonic()
         self.gone: dict[str, str] = {}
         self.statuses = ""
+        self.states = dict[str, str]()
+        """EC2's last status checks, by instance ID."""
 
     def wait_for(self, node: Node, host: Host) -> None:
         """Wait until a node answers, also for the agent of one that has taken long to boot."""
@@ -180,6 +182,8 @@ class _Stragglers:
         except HostError as error:
             left = BOOT_DEADLINE_S + _REGISTER_S - age - (clock.monotonic() - begun)
             given_up = isinstance(error, _CutOffError) or _UNREGISTERED not in error.message
+            # It never booted.
+            given_up = given_up or self.states.get(node.instance.id, "ok") != "ok"
             if given_up or left <= 0:
                 raise
             wait(left)
@@ -281,6 +285,7 @@ class _Stragglers:
         except (ClientError, BotoCoreError):
             return
         status = {s["InstanceId"]: s.get("InstanceStatus", {}).get("Status", "?") for s in found}
+        self.states |= status
         known = [status[id_] for id_ in some if id_ in status]
         words = sorted(set(known))
         # Wait for machines that are still booting. Machines that never booted may mean that the others are

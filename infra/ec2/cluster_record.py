@@ -290,16 +290,23 @@ def _shown(value: Any) -> str:
 
 
 def new_record(
-    spec: ClusterSpec, now: datetime, old: ClusterRecord | None, *, has_machines: bool = True
+    spec: ClusterSpec,
+    now: datetime,
+    old: ClusterRecord | None,
+    *,
+    has_machines: bool = True,
+    bought: int | None = None,
 ) -> ClusterRecord:
-    """Return the updated record of a cluster.
+    """Return the updated record of a cluster, which has had at most ``bought`` machines, if that is known.
 
     The deadline stays unless it has passed or the cluster has no machines. A cluster created in the
     last few minutes also keeps it, because EC2 may not list its machines yet.
     """
     options = spec.model_dump(include={*_RECORDED, "labels"})
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
-        peak = _raise_peak(old.dearest, options)
+        # Tags are written before a purchase, which may fail.
+        nodes = old.dearest["nodes"] if bought is None else min(old.dearest["nodes"], bought)
+        peak = _raise_peak({**old.dearest, "nodes": nodes} if nodes else options, options)
         return replace(old, options={**options, **_pick_lifetime(old.options, spec)}, peak=peak)
     # Tags store whole seconds.
     start = now.replace(microsecond=0)
@@ -334,9 +341,10 @@ def limit_record(
         need, ways = record.latest - record.created, [] if exists else ["a shorter --grace"]
         if paid < longest:
             option, need = f"--budget {budget:.10g}", need + reserve
-            most = record.dearest["nodes"]
-            had = f", the price of the {most} nodes that it had" if record.nodes < most else ""
-            ways[:0] = [] if had else ["fewer nodes" if exists else "fewer or smaller nodes"]
+            own = _raise_peak(record.options, record.options)
+            was_dearer = _raise_peak(record.dearest, record.options) != own
+            had = ", the highest price since its creation" if was_dearer else ""
+            ways[:0] = [] if was_dearer else ["fewer nodes" if exists else "fewer or smaller nodes"]
             enough = f"--budget {ceil(usd_per_hour * (need / _HOUR))}"
             paid_for = spoken_duration(budget / usd_per_hour * 3600)
             problem = (

@@ -74,6 +74,15 @@ class PlanInput:
         return min(fitting, key=lambda image: (image.state != "available", image.id), default=None)
 
     @property
+    def large_image(self) -> Image | None:
+        """A kept image with the software, for larger disks than those of the new cluster."""
+        wanted = (self.software, self.packages)
+        kept = [i for i in self.found.images if i.tags.get(tags.KEPT) == "yes" and i.holds(*wanted)]
+        # An existing cluster keeps its disk size.
+        fitting = [] if self.group or self.image else kept
+        return min(fitting, key=lambda image: image.volume_gib, default=None)
+
+    @property
     def bake(self) -> str:
         """``head`` or ``none``, as in the spec. Older software can only be copied from the head."""
         return self.spec.bake if self.software == self.recipe else "head"

@@ -289,12 +289,16 @@ def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     log.record("bought", "", resources=[m.id for m in WHOLE.instances], type="r7iz.metal-16xl")
     gone = look(without_machines(WHOLE))
     ends = [ended, *(replace(m, left=NOW + HOUR) for m in WHOLE.instances)]
+    log.record("bought", "", resources=["i-dead"])
+    log.record("faulty", "", resources=["i-dead"], ran=False)
     told = replace(gone, terminated=ends)
     for overview, hours in ((told, 5), (gone, 1 + 4 * 8.5)):
         cost = overview.cost(NOW + 20 * HOUR)
         assert cost
         assert cost.usd == pytest.approx(hours * each, rel=0.001)
-        assert cost.is_most
+        assert cost.is_most == (overview is gone)
+    log.record("bought", "", resources=[ended.id], market="spot")
+    assert "at most" in str(told.cost(now))
 
 
 def test_a_stopped_machine_costs_its_disk_and_a_restarted_one_at_most_its_whole_time() -> None:

@@ -577,11 +577,12 @@ def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(
         path.unlink()
     elsewhere = "# spr-cluster lives in: aws eu-west-1\n"
     files.ssh_config.write_text(elsewhere)
-    for command in ("verify", "ssh"):
-        line.must(command, "--region", "us-east-1")
-        assert files.ssh_config.read_text() == elsewhere, "the same name in another place"
+    line.must("verify", "--region", "us-east-1")
+    for words in (["ssh"], ["cp", "node0:x", "."]):
+        refused = line.run(*words, "--region", "us-east-1")
+        assert "cluster 'spr', in aws eu-west-1, not in aws us-east-1" in refused.message
+    assert files.ssh_config.read_text() == elsewhere, "the same name in another place"
     files.ssh_config.unlink()
-    files.known_hosts.unlink()
     line.must("verify", "--region", "us-east-1")
     assert not files.ssh_config.exists(), "it only reads"
     line.must("ssh", "node1")  # a colleague's machine has only the key

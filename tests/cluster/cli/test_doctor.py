@@ -20,6 +20,7 @@ from tests.harness.command_line import ApiCall, CommandLine
 from tests.harness.simulated_cloud import install_jump_tools
 
 _DOCTOR = ("doctor", "--nodes", "2")
+_BOUNDARY = "arn:aws:iam::123456789012:policy/boundary"
 _NEW = ("KeyName", "Placement.", "NetworkInterface.1.SecurityGroupId.")
 
 
@@ -84,6 +85,10 @@ def test_an_existing_cluster_keeps_its_options(line: CommandLine) -> None:
     assert "needs 192 vCPUs, you have 96. That is too few: EC2 refuses spot" in either.out
     refused = line.run(*_DOCTOR, "--stack", "intel")
     assert (refused.code, "was created with upstream" in refused.message) == (2, True)
+    line.cloud.faults("")
+    line.must("up", "--nodes", "2", "--yes")
+    smaller = line.must("doctor", "--nodes", "1", "--market", "on-demand")
+    assert "L-1216C47A needs 0 vCPUs" in smaller.out
 
 
 @pytest.mark.parametrize(
@@ -288,7 +293,11 @@ def test_it_judges_what_a_jump_needs_or_says_that_it_did_not(
     ("option", "url", "remedy"),
     [
         ("--bucket", "s3://team-b/results", "--bucket s3://team-b/results"),
-        ("--read-from", "s3://team-b/data", "--read-from --region"),
+        (
+            "--read-from",
+            "s3://team-b/data",
+            f"--read-from --permissions-boundary {_BOUNDARY} --region",
+        ),
     ],
 )
 def test_it_judges_what_the_nodes_role_needs(
@@ -299,7 +308,7 @@ def test_it_judges_what_the_nodes_role_needs(
     policy.write_text(json.dumps(without("ec2:DescribeSpotPriceHistory")))
     line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
 
-    code, found = examine(line, option, url)
+    code, found = examine(line, option, url, "--permissions-boundary", _BOUNDARY)
 
     assert code == 1
     assert "iam:ListInstanceProfiles" in found["permissions"]["found"]

@@ -458,6 +458,15 @@ def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -
     assert line.must("images", "--delete", "--unused", "--yes").out == f"Deleted: {image}.\n"
 
 
+def test_a_kept_image_for_larger_disks_is_named(line: CommandLine) -> None:
+    line.begin("--nodes", "2", "--volume-gib", "300")
+    line.must("down", "--yes", "--keep-image")
+
+    shown = line.must("up", "--nodes", "2", "--dry-run").out
+
+    assert "needs a disk of 300 GiB: --volume-gib 300 uses it." in shown
+
+
 def _listed(line: CommandLine) -> list[str]:
     result = json.loads(line.must("images", "--json").out)
     return [str(image["image"]) for image in result["images"]]

@@ -166,10 +166,11 @@ def test_a_connected_machine_that_forgot_the_others_is_connected_again(
 def test_a_budget_is_not_spent_a_second_time_unasked(cloud: SimulatedCloud) -> None:
     cloud.faults("[[capacity]]\nfree = 0\n")
     with pytest.raises(NoCapacityError):
-        cloud.up(nodes=1, ttl=8 * HOUR, budget=100.0)
+        cloud.up(nodes=8, ttl=8 * HOUR, budget=100.0)
+    assert cloud.plan_input(nodes=1).record.dearest["nodes"] == 1, "nothing was bought"
     cloud.clock.sleep(3600)
     cloud.faults("")
-    cloud.up()
+    cloud.up(nodes=1)
     cloud.end(ids(cloud)[0])
     cloud.clock.sleep(3600)
 
@@ -180,3 +181,9 @@ def test_a_budget_is_not_spent_a_second_time_unasked(cloud: SimulatedCloud) -> N
 
     assert "up --budget 100 --name bert" in str(no.value.hint)
     assert cloud.plan_input(budget=100.0).record.options["budget"] == 100
+    events = cloud.ctx.files.events
+    lines = events.read_text().splitlines(keepends=True)
+    for left in ([line for line in lines if '"bought"' not in line], []):
+        events.write_text("".join(left))
+        with pytest.raises(UsageError, match="have ended"):
+            cloud.plan_input()

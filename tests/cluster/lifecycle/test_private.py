@@ -243,6 +243,31 @@ def test_a_node_to_which_the_jump_does_not_lead_is_neither_terminated_nor_bought
     assert len(nat.purchases()) == 1
 
 
+def test_a_machine_that_never_boots_is_not_given_time_to_register(
+    nat: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[float]()
+
+    def make_host(node: Node, files: ClusterFiles) -> Host:
+        host = nat.machines.make_host(node, files)
+        if len(nat.purchases()) > 1:
+            return host
+
+        def fail(*_: object, **__: object) -> Result:
+            asked.append(nat.clock.now)
+            raise JumpError(node.name, "no SSH: An error occurred (TargetNotConnected)")
+
+        return cast("Host", SimpleNamespace(name=node.name, run=fail, close=str))
+
+    monkeypatch.setattr(
+        "infra.local.api.lifecycle.InstanceLifecycle.status_of", lambda *_: "initializing"
+    )
+    nat.clock.pace = 60
+    cloud = replace(nat, ctx=replace(nat.ctx, make_host=make_host))
+    assert cloud.up(nodes=1, private=True, jump="ssm").is_whole
+    assert 30 < (asked[-1] - asked[0]) / 60 < 45
+
+
 @pytest.mark.parametrize("boot_min", [0, 15])  # of a virtual machine, and of bare metal
 def test_an_agent_may_register_with_session_manager_half_an_hour_after_the_boot(
     nat: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, boot_min: int

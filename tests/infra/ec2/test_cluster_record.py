@@ -282,14 +282,19 @@ def test_a_cluster_that_was_larger_or_dearer_keeps_the_limit_of_its_price() -> N
         spec, _ = make(**{**record.options, **options})
         return parse_record(record_tags(spec, new_record(spec, NOW, record))) or record
 
-    small = change(change(record, nodes=12), nodes=1, budget=30)
+    tried = change(record, nodes=12)
+    for bought, nodes in ((None, 12), (10, 10), (1, 3), (0, 3)):
+        assert new_record(make()[0], NOW, tried, bought=bought).dearest["nodes"] == nodes
+    small = change(tried, nodes=1, budget=30)
     assert (small.nodes, small.dearest["nodes"]) == (1, 12)
     with pytest.raises(
-        UsageError, match=r"at \$24.00 an hour, the price of the 12 nodes that it had"
+        UsageError, match=r"at \$24.00 an hour, the highest price since its creation"
     ) as caught:
         limit_record(small, record, 24.0)
     assert caught.value.hint == "use --budget 38"
     _, spot = make(market="spot", max_price=5.0)
+    with pytest.raises(UsageError, match="the highest price since its creation"):
+        limit_record(change(spot, max_price=1.0, budget=3), spot, 15.0)
     prices = table_prices("us-east-1", spot.options["instance_types"])
 
     def most(record: ClusterRecord) -> float:

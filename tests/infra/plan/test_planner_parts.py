@@ -87,6 +87,7 @@ def test_of_several_kept_images_the_newest_is_used_unless_the_cluster_has_its_ow
     assert make_plan_input(SPEC, make_found(SPEC), cached=cached).image == make_image()
     large = replace(own, images=(replace(kept.images[0], volume_gib=SPEC.volume_gib + 1),))
     assert make_plan_input(SPEC, large).image is None
+    assert make_plan_input(SPEC, large).large_image is None, "an existing cluster keeps its disks"
     spec = make_spec(3, bake="none")
     assert make_plan_input(spec, pending).image is None
     without = make_found(spec, images=())

@@ -108,10 +108,11 @@ class Copies(Transfer):
 
     def fail(self, step: int, why: str) -> None:
         name, node = checkpoint_name(step), self.to[0]
+        if not Path(self.folder, CHECKPOINTS, name).exists():
+            self._due = 0.0  # it was removed meanwhile: a newer one exists
+            return
         self.to.append(self.to.pop(0))
-        # If it was removed meanwhile, a newer one exists.
-        if Path(self.folder, CHECKPOINTS, name).exists():
-            self.warn_once(f"no second copy of checkpoint {name}: {node} does not take it")
+        self.warn_once(f"no second copy of checkpoint {name}: {node} does not take it")
 
 
 @dataclass

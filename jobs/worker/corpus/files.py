@@ -123,16 +123,17 @@ def present(source: Source, folder: Path) -> Iterator[Path]:
     with (folder / f"{found.id}.lock").open("w+") as lock:
         has_locks = hold_lock(lock, fcntl.LOCK_SH)
         target = folder / (found.id if has_locks else process_suffix()[1:] + found.id)
-        while not target.exists():
-            hold_lock(lock, fcntl.LOCK_UN)  # two ranks that keep theirs would wait for each other
-            hold_lock(lock)
-            if not target.exists():
-                download_all(connected(), [Download(found, target)])
-            hold_lock(lock, fcntl.LOCK_SH)
+        if not target.exists():
+            # Ranks that saw none keep the shared lock, so that no reader removes the copy.
+            with (folder / f"{found.id}.download.lock").open("w") as turn:
+                hold_lock(turn)
+                if not target.exists():
+                    download_all(connected(), [Download(found, target)])
         try:
             yield target
         finally:
             with suppress(BlockingIOError):  # another rank reads it
+                hold_lock(lock, fcntl.LOCK_UN)  # on NFS, a rank that is refused would keep it
                 hold_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 target.unlink(missing_ok=True)
 

@@ -51,8 +51,8 @@ def write_part(
     known: Any = (),
     vector: str = "",
     first: Sequence[Values] = (),
-) -> list[str]:
-    """Write a shard's rows for this output, and return columns whose type is not that of ``first``.
+) -> dict[str, str]:
+    """Write a shard's rows for this output, and return the types that columns have in Parquet.
 
     ``known`` has the fields of a Parquet file that they are from; ``vector`` is the column whose lists of
     numbers have one length. In a folder, a column's type also holds the values in the input file's ``first``
@@ -62,11 +62,12 @@ def write_part(
         # merge_parts gives empty columns their types.
         is_merged = output.lower().endswith(".parquet")
         fields = {each.name: each for each in known}
-        return _write_parquet(target, rows, fields, vector, None if is_merged else first)
+        types = _write_parquet(target, rows, fields, vector, None if is_merged else first)
+        return {} if is_merged else types
     # JSON writes half of a surrogate pair, which UTF-8 lacks, with the same escape.
     with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(f"{_to_json(row)}\n" for row in rows)
-    return []
+    return {}
 
 
 def _typed(name: str, values: Sequence[Any], kind: Any) -> Any:
@@ -85,11 +86,9 @@ def _write_parquet(
     known: Mapping[str, Any],
     vector: str,
     first: Sequence[Values] | None,
-) -> list[str]:
+) -> dict[str, str]:
     import pyarrow as pa
     from pyarrow.parquet import write_table
-
-    changed = list[str]()
 
     def to_array(name: str) -> Any:
         values: list[Any] = [row.get(name) for row in rows]
@@ -100,16 +99,13 @@ def _write_parquet(
         samples = [row[name] for row in first or () if name in row]
         # Readers of a folder take a column's type from one file; merge_parts finds one for all.
         is_text = first is not None and all(each is None for each in samples or values)
-        found = _to_array([*samples, *values], is_text=is_text)[len(samples) :]
-        if samples and found.type != _to_array(samples, is_text=is_text).type:
-            changed.append(name)
-        return found
+        return _to_array([*samples, *values], is_text=is_text)[len(samples) :]
 
     names = dict.fromkeys(name for row in (*(first or ()), *rows) for name in row)
     arrays = {name: to_array(name) for name in names}
     fields = [known.get(name) or pa.field(name, each.type) for name, each in arrays.items()]
     write_table(pa.Table.from_arrays([*arrays.values()], schema=pa.schema(fields)), target)
-    return changed
+    return {each.name: str(each.type) for each in fields}
 
 
 def _to_array(values: Sequence[Any], *, is_text: bool) -> Any:

@@ -41,7 +41,7 @@ def speed_up_trainer(trainer: Any, bf16: bool) -> Any:
         if ranks.size > 1:
             _average_quickly(trainer.accelerator, ranks, bf16)
             trainer.add_callback(NodeCheckpoints(trainer, ranks))
-        _trim_training(trainer)
+        _trim_training(trainer, ranks)
     if OUTPUT in os.environ:
         trainer.add_callback(StepReports(trainer, ranks, "bf16" if bf16 else "fp32"))
     return trainer
@@ -74,17 +74,17 @@ def _average_quickly(accelerator: Any, ranks: Ranks, bf16: bool) -> None:
     accelerator.prepare_model = prepare
 
 
-def _trim_training(trainer: Any) -> None:
+def _trim_training(trainer: Any, ranks: Ranks) -> None:
     plain = trainer.get_train_dataloader
 
     def get_train_dataloader() -> Any:
         # Not the collator: evaluation may expect batches of one width, and trainers its attributes.
-        # Nor what a user made. Accelerate joins the batches of a stream, which then must have one width.
+        # Nor what a user made. Accelerate joins ranks' batches of a stream, which must have one width.
         loader, own = plain(), trainer.data_collator
-        inner = getattr(loader, "base_dataloader", None)  # Accelerate's
+        inner: Any = getattr(loader, "base_dataloader", None)  # Accelerate's
         collate: Any = getattr(inner, "collate_fn", None)
         is_own = own in (collate, getattr(collate, "data_collator", None))
-        if inner and is_own and getattr(loader, "split_batches", True):
+        if is_own and (ranks.size == 1 or getattr(loader, "split_batches", True)):
             inner.collate_fn = loader.collate_fn = Trimmed(collate)
         return loader
 

@@ -126,7 +126,7 @@ def expect_checkpoints(
     """
     options, hosts = context.options, context.hosts
     every = options.checkpoint_every or 1  # how many its clock allows is not known
-    count = 0 if every == NEVER else -(-steps // every)
+    count = 0 if every == NEVER else -(-steps // every) + 1  # a stop writes one more
     times, state = 2 if keeps_best else 1, model.state_dict()  # with the masters of bf16 weights
     trained = [(state.get(n, p), p.numel()) for n, p in model.named_parameters() if p.requires_grad]
     one = sum(times * each.nbytes + _ADAM_BYTES * size for each, size in trained) if count else 0

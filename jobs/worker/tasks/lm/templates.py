@@ -97,15 +97,19 @@ class Renderer:
     def _find_dropped(self, exchange: Exchange, text: str) -> list[str]:
         """Return what the template drops. Raises :class:`DatasetError` for turns and calls of tools.
 
-        Rendering takes most of the time: a chat is only rendered again if the text lacks a name or thought.
+        Rendering takes most of the time: a chat is only rendered again if the text lacks a name or thought,
+        or a turn names what it calls elsewhere.
         """
         turns, (places, found) = exchange.turns, _find_words(exchange, text)
         ends = [*(words for _, words in places[1:]), len(text)]
         if not all(
-            _are_in(text[begin:end], _names(turn.get("tool_calls")))
+            _are_shown(turn, text[begin:end])
             for turn, (begin, _), end in zip(turns, places, ends, strict=True)
-        ):
-            self._require_calls(exchange)
+        ) and self._drops_calls(exchange, text):
+            raise DatasetError(
+                f"{exchange.place}: the chat template drops the calls of tools (tool_calls), or some of them",
+                hint="leave out the row, or give another template with --chat-template",
+            )
         if tools := exchange.tools:
             said = json.dumps(turns, ensure_ascii=False, default=str)
             names = ["".join(_names([each])) for each in tools]
@@ -120,22 +124,20 @@ class Renderer:
             found.append("thoughts")
         return found
 
-    def _require_calls(self, exchange: Exchange) -> None:
-        """Raise :class:`DatasetError` if the text does not depend on the name of each call."""
+    def _drops_calls(self, exchange: Exchange, text: str) -> bool:
+        """Return whether the text does not depend on the name of each call."""
         turns = deepcopy(exchange.turns)
         functions = [each for turn in turns for each in _functions(turn.get("tool_calls"))]
+        if not functions:  # calls as a JSON text
+            return self._is_same(exchange, text, "tool_calls")
         marks = [f"q{number}z" for number in range(len(functions))]
         for function, mark in zip(functions, marks, strict=True):
             function["name"] += mark
         try:
-            text = self._render(exchange, turns)[0].casefold()
+            marked = self._render(exchange, turns)[0].casefold()
         except DatasetError:  # the template knows the names
-            return
-        if not all(mark in text for mark in marks):
-            raise DatasetError(
-                f"{exchange.place}: the chat template drops the calls of tools (tool_calls), or some of them",
-                hint="leave out the row, or give another template with --chat-template",
-            )
+            return False
+        return not all(mark in marked for mark in marks)
 
     def _is_same(self, exchange: Exchange, text: str, *names: str) -> bool:
         """Return whether the text would be the same if no turn had these fields."""
@@ -231,8 +233,12 @@ def _names(given: Any) -> list[str]:
     return [each["name"] for each in _functions(given)]
 
 
-def _are_in(text: str, names: Sequence[str]) -> bool:
-    """Return whether the text has these names, one after the other."""
+def _are_shown(turn: Turn, text: str) -> bool:
+    """Return whether a text has the names of the turn's calls, one after the other, and only from them."""
+    calls, said = turn.get("tool_calls"), str({**turn, "tool_calls": None})
+    names = _names(calls)
+    if not names or any(name in said for name in names):
+        return not calls or calls in ("[]", "null")
     for name in names:
         _, found, text = text.partition(name)
         if not found:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import json
 import os
 import shutil
+import struct
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 from unittest.mock import Mock
 
@@ -196,17 +200,40 @@ def test_each_format_holds_every_column(tmp_path: Path, models: Callable[[str], 
     assert read_table(tmp_path / "b.parquet").schema.names == [*lines[0], "predicted_tags"]
 
 
-def test_a_column_that_becomes_text_is_noted_once(
-    tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("begin", "files", "first", "wanted"),
+    [
+        (0, 1, 16, "in.jsonl: column 'n' has another type in "),
+        (16, 1, 32, "in.jsonl: column 'n' has another type in "),  # the first rows lack it
+        (0, 2, 0, "/b.jsonl: column 'n' has another type in "),
+    ],
+)
+def test_a_column_of_several_types_is_noted_once(
+    tmp_path: Path,
+    models: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    begin: int,
+    files: int,
+    first: int,
+    wanted: str,
 ) -> None:
     monkeypatch.setattr(shards, "_LOOK_AT", 16)
-    rows = [{"text": row["text"], "n": n if n < 20 else str(n)} for n, row in enumerate(ROWS)]
+    turn = first + 4 if files == 1 else len(ROWS)
+    rows = [
+        {"text": row["text"], **({"n": n if n < turn else str(n)} if n >= begin else {})}
+        for n, row in enumerate(ROWS)
+    ]
     notes, place = list[str](), str(tmp_path / "out")
     data = write(tmp_path / "in.jsonl", rows)
+    if files == 2:
+        data = str(folder := tmp_path / "in")
+        folder.mkdir()
+        write(folder / "a.jsonl", rows)
+        write(folder / "b.jsonl", [{**row, "n": "x"} for row in rows])
     predict_corpus(PredictOptions(models("classify"), data, place), notes.append)
     (note,) = (each for each in notes if "type" in each)
-    assert "in.jsonl: rows 17 to 32: column 'n' is of another type than in the first rows" in note
-    assert "000000000016-16-16.parquet" in note
+    assert wanted in note
+    assert f"{first:012d}-16-16.parquet" in note
 
 
 @pytest.mark.parametrize("task", ["classify", "tag"])
@@ -340,10 +367,60 @@ def test_the_time_left_does_not_count_loading_the_model(
     coordinator._begin = coordinator._told = time.monotonic() - 1000
     shard = coordinator.ask(0)
     assert shard
-    count, none = shard["count"], dict.fromkeys(("core_seconds", "cut", "changed"), 0)
-    found = {"name": "", "read": count, "rows": 0, "problem": "", "expected": 2 * count, **none}
+    count, none = shard["count"], dict.fromkeys(("core_seconds", "cut"), 0)
+    found = {
+        "name": "",
+        "read": count,
+        "rows": 0,
+        "problem": "",
+        "expected": 2 * count,
+        **none,
+        "types": {},
+    }
     coordinator.tell(0, 0, {**found, "seconds": 10.0})
     assert said == [f"{count} of about {2 * count} rows, {count / 10:.1f} rows/s, 10 s left"]
+
+
+def lock_as_nfs(file: Any, operation: int) -> None:
+    """``flock`` by locks of bytes, as NFS has them: one that is refused another keeps its own."""
+    kind = {fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_EX: fcntl.F_WRLCK}.get(
+        operation & ~fcntl.LOCK_NB, fcntl.F_UNLCK
+    )
+    command = fcntl.F_OFD_SETLK if operation & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
+    fcntl.fcntl(file, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
+
+
+@pytest.mark.parametrize("flock", [fcntl.flock, lock_as_nfs])
+def test_ranks_that_saw_no_copy_read_one_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flock: Callable[[Any, int], None]
+) -> None:
+    """The last one removes it, also if both end at once."""
+    together, copies = Barrier(2, timeout=5), list[int]()
+
+    def lock(file: Any, operation: int) -> None:
+        if operation & fcntl.LOCK_NB:
+            together.wait()
+        try:
+            flock(file, operation)
+        finally:
+            if operation & (fcntl.LOCK_NB | fcntl.LOCK_SH):
+                together.wait()
+
+    def download(_: Any, found: Any) -> None:
+        copies.append(found[0].target.write_text("rows\n"))
+
+    def read(_: int) -> None:
+        with present(source, tmp_path):
+            together.wait()
+
+    source = Source("s3://bucket/rows.csv", "version", 4, "digest")
+    monkeypatch.setattr("fcntl.flock", lock)
+    monkeypatch.setattr("jobs.worker.corpus.files.connected", Mock())
+    monkeypatch.setattr("jobs.worker.storage.download.download_all", download)
+    with ThreadPoolExecutor(2) as ranks:
+        assert [*ranks.map(read, range(2))] == [None, None]
+    assert len(copies) == 1
+    assert {each.suffix for each in tmp_path.iterdir()} == {".lock"}
 
 
 def test_on_a_file_system_without_locks_each_rank_has_its_own_copy(

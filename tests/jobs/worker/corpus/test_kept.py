@@ -80,7 +80,7 @@ class Nodes:
             return {
                 **rows,
                 "problem": "",
-                "changed": "",
+                "types": {},
                 "expected": ROWS,
                 "seconds": 1.0,
                 "core_seconds": 1.0,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader  # type: ignore[import-untyped]
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers.trainer_utils import RemoveColumnsCollator
 
 from jobs.worker.fast import compilation
@@ -315,28 +317,40 @@ def test_padding_on_the_left_and_other_batches_stay() -> None:
         assert Trimmed(lambda samples: samples)(given) is given
 
 
+class Stream(IterableDataset[Any]):
+    """Rows without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield {}
+
+
 COUNTS = ("_samples", "_tokens", "_padded", "_loss", "_computed", "_waited")
 
 
 @pytest.mark.parametrize(
-    ("made", "collator", "is_trimmed"),
+    ("made", "collator", "ranks", "is_trimmed"),
     [
-        ({}, dict, True),
-        ({}, RemoveColumnsCollator(dict, ()), True),
-        ({}, list, False),
-        ({"dispatch_batches": True}, dict, False),  # it joins the batches of several ranks
-        ({"dispatch_batches": True, "split_batches": True}, dict, True),
-        (None, dict, False),
+        ({}, dict, 2, True),
+        ({}, RemoveColumnsCollator(dict, ()), 2, True),
+        ({}, list, 2, False),
+        ({"dispatch_batches": True}, dict, 1, True),
+        ({"dispatch_batches": True}, dict, 2, False),  # it joins the batches of several ranks
+        ({"dispatch_batches": True, "split_batches": True}, dict, 2, True),
+        (None, dict, 2, False),
     ],
 )
+@pytest.mark.parametrize("rows", [[{}], Stream()])
 def test_only_a_trainers_own_batches_are_trimmed(
-    made: dict[str, bool] | None, collator: Any, is_trimmed: bool
+    made: dict[str, bool] | None, collator: Any, ranks: int, is_trimmed: bool, rows: Any
 ) -> None:
-    rows: Any = [{}]
     loader = DataLoader(rows, collate_fn=collator)
-    given = loader if made is None else prepare_data_loader(loader, put_on_device=True, **made)
-    trainer = SimpleNamespace(data_collator=dict, get_train_dataloader=lambda: given)
-    _trim_training(trainer)
+    given: Any = loader
+    if made is not None:
+        made = {"dispatch_batches": False, **made}
+        given = prepare_data_loader(loader, put_on_device=True, **made)
+    trainer, team = SimpleNamespace(data_collator=dict, get_train_dataloader=lambda: given), Mock()
+    team.size = ranks
+    _trim_training(trainer, team)
     assert isinstance(trainer.get_train_dataloader().collate_fn, Trimmed) is is_trimmed
     assert loader.collate_fn is collator
 

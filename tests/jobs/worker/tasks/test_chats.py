@@ -282,6 +282,9 @@ PARTIAL = (  # also of tools that are named elsewhere
     "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}",
     "{% if m.role == 'tool' %}add: {% endif %}{{ m.content }}",
 )
+NAMED = (USER, {**CALL, "content": "I add."}, TOOL, ANSWER)
+THOUGHT = (USER, {**CALL, "content": "", "thinking": "Let me add."}, TOOL, ANSWER)
+AS_TEXT = (USER, {**CALL, "content": "", "tool_calls": json.dumps(ADDS)}, TOOL, ANSWER)
 TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
 
 
@@ -295,7 +298,15 @@ TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
         (NO_ANSWER, TWO, "drops turn 2 (assistant): 'So.'", "--chat-template"),
         ("{{ messages[-1].content }}", TWO, "drops turn 1 (user): 'Why?'", "remove"),
         (NO_MORE, SAME, "drops turn 4 (assistant): 'So.'", "remove the turn"),
-        (SAYS.replace("%s", "{{ m.content }}"), CALLS, "drops the calls of tools", "the row"),
+        *(
+            (
+                SAYS.replace("%s", "{{ m.thinking }}{{ m.content }}"),
+                turns,
+                "drops the calls of tools",
+                "row",
+            )
+            for turns in (CALLS, NAMED, THOUGHT, AS_TEXT)
+        ),
         *((SAYS.replace("%s", each), TWICE, "drops the calls of", "the row") for each in PARTIAL),
         (NO_TOOL, CALLS, "drops turn 3 (tool): '5'", "remove the turn"),
         (UNSTABLE, TWO * 2, "writes turn 1 differently if others follow", '"weight": 0'),
@@ -406,6 +417,15 @@ def test_calls_of_tools_are_objects_or_texts_to_templates(given: Any, flat: bool
     assert "id" not in exchange.turns[1]["tool_calls"][0]
     prompt = encode_prompt(Loaded(None, tokenizer), Row("a.parquet: row 1", row))
     assert tokenizer.decode(prompt) == text.removesuffix("So.")
+
+
+@pytest.mark.parametrize("calls", ["[]", "null", json.dumps(ADDS)])
+def test_calls_may_be_a_json_text(calls: str) -> None:
+    says = "{% if m.tool_calls and m.tool_calls[0:2] == '[{' %}{{ m.tool_calls }}{% endif %}"
+    tokenizer = new_chat_tokenizer(["Why? So."], SAYS.replace("%s", says + "{{ m.content }}"))
+    turns = (USER, {**ANSWER, "tool_calls": calls})
+    found = Renderer(tokenizer, learn_all=True)(Exchange("row 1", (), turns))
+    assert found.text == f"Why?{calls if 'add' in calls else ''}So."
 
 
 def test_weights_do_not_matter_to_a_chat_that_is_continued() -> None:

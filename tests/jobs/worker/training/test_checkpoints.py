@@ -136,7 +136,8 @@ COPIES = (
             True,
             "3.6 GB of disk, and 2.1 GB are free on a; use --lora or disks that are 2 GiB",
         ),
-        (2, 11, [2.9, 2.9], False, ""),  # it writes two
+        (2, 25, [2.9, 2.9], False, ""),  # it writes one, and one more if it is stopped
+        (2, 25, [2.7, 2.9], False, "checkpoints need 2.8 GB of disk"),
         (2, NEVER, [0.5, 0.5], True, ""),
         (2, NEVER, [0.3, 0.5], True, "the model needs 0.4 GB of disk, and 0.3 GB are free on a"),
         (1, None, [3.5, 3.5], True, COPIES),

@@ -114,7 +114,7 @@ _REASONS = {
     "None": "it starts in some moments",
     "Resources": "its nodes are in use",
     "Priority": "other jobs are first",
-    "JobHeldUser": "it was not released to start: cancel it, or `scontrol release` it on the head",
+    "JobHeldUser": "its submission is not complete; if that takes minutes, cancel it",
     "BeginTime": "it starts again in some seconds",
     "ReqNodeNotAvail": _NODE_DOWN,
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": (

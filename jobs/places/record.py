@@ -75,6 +75,8 @@ class JobRecord:
     ``seconds`` is how long the last attempt ran, ``earlier_s`` what passed before it since the first one
     began, ``earlier_node_s`` the same in seconds of one node, and ``resumed_s`` what the runs that it resumes
     took, with what was before them. For ``boot_s``, ``idle_s``, and ``former_s``, see :class:`Unused`.
+    ``run_nodes`` is the number of nodes on which a resumed job starts, and of which these are seconds; 0 for
+    ``nnodes``.
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
     ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
     price that a job with ``cores`` pays.
@@ -118,6 +120,7 @@ class JobRecord:
     idle_s: float = 0.0
     former_s: float = 0.0
     resumed_s: float = 0.0
+    run_nodes: int = 0
     cores: int | None = None
     memory_gib: int | None = None
     node_share: float = 1.0
@@ -150,14 +153,15 @@ class JobRecord:
         if end.ended and (self.boot_s or self.idle_s):  # the nodes had nothing else to do before
             waited = (end.ended - datetime.fromisoformat(self.when)).total_seconds() - lasted
             before += max(0.0, waited)
-        node_s = end.node_s() + before * self.nnodes
+        node_s = end.node_s() + before * (self.run_nodes or self.nnodes)
         if self.usd_per_hour and now.usd_per_hour:
             node_s *= self.usd_per_hour / now.usd_per_hour
         where = ("cluster", "cloud", "region", "billed", "usd_per_hour", "price_source", "market")
         changed = (*where, "bucket", "when", "boot_s", "idle_s", "former_s")
         known = {name: getattr(now, name) for name in changed}
         more = {name: now.more[name] for name in ("limit", "spent", "recovery") if name in now.more}
-        return replace(self, **known, resumed_s=node_s / now.nnodes, more={**self.more, **more})
+        known.update(resumed_s=node_s / now.nnodes, run_nodes=now.nnodes)
+        return replace(self, **known, more={**self.more, **more})
 
     def render(self) -> str:
         """Return the content of ``job.json``."""

@@ -80,9 +80,14 @@ def choose_folders(
     if root is None:
         return SentFolders(data=found)
     subfolder = here.resolve().relative_to(root.resolve()).as_posix() if given is None else "."
-    own = [each for each in found if each.root.is_relative_to(root)]
-    without = tuple(each.target.removeprefix("work/") for each in own)
-    project = read_project(root, max_bytes=max_bytes, without=without)
+    places = {each.target.removeprefix("work/"): each.root for each in found}
+    without = (
+        place
+        for place, data in places.items()
+        # The project may have a link to data elsewhere.
+        if data.is_relative_to(root) or (root / place).resolve() == data.resolve()
+    )
+    project = read_project(root, max_bytes=max_bytes, without=tuple(without))
     for each in found:
         _require_free(each.target, each.root, project.targets)
     return SentFolders(project, found, subfolder)
@@ -112,9 +117,13 @@ def list_project(root: Path) -> tuple[str, ...]:
         where = ["-C", str(root)]
         if not inside:
             where = [f"--git-dir={scratch}/.git", f"--work-tree={root}"]
-        names = set(_list_files(root, where, inside=inside))
-        if (root / IGNORE_FILE).is_file():
-            names -= _find_unwanted(root / IGNORE_FILE, names, Path(scratch))
+        names = {*_list_names(root, where, inside=inside)}
+        names -= _find_unwanted(root, names, Path(scratch))
+        for name in [name for name in names if name.endswith("/")]:
+            names.remove(name)
+            if (root / name / ".git").exists():  # another repository, of which git lists no files
+                nested = {f"{name}{each}" for each in list_project(root / name)}
+                names |= nested - _find_unwanted(root, nested, Path(scratch))
     return tuple(sorted(name for name in names if _is_file(root / name)))
 
 
@@ -128,29 +137,38 @@ def _is_file(path: Path) -> bool:
     return path.is_symlink() or (path.exists() and not path.is_dir())
 
 
-def _list_files(root: Path, where: list[str], *, inside: bool) -> Iterator[str]:
-    caches = [] if inside else [f"--exclude={name}/" for name in CACHES]
-    untracked = ("ls-files", "-z", "--others", "--exclude-standard")
-    names = [*_without_fetched(root, _git(root, *where, *untracked, *caches).split("\0")[:-1])]
+def _list_names(root: Path, where: list[str], *, inside: bool) -> Iterator[str]:
+    """Yield the names of files, and of other repositories, which end in ``/``."""
+    skipped = [] if inside else [f"--exclude={name}/" for name in CACHES]
+    ignore = root / IGNORE_FILE
+    if ignore.is_file() and not (inside and _git(root, "rev-parse", "--show-prefix").strip()):
+        # So that git does not walk these folders. Of all patterns, those given first count least.
+        skipped.append(f"--exclude-from={ignore}")
+    untracked = ("ls-files", "-z", "--others", *skipped, "--exclude-standard")
+    yield from _without_fetched(root, _git(root, *where, *untracked).split("\0")[:-1])
     if inside:
         for entry in _git(root, *where, "ls-files", "-z", "--stage").split("\0")[:-1]:
             mode, _, name = entry.partition("\t")
-            names.append(f"{name}/" if mode.startswith("160000") else name)  # a submodule
-    for name in names:
-        if not name.endswith("/"):
-            yield name
-        elif (root / name / ".git").exists():  # another repository, of which git lists no files
-            yield from (f"{name}{each}" for each in list_project(root / name))
+            yield f"{name}/" if mode.startswith("160000") else name  # a submodule
 
 
-def _find_unwanted(ignore: Path, names: Iterable[str], scratch: Path) -> set[str]:
-    """Return the names that a file's patterns exclude, tracked or not; ``scratch`` is an empty repository."""
+def _find_unwanted(root: Path, names: Iterable[str], scratch: Path) -> set[str]:
+    """Return the names that ``.sprignore`` excludes, tracked or not; ``scratch`` is an empty repository."""
+    if not (root / IGNORE_FILE).is_file():
+        return set()
     exclude = scratch / ".git/info/exclude"
     exclude.parent.mkdir(exist_ok=True)
-    shutil.copyfile(ignore, exclude)
+    shutil.copyfile(root / IGNORE_FILE, exclude)
+    for name in names:
+        if name.endswith("/"):  # some patterns are for folders only
+            (scratch / name).mkdir(parents=True, exist_ok=True)
     only = ("-C", str(scratch), "-c", f"core.excludesFile={os.devnull}")
-    words = ("check-ignore", "--no-index", "-z", "--stdin")
-    return {*_git(scratch, *only, *words, given="\0".join(names)).split("\0")}
+    words = ("check-ignore", "--no-index", "--verbose", "-z", "--stdin")
+    # Git gives a leading colon a meaning of its own.
+    found = _git(scratch, *only, *words, given="\0".join(f"./{name}" for name in sorted(names)))
+    fields = found.split("\0")
+    pairs = zip(fields[2::4], fields[3::4], strict=False)  # the pattern and the name
+    return {name.removeprefix("./") for pattern, name in pairs if not pattern.startswith("!")}
 
 
 def _without_fetched(root: Path, names: Iterable[str]) -> Iterator[str]:
@@ -270,7 +288,7 @@ def read_project(root: Path, *, max_bytes: int | None, without: tuple[str, ...] 
 
 def _slug(root: Path) -> str:
     """Return a name that no shell changes."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", root.name).strip("-")[:32] or "project"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", root.name)[:32].strip(".-") or "project"
 
 
 def _digest(path: Path) -> bytes:

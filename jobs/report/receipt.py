@@ -115,7 +115,8 @@ def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
     if not took or not run.nodes:
         return None
     used = len(run.job.get("nodes", ())) or run.nodes
-    more = (as_number(run.job.get("nnodes")) or used) / used
+    started = as_number(run.job.get("run_nodes")) or as_number(run.job.get("nnodes"))
+    more = (started or used) / used
     paid = (as_number(run.job.get("earlier_node_s")) or earlier * used) / used
     before = {BOOT: boot, IDLE: idle, FORMER: former, EARLIER: resumed}
     parts = {name: seconds * more for name, seconds in before.items()}

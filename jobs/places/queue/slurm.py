@@ -71,26 +71,35 @@ _CHECKPOINT = '%s[{]"event": "checkpoint(_estimate)?"'
 END_S, _END_POLL_S = 120.0, 2.0
 # The queue takes the job before anything changes, and starts it when all nodes have it: a job to resume that
 # is refused stays as it ended on every node. An earlier log belongs to a resumed job, or to another run of
-# a study with the same folder.
+# a study with the same folder. The rest continues without this shell, which waits for it.
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
-{guard}# With it, the job starts again after the loss of the head.
-# A node that does not answer must not end xargs.
-take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f first.json end.json cancelled &&
-  tar -xmf - && {move}"
+{guard}refuse() {{
+  if [ -e {secrets} ]; then
+    rm {secrets}
+    tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=10 @ "rm -f {root}/{secrets}"
+  fi
+  rm -f *.{new}
+  exit $1
+}}
 if [ -e {secrets}.{new} ]; then
-  export keep="mkdir -p {root} && cd {root} && umask 077 && cat > {secrets}"
-  tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$keep" < {secrets}.{new} ||
-    {{ echo "@ does not take the variables" >&2; exit 1; }}' || exit
   mv {secrets}.{new} {secrets}
+  export keep="mkdir -p {root} && cd {root} && umask 077 && cat > {secrets}"
+  tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh -o ConnectTimeout=10 @ "$keep" < {secrets} ||
+    {{ echo "@ does not take the variables" >&2; exit 1; }}' || refuse 1
 fi
-id=$(sbatch --hold --parsable run.sh.{new}) || {{ code=$?; rm -f *.{new}; exit $code; }}
-rm -f begin.json first.json end.json cancelled
-export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | ssh @ "$take" || :'
-{move} && {{ [ ! -s log ] || cat log >> log.earlier; }} && rm -rf log gathered && touch log ||
-  {{ scancel $id; exit 1; }}
-setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null 9<&-
-scontrol release $id 2>/dev/null || :
+sent=$(echo *.{new})
+id=$(sbatch --hold --parsable run.sh.{new}) || refuse $?
+{{ [ ! -s log ] || cat log >> log.earlier; }} && {move} &&
+  rm -rf begin.json first.json end.json cancelled log gathered && touch log ||
+  {{ scancel $id; refuse 1; }}
+# With these files, the job starts again after the loss of the head.
+export sent="${{sent//.{new}/}}"
+export take="mkdir -p {root} && cd {root} && chmod 700 .. && tar -xmf - &&
+  rm -f first.json end.json cancelled && {move}"
+# A node that does not answer must not end xargs.
+export send='tar -cf - --transform "s/$/.{new}/" $sent | timeout 60 ssh -o ConnectTimeout=10 @ "$take" || :'
+: "$(setsid -f sh -c '{release}' $id 2>&1 </dev/null 9<&-)"
 """
 # Two commands may resume a job at the same time: the lock, on its folder, shows the second the first's job.
 _GUARD = """exec 9< . && flock 9 && queue=$(squeue --noheader --name={job} --format=%T) || exit
@@ -102,13 +111,16 @@ _MOVE = """{{ [ ! -e job.json.{new} ] || mv job.json.{new} job.json; }} &&
 # slurmctld saves its state within 5 s. If killed sooner, it forgets that it may start the job, or the whole
 # job, and may reuse its number.
 _SAVED_S = 8
-_SUBMIT_IF_FORGOTTEN = """
-for round in 1 2 3 4 5 6; do
+_RELEASE = """
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c "$send"
+scontrol release $0
+exec >/dev/null 2>&1
+while [ -e run.sh ]; do
   sleep {pause}
   case "$(scontrol -o show job $0 2>&1)" in
-    *" Reason=JobHeldUser "*) scontrol release $0;;
+    *" JobName=${{PWD##*/}} "*" Reason=JobHeldUser "*) scontrol release $0;;
     *" JobName=${{PWD##*/}} "*) exit;;
-    JobId=*|*"Invalid job id"*) [ -e cancelled ] || sbatch --parsable run.sh; exit;;
+    JobId=*|*"Invalid job id"*) [ -e cancelled ] || [ -e end.json ] || sbatch --parsable run.sh; exit;;
   esac
 done
 """
@@ -250,12 +262,18 @@ class SlurmLauncher:
             self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.{paths.new}")
         self.head.put(launch.render(), paths.new_launch)
         self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
-        again = _SUBMIT_IF_FORGOTTEN.format(pause=_SAVED_S)
+        release = _RELEASE.format(pause=_SAVED_S)
         new, move = paths.new, _MOVE.format(new=paths.new)
         guard = ""
         if launch.spec.recovery.resumed_job:
             guard = _GUARD.format(job=paths.job_id, new=new, active=_ACTIVE)
-        named = {"root": paths.root, "new": new, "move": move, "again": again, "secrets": SECRETS}
+        named = {
+            "root": paths.root,
+            "new": new,
+            "move": move,
+            "release": release,
+            "secrets": SECRETS,
+        }
         done = self.head.run(_SUBMIT.format(**named, guard=guard), check=False)
         if done.exit_code == _ACTIVE:
             raise UsageError(

@@ -22,7 +22,7 @@ from ..runtime.events import Events
 from ..runtime.output import LOGS, RESULTS, save_json, state_folder
 from ..runtime.pinning import format_cpus
 from ..runtime.process import node_name
-from ..supervisor.commands import ask, succeeds
+from ..supervisor.commands import SSH_FAILED, ask, succeeds
 from ..supervisor.head import SSH
 from ..supervisor.launch import LAUNCH
 from ..supervisor.nodes import order_nodes
@@ -57,9 +57,9 @@ def gather(folder: Path, nodes: Iterable[str]) -> None:
         for at in range(0, len(lacking), _BATCH):
             pack = f"tar -C {place} -cf - {' '.join(lacking[at : at + _BATCH])}"
             take = render_take(folder, "gathered")
-            script = (
-                f"set -o pipefail; {shlex.join([*SSH, node, pack])} < /dev/null | {{ {take}; }}"
-            )
+            # A file that can't be read costs no other element; a node that is gone costs no more time.
+            script = f"{shlex.join([*SSH, node, pack])} < /dev/null | ({take}); "
+            script += f"[ ${{PIPESTATUS[0]}} != {SSH_FAILED} ]"
             if not succeeds(["bash", "-c", script], _COPY_S):
                 break
 

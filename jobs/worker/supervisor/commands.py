@@ -17,7 +17,7 @@ from typing import IO, Any
 from ..runtime.cores import LIMITS
 
 _TIMEOUT_S, _POLL_S = 30.0, 0.05
-_SSH_FAILED, _REFUSED_S, _PAUSE_S = 255, 2.0, (0.2, 1.5)
+SSH_FAILED, _REFUSED_S, _PAUSE_S = 255, 2.0, (0.2, 1.5)
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
 _LOWER = "{ echo 19 > /proc/self/autogroup; } 2>/dev/null"
 # Linux takes one such change per 0.1 s from all users but root, and some kernels and containers take none.
@@ -71,7 +71,7 @@ def run_ssh(argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[
         time.sleep(random.uniform(*_PAUSE_S) if tried else 0)
         begin = time.monotonic()
         done = subprocess.run(argv, check=False, **options)
-        if done.returncode != _SSH_FAILED or time.monotonic() - begin > _REFUSED_S:
+        if done.returncode != SSH_FAILED or time.monotonic() - begin > _REFUSED_S:
             break
     return done
 

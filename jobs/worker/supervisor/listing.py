@@ -98,7 +98,8 @@ def spending(folder: Path) -> dict[str, Any]:
         found.update({name: ending[name] for name in ("budget", "max_time_s")})
         if ending["max_time_s"]:
             found["max_time_s"] = ending["max_time_s"] + found["spent_s"]
-    usd, nodes, share = (record.get(name) for name in ("usd_per_hour", "nnodes", "node_share"))
+    usd, share = record.get("usd_per_hour"), record.get("node_share")
+    nodes = record.get("run_nodes") or record.get("nnodes")
     each = usd * (share if isinstance(share, float) else 1.0) if isinstance(usd, float) else 0.0
     if each and isinstance(nodes, int):
         found["usd_per_hour"] = each * nodes
@@ -133,7 +134,7 @@ def is_coming(folder: Path) -> bool:
     """Return whether a job is still being submitted: its files arrive before it is queued."""
     if (folder / "begin.json").exists() or (folder / "end.json").exists():
         return False
-    # Its script is renamed to run.sh just before Slurm gets it.
+    # Its script is renamed to run.sh when Slurm has the job.
     is_sent = [path.name for path in folder.glob("run.sh*")] == ["run.sh"]
     return time.time() - folder.stat().st_mtime < (_QUEUED_S if is_sent else _SENT_S)
 

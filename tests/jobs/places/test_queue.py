@@ -211,13 +211,19 @@ def test_a_job_that_the_queue_refuses_leaves_all_nodes_as_they_were(head: ThisMa
     for job in ("squad-1", "squad-2"):
         Path(JobPaths(job, home=str(head.home)).root).mkdir(exist_ok=True)
         Path(paths.new_record).write_text("after")
+        resumed = "squad-1" if job == "squad-1" else ""
         with pytest.raises(JobError) as error:
-            submit(head, "true", job, resumed_job="squad-1" if job == "squad-1" else "")
+            submit(head, "true", job, resumed_job=resumed, variables=("A=b",))
         assert error.value.message == f"the queue did not take job {job}: refused"
         Path(paths.new_record).unlink(missing_ok=True)
     assert look() == before
 
     head.write_program("sbatch", sbatch)
+    Path(paths.root, "log.earlier").mkdir()
+    with pytest.raises(JobError, match="Is a directory"):
+        submit(head, "true", resumed_job="squad-1", variables=("A=b",))
+    assert (look(), head.jobs_in_queue()) == (before, [])
+    Path(paths.root, "log.earlier").rmdir()
     Path(paths.new_record).write_text("after")
     end, _, _ = follow(head, submit(head, "true", resumed_job="squad-1"))
     assert Path(paths.record).read_text() == "after"
@@ -225,13 +231,47 @@ def test_a_job_that_the_queue_refuses_leaves_all_nodes_as_they_were(head: ThisMa
     assert Path(paths.root, "log.earlier").read_text() == "begun\n"
 
 
-def test_a_held_job_that_the_queue_did_not_release_starts_soon(head: ThisMachine) -> None:
-    scontrol = (head.bin / "scontrol").read_text()
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_held_job_that_the_queue_did_not_release_starts_soon(
+    head: ThisMachine, is_forgotten: bool
+) -> None:
+    scontrol, queued = (head.bin / "scontrol").read_text(), head.slurm / "queue"
     head.write_program("scontrol", "#!/bin/sh\nexit 1")
     paths = submit(head, "echo begun")
     assert head.jobs_in_queue() == [("squad-1", "PENDING")]
+    time.sleep(2.5)  # Slurm may need longer
+    if is_forgotten:  # and another job has its number, and is held
+        queued.write_text(queued.read_text().replace('"name": "squad-1"', '"name": "other"'))
     head.write_program("scontrol", scontrol)
     assert follow(head, paths)[0].state == "succeeded"
+    wait_for(lambda: head.jobs_in_queue() == [("other", "PENDING")] * is_forgotten)
+
+
+def test_a_job_is_released_without_the_command_that_submits_it(head: ThisMachine) -> None:
+    """All that it needs to start is on the head before the other nodes get theirs."""
+    there = head.connect("node1") / "spr-jobs/squad-1"
+    follow(head, submit(head, "true"))
+    head.write_program(
+        "timeout", 'touch ~/sends; until [ -e ~/go ]; do sleep 0.05; done; shift; exec "$@"'
+    )
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(submit, head, "echo again", resumed_job="squad-1")
+        wait_for((head.home / "sends").exists)
+        paths = JobPaths("squad-1", str(head.home))
+        assert not Path(paths.end).exists()
+        for pid in head.processes():
+            if b"# submitting a job" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        assert isinstance(asked.exception(), JobError)
+    assert head.jobs_in_queue() == [("squad-1", "PENDING")]
+    (head.home / "go").touch()
+    end, lines, _ = follow(head, paths)
+    assert (end.state, lines) == ("succeeded", ["again"])
+    names = ("launch.json", "run.sh")
+    assert [*map(Path.read_bytes, (there / each for each in names))] == [
+        Path(paths.root, each).read_bytes() for each in names
+    ]
+    assert not [*there.glob("*.???")]
 
 
 def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: ThisMachine) -> None:

@@ -12,6 +12,8 @@ import pytest
 from jobs.places.launcher import JobEnd, parse_end
 from jobs.places.plan import RECORD, own_folder
 from jobs.places.record import complete_record, read_job_id
+from jobs.report.receipt import make_receipt
+from jobs.report.results_folder import Run
 from tests.jobs.context import SUBMITTED
 
 AT = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
@@ -54,7 +56,25 @@ def test_a_resumed_job_has_paid_for_all_of_its_runs(
     assert found.resumed_s == pytest.approx(node_s / nodes)
     here = {"cluster": "other", "usd_per_hour": price, "when": "now"}
     before = {"boot_s": 0.0, "idle_s": 90, "former_s": 9, "resumed_s": found.resumed_s}
+    before["run_nodes"] = nodes
     assert found == replace(first, **here, **before)  # type: ignore[arg-type]
+
+
+def test_a_run_on_fewer_nodes_counts_those_of_the_first_once() -> None:
+    """Three nodes for an hour, then one for an hour, and for a minute before it."""
+    hour = timedelta(hours=1)
+    ends = [
+        JobEnd("failed", 1, AT, AT + hour, ("node0", "node1", "node2")),
+        JobEnd("failed", 1, AT + hour, AT + 2 * hour, ("node0",)),
+    ]
+    now = replace(SUBMITTED, nnodes=1, idle_s=60.0, when=(AT + hour).isoformat())
+    resumed = SUBMITTED.resumed_as(now, ends[0])
+    receipt = make_receipt(
+        Run(Path(), {}, (), json.loads(resumed.ended_as(ends[1]).render())), None
+    )
+    assert receipt
+    assert receipt.total_s == pytest.approx(4 * 3600 + 60)
+    assert resumed.resumed_as(now, ends[1]).resumed_s == pytest.approx(4 * 3600 + 60)
 
 
 def test_without_its_nodes_it_keeps_all() -> None:

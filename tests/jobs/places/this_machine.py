@@ -279,8 +279,9 @@ def submit(
         "planned_nodes": nodes,
     }
     values |= {name: more.pop(name) for name in values.keys() & more.keys()}
+    variables = more.pop("variables", ())
     values["spec"] = job_spec(least_nodes=least, **more)
-    SlurmLauncher(head).submit(Launch(**values), paths)
+    SlurmLauncher(head).submit(Launch(**values), paths, variables)
     return paths
 
 

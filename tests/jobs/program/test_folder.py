@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
+from jobs.program import folder as module
 from jobs.program.folder import (
     choose_folders,
     describe_left_out,
@@ -54,7 +55,16 @@ def test_a_project_is_what_git_tracks_or_would_add(project: Path, tmp_path: Path
     (project / "gone.py").unlink()
     (project / "link").symlink_to("a b.py")
     (project / ".sprignore").write_text("notes/\n*.mp4\n/vendor/lib/less.py\n")
-    write(project, "new.py", "x.log", "film.mp4", "vendor/lib/more.py", "results-of-mine/1")
+    write(
+        project,
+        "new.py",
+        ":(x)",
+        ":!b",
+        "x.log",
+        "film.mp4",
+        "vendor/lib/more.py",
+        "results-of-mine/1",
+    )
     write(project, "vendor/lib/less.py", "nested/n.py", "nested/n.tmp", "nested/film.mp4")
     git(project / "nested", "init", "--quiet")
     (project / "nested/.git/info/exclude").write_text("*.tmp\n")
@@ -63,6 +73,7 @@ def test_a_project_is_what_git_tracks_or_would_add(project: Path, tmp_path: Path
     assert set(list_project(project)) == {
         *("a b.py", "ü.py", "old.py", ".gitignore", ".gitmodules", ".sprignore", "link", "new.py"),
         *("vendor/lib/lib.py", "vendor/lib/more.py", "results/table.csv", "nested/n.py"),
+        *(":(x)", ":!b"),
     }
 
 
@@ -78,6 +89,26 @@ def test_a_project_below_a_repository(project: Path) -> None:
     assert list_project(project / "sub") == names
     sent = choose_folders(str(project / "sub"), (), project, None)
     assert describe_left_out(sent, (), project) == ""
+
+
+@pytest.mark.parametrize("place", [".", "sub"])
+def test_git_walks_no_unwanted_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    root, asked = project / place, dict[Path, str]()
+
+    def ask(folder: Path, *words: str, given: str = "", may_lack: bool = False) -> str:
+        asked[folder] = asked.get(folder, "") + given
+        return run(folder, *words, given=given, may_lack=may_lack)
+
+    run = module._git
+    monkeypatch.setattr(module, "_git", ask)
+    write(root, "a.py", "data/x", "skip/y")
+    git(root / "skip", "init", "--quiet")
+    (root / ".sprignore").write_text("data/\nskip/\n")
+    assert list_project(root) == (".sprignore", "a.py")
+    assert root / "skip" not in asked
+    assert ("data/x" in "".join(asked.values())) is (place == "sub"), "git's paths begin at the top"
 
 
 def fetched(root: Path, *folders: str) -> None:
@@ -176,7 +207,14 @@ def test_data_keeps_its_place_in_the_project(project: Path, tmp_path: Path) -> N
         with pytest.raises(UsageError, match="the job has another"):
             choose_folders(None, taken, project, None)
     assert len(choose_folders(None, (elsewhere, elsewhere), project, None).data) == 1
-    assert read_data(f"{tmp_path}/my $data", project).store.startswith("spr-data/my-data-")
+    write(tmp_path, ".my_data-1.2/x")
+    for name, store in (("my $data", "my-data"), (".my_data-1.2", "my_data-1.2")):
+        found = read_data(f"{tmp_path}/{name}", project).store
+        assert found.startswith(f"spr-data/{store}-")
+    (project / "elsewhere").symlink_to(elsewhere)
+    sent = choose_folders(None, (elsewhere,), project, None)
+    assert sent.project
+    assert sent.project.names == ("a.py", "data/raw/x"), "it takes the place of a link to it"
     for wrong in (str(project), "missing"):
         with pytest.raises(UsageError, match="--data-dir"):
             read_data(wrong, project)

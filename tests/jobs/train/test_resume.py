@@ -92,7 +92,8 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     changed = {**json.loads(RECORD.render()), "when": kept["when"], "boot_s": kept["boot_s"]}
     spent, recovery = {"seconds": 0.0, "usd": 0.0}, {"retries": 0, "least_nodes": 0}
     more = {"spent": spent, "recovery": recovery}
-    assert kept == {**changed, "cloud": "", "region": "", "billed": None, "more": more}
+    now = {"cloud": "", "region": "", "billed": None, "more": more, "run_nodes": 3}
+    assert kept == {**changed, **now}
 
 
 ALONE = {"from": 1_800_000_500.0, "nodes": 8}

@@ -161,7 +161,7 @@ def _begin(call: Callable[[], T], future: Future[T]) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-def find_record(ctx: Context) -> ClusterRecord | None:
+def look_up_record(ctx: Context) -> ClusterRecord | None:
     """Return the record of an existing cluster, unless it can't be read soon, which a check then explains."""
     ec2, future = ctx.clients.ec2, Future[ClusterRecord | None]()
 

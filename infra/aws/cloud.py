@@ -331,7 +331,7 @@ def explain_credentials(error: Exception) -> CredentialsError | None:
             hint="run the same command again to enter a new code; set duration_seconds in the profile "
             "for longer sessions",
         )
-    # botocore raises this one without a class of its own.
+    # botocore has no class for this error.
     if isinstance(error, RuntimeError) and "refreshed credentials are still expired" in str(error):
         return CredentialsError(
             "the AWS credentials have expired, and their source still returns the expired ones",

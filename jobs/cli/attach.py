@@ -108,7 +108,7 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
         fetch_from_bucket(look_in_bucket(request, error, one=True), outcome)
         if isinstance(error, LostFilesError) or not request.on_finish:
             return 0
-        # Without a cluster, nobody else runs it.
+        # There is no cluster, so the command runs here.
         if not outcome.is_home:
             raise JobError(f"--on-finish was not run: {outcome.job} has not ended") from None
         return run_command(request, outcome, choose_cluster(request, tell=lambda _: None))

@@ -164,7 +164,7 @@ def _find_unwanted(root: Path, names: Iterable[str], scratch: Path) -> set[str]:
             (scratch / name).mkdir(parents=True, exist_ok=True)
     only = ("-C", str(scratch), "-c", f"core.excludesFile={os.devnull}")
     words = ("check-ignore", "--no-index", "--verbose", "-z", "--stdin")
-    # Git gives a leading colon a meaning of its own.
+    # A name that begins with a colon would be one of git's special patterns.
     found = _git(scratch, *only, *words, given="\0".join(f"./{name}" for name in sorted(names)))
     fields = found.split("\0")
     pairs = zip(fields[2::4], fields[3::4], strict=False)  # the pattern and the name

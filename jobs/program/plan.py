@@ -135,11 +135,11 @@ def _expand(given: str, folder: Path, project: Path) -> Iterable[tuple[str, Path
     if root.is_file():
         yield place.as_posix(), root.resolve()
         return
-    for file in _walk(root):
+    for file in _files_below(root):
         yield (place / file.relative_to(root)).as_posix(), file.resolve()
 
 
-def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+def _files_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
     """Yield a folder's files; of a link to a folder as well, but not to one that it is in."""
     here = folder.resolve()
     if any(each.is_relative_to(here) for each in above):
@@ -150,7 +150,7 @@ def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
         raise UsageError(f"--files {folder}: can't be read: {error.strerror}") from None
     for path in found:
         if path.is_dir():
-            yield from _walk(path, (*above, here)) if path.name not in CACHES else ()
+            yield from _files_below(path, (*above, here)) if path.name not in CACHES else ()
         elif path.is_file():
             yield path
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+from collections.abc import Iterable
+from itertools import chain, repeat
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,23 +67,27 @@ def fail_for_odd_rows(pipe: Connection, folder: str, _: int | None) -> None:
         pipe.send(RuntimeError("odd") if is_odd else found)
 
 
+async def ask_all(
+    folder: Path, *requests: list[dict[str, Any]], settings: Iterable[dict[str, Any]] = ()
+) -> list[Any]:
+    """What each request gets, an answer or an error, if all arrive before the first is computed."""
+    worker = Worker(folder)
+    await worker._load()
+    chosen = chain(settings, repeat({}))
+    asked = [worker.ask(rows, each) for rows, each in zip(requests, chosen, strict=False)]
+    working = asyncio.create_task(worker.work())
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    working.cancel()
+    await asyncio.wait([working])
+    return found
+
+
 def test_a_request_that_fails_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_run", fail_for_odd_rows)
 
-    async def use() -> list[Any]:
-        worker = Worker(tmp_path)
-        await worker._load()
-        given: list[list[dict[str, Any]]] = [[{}], [{"odd": 1}], [{}, {}]]
-        requests = [worker.ask(rows) for rows in given]
-        working = asyncio.create_task(worker.work())
-        found = await asyncio.gather(*requests, return_exceptions=True)
-        working.cancel()
-        await asyncio.wait([working])
-        return found
-
-    first, failed, last = asyncio.run(use())
+    first, failed, last = asyncio.run(ask_all(tmp_path, [{}], [{"odd": 1}], [{}, {}]))
     assert (first, last) == ([{"row": 1}], [{"row": 1}, {"row": 2}])
     assert isinstance(failed, RuntimeError)
 
@@ -91,19 +97,12 @@ def test_only_rows_with_the_same_settings_and_nothing_random_are_computed_togeth
 ) -> None:
     monkeypatch.setattr(module, "_run", fail_for_odd_rows)
 
-    async def use() -> list[Any]:
-        worker = Worker(tmp_path)
-        await worker._load()
-        short, hot = {"max_new_tokens": 2}, {"temperature": 0.5}
-        requests = [worker.ask([{}], each) for each in (short, short, {}, hot, hot)]
-        working = asyncio.create_task(worker.work())
-        found = await asyncio.gather(*requests)
-        working.cancel()
-        await asyncio.wait([working])
-        return [each for (each,) in found]
-
+    short, hot = {"max_new_tokens": 2}, {"temperature": 0.5}
+    settings: list[dict[str, Any]] = [short, short, {}, hot, hot]
+    rows: list[dict[str, Any]] = [{}]
+    answers = asyncio.run(ask_all(tmp_path, *[rows] * len(settings), settings=settings))
     both, hot = {"together": 2, "max_new_tokens": 2}, {"together": 1, "temperature": 0.5}
-    assert asyncio.run(use()) == [{"row": 1, **each} for each in (both, both, {}, hot, hot)]
+    assert answers == [[{"row": 1, **each}] for each in (both, both, {}, hot, hot)]
 
 
 def test_only_rows_that_wait_for_answers_count(

@@ -255,12 +255,9 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
     Returns its exit code. Prints its result, unless a ``sink`` takes what ``--json`` would print.
     Raises :class:`SprError`; other exceptions are bugs, or a closed pipe.
     """
-    name = words[0]
-    if name in SHORT_FORMS:
-        command, *more = SHORT_FORMS[name]
-        words = [command, *words[1:], *more]
-        if {"-h", "--help", "--advanced"} & {*words}:
-            print(_SHORT_HELP[name])
+    name, words = words[0], expand(words)
+    if name in SHORT_FORMS and {"-h", "--help", "--advanced"} & {*words}:
+        print(_SHORT_HELP[name])
     found = _add_project(words)
     with found.explaining():
         # A hint may repeat the words, but never a variable's value.
@@ -278,6 +275,12 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
             if translated is None or translated is error:
                 raise
             raise translated from error
+
+
+def expand(words: Sequence[str]) -> list[str]:
+    """Return a command line with the command that a short form stands for."""
+    command, *more = SHORT_FORMS.get(words[0], words[:1])
+    return [command, *words[1:], *more]
 
 
 def _without_values(words: Sequence[str]) -> Iterator[str]:

@@ -309,7 +309,7 @@ def run_cancel(request: CancelRequest) -> int:
     progress = make_progress()
     launcher = open_launcher(request, progress)
     chosen = choose_several(launcher.list_jobs(), request.job, launcher.place, every=request.all)
-    results = []
+    results: list[dict[str, object]] = []
     # Waiting jobs first: they would start on the others' nodes.
     ordered = sorted(chosen, key=lambda job: job.state == RUNNING)
     for found in (*ordered,) or (None,):
@@ -323,7 +323,8 @@ def run_cancel(request: CancelRequest) -> int:
         results.append({**result, **(now.as_dict() if now else {"job": None})})
         if not request.json:
             print(_render_cancel(now, launcher, ended=ends))
-    emit(request, "", {"jobs": results} if request.all else results[0])
+    ended = [each for each in results if each["job"] is not None]
+    emit(request, "", {"jobs": ended} if request.all else results[0])
     return 0
 
 

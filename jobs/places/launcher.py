@@ -163,12 +163,15 @@ class JobSummary(JobEnd):
     """What its earlier attempts took of them, and the runs that it resumes."""
 
     def spending(self, now: datetime) -> Spending:
-        """Return what it costs, at the price on demand, with its restarts."""
-        end = (now if self.is_active else self.ended) or now
-        took = max(0.0, (end - self.began).total_seconds()) if self.began else 0.0
+        """Return what it costs, at the price on demand, with its restarts.
+
+        What a job has cost that ended at an unknown time is unknown.
+        """
+        end = now if self.is_active else self.ended
+        took = max(0.0, (end - self.began).total_seconds()) if self.began and end else 0.0
         left = max(0.0, (self.expected_end - now).total_seconds()) if self.expected_end else None
         limits = self.budget, self.max_time_s, self.spent_s, self.spent_usd
-        return Spending(took, left, self.usd_per_hour, *limits)
+        return Spending(took, left, self.usd_per_hour if end else None, *limits)
 
     @property
     def is_active(self) -> bool:

@@ -54,4 +54,6 @@ class Report:
     confusion: Table | None
     """The confusion matrix."""
     cost: Cost | None = None
+    like_published: bool = False
+    """Whether the run is comparable with the published ones."""
     receipt: Receipt | None = None

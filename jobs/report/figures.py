@@ -18,6 +18,7 @@ from jobs.worker.tasks import SCORES
 EPOCH_S: Mapping[int, float] = {1: 26 * 60.0, 4: 7 * 60.0 + 30}
 """Seconds of the published runs, by number of nodes."""
 PUBLISHED_SPEEDUPS = {nodes: EPOCH_S[1] / seconds for nodes, seconds in EPOCH_S.items()}
+PUBLISHED = "DistilBERT, SQuAD v1.1"
 MACHINE = "r7iz.metal-16xl"
 
 
@@ -304,6 +305,11 @@ def speedups(speeds: Sequence[RunSpeed]) -> list[Speedup]:
         Speedup(n, speed, speed / base, speed / base * fewest / n, name)
         for n, speed, name in sorted(speeds)
     ]
+
+
+def is_like_published(run: Run) -> bool:
+    """Return whether a run is of the published runs' task."""
+    return run.text("task") == "squad" or run.text("recipe") == "reference"
 
 
 def published_costs() -> list[tuple[str, float, float]]:

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from infra.errors import UsageError
 from jobs.report.charts import BarChart, LineChart, render_svg
 from jobs.report.content import Report, Table
-from jobs.report.figures import Cost, format_duration, format_usd, published_costs
+from jobs.report.figures import PUBLISHED, format_duration, format_usd, published_costs
 from jobs.worker.runtime.output import new_file
 
 PAGE = "report.html"
@@ -37,7 +37,7 @@ def render_page(report: Report) -> str:
     )
     return environment.get_template("page.html").render(
         report=report,
-        costs=Table(("", "time", "cost"), _costs(report.cost)),
+        costs=Table(("", "time", "cost"), _costs(report)),
         receipt=Table(("", "time", "cost"), report.receipt.rows() if report.receipt else []),
         widths=_WIDTHS,
         is_bars=lambda chart: isinstance(chart, BarChart),
@@ -69,17 +69,16 @@ def _with_value(part: str, total: float, chart: BarChart) -> str:
     return f"{part}: {chart.format(total)}, {share:.1%}"
 
 
-def _costs(cost: Cost | None) -> list[tuple[str, str, str]]:
-    rows = []
+def _costs(report: Report) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, str, str]] = []
+    cost = report.cost
     if cost and cost.epoch is not None and cost.epoch_seconds is not None:
         duration = format_duration(cost.epoch_seconds)
         rows.append(("one epoch of training", duration, format_usd(cost.epoch)))
     if cost and cost.run is not None:
         total = cost.run * 3600 / cost.price.usd_per_hour if cost.price.usd_per_hour else 0.0
         rows.append(("the whole run", format_duration(total), format_usd(cost.run)))
-    if not rows:
-        return []
-    return rows + [
-        (f"published: one epoch on {machines}", format_duration(seconds), format_usd(usd))
-        for machines, seconds, usd in published_costs()
-    ]
+    for machines, seconds, usd in published_costs() if rows and report.like_published else ():
+        name = f"published, {PUBLISHED}: one epoch on {machines}"
+        rows.append((name, format_duration(seconds), format_usd(usd)))
+    return rows

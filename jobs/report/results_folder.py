@@ -60,10 +60,14 @@ class RankMetrics:
         return math.fsum(value for value in values if math.isfinite(value))
 
 
-def read_metrics(folder: Path) -> tuple[RankMetrics, ...]:
-    """Read all ranks' metrics, in rank order; empty without the folder. Raises :class:`UsageError`."""
+def read_metrics(folder: Path, size: float | None = None) -> tuple[RankMetrics, ...]:
+    """Read all ranks' metrics, in rank order; empty without the folder. Raises :class:`UsageError`.
+
+    ``size`` is the number of ranks: a run may have begun on more, whose files are left.
+    """
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("rank-*.jsonl"))
     ranks = sorted((int(match[1]), path) for match, path in found if match)
+    ranks = [each for each in ranks if not size or each[0] < size]
     read = (parse_lines(rank, read_lines(path, _MAX_BYTES)) for rank, path in ranks)
     return tuple(series for series in read if len(series) or series.unreadable)
 
@@ -150,11 +154,11 @@ class Run:
 
     @property
     def nodes(self) -> int | None:
-        """Number of nodes."""
+        """Number of nodes, also of those on which a study ran no trial."""
+        recorded = len(_list(self.job.get("nodes")))
         if self.trials:
-            return len({str(each.get("host")) for each in self.trials})
-        named = _list(self.job.get("nodes"))
-        return len({str(rank.get("hostname")) for rank in self.ranks}) or len(named) or None
+            return recorded or len({str(each.get("host")) for each in self.trials})
+        return len({str(rank.get("hostname")) for rank in self.ranks}) or recorded or None
 
     def number(self, key: str) -> float | None:
         """Return a number of the results; ``None`` if it is missing or not a number."""
@@ -233,7 +237,7 @@ def read_run(folder: Path) -> Run:
     own = own_folder(folder)
     job = read_object(own / JOB, optional=True)
     results = read_results(folder, job)
-    series = read_metrics(own / METRICS)
+    series = read_metrics(own / METRICS, as_number(results.get("world_size")))
     if not results and not series:
         raise UsageError(
             f"{folder}: contains neither {RESULTS} nor {own.name}/{METRICS}/rank-0.jsonl",

@@ -237,6 +237,7 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         placement=placement_of(run),
         confusion=confusion_of(run),
         cost=cost,
+        like_published=figures.is_like_published(run),
         receipt=make_receipt(run, cost.price if cost else None),
     )
 
@@ -454,14 +455,18 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
     if not found:
         missing = "No data: needs runs on different numbers of nodes. Add one with --compare DIR."
         return Section("scaling", title, None, None, missing)
-    fewest, most = found[0].nodes, max(found[-1].nodes, max(figures.EPOCH_S))
+    fewest, published = found[0].nodes, figures.PUBLISHED_SPEEDUPS
+    if fewest > 1 or not all(map(figures.is_like_published, runs)):
+        published = {}
+    most = max([found[-1].nodes, *published])
     lines = [
         Line("ideal", [ChartPoint(fewest, 1.0), ChartPoint(most, most / fewest)], 0, "dashed"),
         Line("these runs", [ChartPoint(s.nodes, s.speedup) for s in found], 1, "dots"),
     ]
-    published = [ChartPoint(n, speedup) for n, speedup in figures.PUBLISHED_SPEEDUPS.items()]
-    if fewest == 1:
-        lines.append(Line("published: 26 min on 1, 7 min 30 on 4", published, 2, "dots"))
+    if published:
+        points = [ChartPoint(n, speedup) for n, speedup in published.items()]
+        label = f"published, {figures.PUBLISHED}: 26 min on 1, 7 min 30 on 4"
+        lines.append(Line(label, points, 2, "dots"))
     note = f"Speedup over {counted(fewest, 'node')}, by samples per second."
     chart = LineChart("scaling", title, note, "nodes", "speedup", lines, whole_x=True)
     rows = [
@@ -469,9 +474,8 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
         for s in found
     ]
     rows += [
-        (str(n), "–", f"{speedup:.2f} ×", f"{speedup / n:.0%}", "published")
-        for n, speedup in figures.PUBLISHED_SPEEDUPS.items()
-        if fewest == 1
+        (str(n), "–", f"{speedup:.2f} ×", f"{speedup / n:.0%}", f"published, {figures.PUBLISHED}")
+        for n, speedup in published.items()
     ]
     table = Table(("nodes", "samples/s", "speedup", "efficiency", "run"), rows)
     unlike = figures.differences(runs)

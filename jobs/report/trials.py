@@ -99,7 +99,8 @@ def _curves(run: Run) -> Section:
         known = read_pairs(each.get("evaluations"))
         lines.append(_line(each, [ChartPoint(x, y) for x, y in known if not math.isnan(y)]))
     lines.sort(key=lambda line: line.color)
-    note = "Trials that were not in the best third ended early."
+    has_pruned = any(each.get("state") == "pruned" for each in run.trials)
+    note = "Trials that were not in the best third ended early." if has_pruned else ""
     chart = drawable(
         LineChart("trial-scores", title, note, "evaluation", "score", lines, whole_x=True)
     )

@@ -24,6 +24,8 @@ _KEPT = {
     "evaluation": {name: name for name in ("metric", "score", "best_score", "best_step")},
 }
 """By event: the fields that are kept, and their names here."""
+_PHASES = {"running": "running", "elements": "{done} of {total} done, {failed} failed"}
+"""By event: the phase that it begins, of a job that need not train."""
 
 
 class QueueReader:
@@ -117,13 +119,21 @@ class LogTail:
 
     def _read(self, size: int) -> None:
         with open(self._path, "rb") as file:  # noqa: PTH123
-            at = file.seek(max(self._offset, size - _LOG_BYTES))
-            text = file.read(_LOG_BYTES)
+            # Also the first new lines: a program that is running says so only once.
+            for start in sorted({self._offset, max(self._offset, size - _LOG_BYTES)}):
+                at = file.seek(start)
+                text = file.read(_LOG_BYTES)
+                self._take(text.decode(errors="replace"))
         self._offset = at + text.rfind(b"\n") + 1  # a line that is being written is read again
-        for line in text.decode(errors="replace").split("\n"):
+
+    def _take(self, text: str) -> None:
+        for line in text.split("\n"):
             event = parse_event(line, self._mark) or {}
-            names = _KEPT.get(event.get("event", ""), {})
+            kind = event.get("event", "")
+            names = _KEPT.get(kind, {})
             self._known.update({new: event[old] for old, new in names.items()})
+            if kind in _PHASES:
+                self._known["phase"] = _PHASES[kind].format_map(event)
 
 
 class JobLogs:

@@ -18,7 +18,7 @@ from rich.text import Text
 from cluster.console.display import format_seconds
 from infra.words import counted, spoken_duration
 from jobs.top.snapshot import SLOWER, CoreGroup, LiveJob, LiveNode, LiveRank, Snapshot, combine
-from jobs.worker.tasks import TASKS
+from jobs.worker.tasks import TASKS, format_score
 
 GOOD, SLOW, BAD, DIM, HEAD = "green", "yellow", "bold red", "dim", "bold"
 WIDE = 120
@@ -286,11 +286,12 @@ def _render_job(job: LiveJob, snapshot: Snapshot, width: int) -> Text:
         if width >= WIDE:
             share = min(1.0, job.step / job.total)
             parts.append(Text.assemble((bar(share, 20), GOOD), f" {100 * share:.0f} %"))
-    if job.phase not in ("", "train") or job.step is None:
+    trains = job.phase in ("", "train", "running")
+    if not trains or job.step is None:
         parts.append(Text(clean_text(job.phase) or "starting"))
     if job.samples_per_second is not None:
         parts.append(Text(f"{job.samples_per_second:.1f} samples/s"))
-    if job.left_s is not None and job.phase in ("", "train"):
+    if job.left_s is not None and trains:
         late = ttl_left_s is not None and job.left_s > ttl_left_s
         words = " left, but its nodes end sooner" if late else " left"
         parts.append(Text(format_seconds(round(job.left_s)) + words, BAD if late else ""))
@@ -300,8 +301,8 @@ def _render_job(job: LiveJob, snapshot: Snapshot, width: int) -> Text:
         parts.append(Text(f"loss {job.loss:.3f}"))
     if job.score is not None and job.best_score is not None:
         name = clean_text(_SCORES.get(job.metric, job.metric))
-        last = f"{name} {job.score:.2f}"
-        parts.append(Text(f"{last}, best {job.best_score:.2f} after step {job.best_step}"))
+        last, best = (format_score(job.metric, each, 2) for each in (job.score, job.best_score))
+        parts.append(Text(f"{name} {last}, best {best} after step {job.best_step}"))
     return join(parts, width)
 
 

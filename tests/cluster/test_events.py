@@ -148,6 +148,7 @@ def test_the_command_shows_what_was_done(line: CommandLine) -> None:
 def test_an_action_that_never_ended_is_shown(line: CommandLine) -> None:
     log = EventLog(ClusterFiles.of("spr").events, "up")
     log.record_action("begun", Action(ActionKind.RECORD, "1 node"))
+    log.record("error", "it failed", hint=None)
     assert "begun: Record: 1 node" in line.must("events").out
 
 

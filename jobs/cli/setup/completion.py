@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from cluster.console.options import Option, Request, argument
 from cluster.console.parser import Parser, add_command
 from cluster.local_files import cluster_names
 from infra.instance_types import INSTANCE_TYPES
-from jobs.cli import COMMANDS, build_parser
+from jobs.cli import COMMANDS, SHORT_FORMS, build_parser
 from jobs.places.plan import own_folder
 from provision.stacks.load import stack_names
 
@@ -54,11 +55,18 @@ def run(request: CompletionRequest) -> int:
 
 def complete() -> None:
     """Print the completions that the shell requests through the environment, and exit."""
-    words = os.environ.get("COMP_LINE", "").split()
-    command = words[1] if len(words) > 1 and words[1] in COMMANDS else None
-    parser = build_parser(command)
-    if command is None:
-        for name in [name for name, each in COMMANDS.items() if each.help]:
+    line = os.environ.get("COMP_LINE", "")
+    _, name, *rest = [*re.split(r"\s+", line.lstrip()), ""]
+    if rest[1:] and name in SHORT_FORMS:
+        command = SHORT_FORMS[name][0]
+        os.environ["COMP_LINE"] = re.sub(rf"^(\s*\S+\s+){name}", rf"\g<1>{command}", line)
+        longer = len(command) - len(name)
+        os.environ["COMP_POINT"] = str(int(os.environ["COMP_POINT"]) + longer)
+        name = command
+    is_known = name in COMMANDS
+    parser = build_parser(name if is_known else None)
+    if not is_known:
+        for name in (*(name for name, each in COMMANDS.items() if each.help), *SHORT_FORMS):
             parser.add_child(name, "", "")
     for each in parser.walk():
         for option in each.options:

@@ -66,14 +66,18 @@ def run(request: ConfigRequest) -> int:
         _write_new()
     else:
         project = read_project_file()
-        settings = list(describe_settings(request.command or ["up"], project))
+        expand = import_module("jobs.cli").expand  # it imports this module
+        words = expand(request.command or ["up"])
+        settings = list(describe_settings(words, project))
         wrong: list[UsageError] = []
         for name in () if request.command else project.table("jobs"):
             try:
                 settings += _describe_job(name, project)
             except UsageError as error:  # such as a variable that is not set in this shell
                 wrong.append(error)
-        emit(request, _render(settings), [asdict(each) for each in settings])
+        none = f"`{words[0]}` has no options that {PROJECT_FILE} could set."
+        text = _render(settings) if settings else none
+        emit(request, text, [asdict(each) for each in settings])
         if wrong:
             raise UsageError("\n".join(dict.fromkeys(map(str, wrong))))
     return 0

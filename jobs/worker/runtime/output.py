@@ -32,6 +32,7 @@ from typing import IO, Any, NamedTuple
 from .checkpoint_names import CHECKPOINTS, newest
 from .errors import TrainingError
 from .events import PREFIX
+from .process import NODES, read_local_place
 
 LOGS, METRICS, RESULTS = "logs", "metrics", "results.json"
 FLUSH_SECONDS = 5.0
@@ -133,11 +134,18 @@ def keep_log(output: Path, rank: int, *, append: bool) -> int | None:
 
     That process, :mod:`.copy_output`, prints whole lines, and outlives this one, so that a crash's last lines
     are kept. If the folder can't be written, there is no log, and no process; :func:`prepare_output` reports
-    the error.
+    the error. On a cluster's node, whose folders are its own, files of ranks that were on it before are
+    removed.
     """
-    path = _log_of(output, rank)
+    path, local = _log_of(output, rank), read_local_place(os.environ)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if local.rank == 0 and os.environ.get(NODES):
+            own = {f"rank-{rank + each}" for each in range(local.size)}
+            metrics = state_folder(output) / METRICS
+            for former in (*path.parent.glob("rank-*.log"), *metrics.glob("rank-*.jsonl")):
+                if former.stem not in own:
+                    former.unlink()
         if not append:
             path.write_bytes(b"")
         sys.stdout.flush()

@@ -100,8 +100,10 @@ class TensorBoard:
 
     def log(self, points: Sequence[Point]) -> None:
         if self._writer is None:
-            folder = str(self._run.output / "tensorboard")
-            self._writer = self._open(folder, purge_step=points[0].step)
+            folder, first = str(self._run.output / "tensorboard"), points[0]
+            # Scores come after their step, whose figures stay.
+            is_next = first.figures.keys().isdisjoint(_FIGURES.values())
+            self._writer = self._open(folder, purge_step=first.step + is_next)
             rows = (f"|{name}|{value}|" for name, value in self._run.options.items())
             text = "\n".join(("|option|value|", "|-|-|", *rows))
             self._writer.add_text("options", text, points[0].step)
@@ -272,8 +274,10 @@ class Observer:
 
         Those of the result are of the best model, not of the last step, and only new without evaluations.
         """
+        if event in ("step", "resumed", "evaluation"):
+            self._step = fields["step"]
         if event == "step":
-            self._step, now = fields["step"], self._clock()
+            now = self._clock()
             if now - self._last < POINT_SECONDS and self._step < fields["total"]:
                 return
             self._last = now

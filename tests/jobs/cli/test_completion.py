@@ -16,7 +16,7 @@ import pytest
 
 from cluster.local_files import ClusterFiles
 from jobs.__main__ import main
-from jobs.cli import COMMANDS
+from jobs.cli import COMMANDS, SHORT_FORMS
 
 ROOT = Path(__file__).parents[3]
 # What bash does on TAB: it sets COMP_WORDS and calls the function that `complete` registered.
@@ -29,7 +29,10 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 # Two lines that bash itself completes: a comma and a dot are parts of a word.
 _IN_BASH = {
-    "spr-cluster ": {name for name, command in COMMANDS.items() if command.help},
+    "spr-cluster ": {
+        *(name for name, command in COMMANDS.items() if command.help),
+        *SHORT_FORMS,
+    },
     "spr-cluster up --instance-type c7i.metal-24xl,r7iz.metal-1": {
         "c7i.metal-24xl,r7iz.metal-16xl"
     },
@@ -74,6 +77,9 @@ def test_bash_offers_what_fits(
     [
         ("spr-cluster ver", {"verify"}),
         ("spr-cluster train squad --learn", {"--learning-rate"}),
+        ("spr-cluster study squad --learn", {"--learning-rate"}),
+        ("spr-cluster doctor --stack in", {"intel"}),
+        ("spr-cluster doct", {"doctor"}),
         ("spr-cluster status --name ", {"bert"}),
         ("spr-cluster up --stack in", {"intel"}),
         ("spr-cluster up --instance-type r7iz.metal-1", {"r7iz.metal-16xl"}),

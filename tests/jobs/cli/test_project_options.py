@@ -244,6 +244,10 @@ def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str
     assert rows["name"] == {"key": "name", "value": "bert", "origin": "spr-cluster.toml:2"}
     assert rows["ttl"] == {"key": "ttl", "value": "8h", "origin": "default"}
     assert rows["bake"]["value"] is None, "it depends on the cloud and the number of nodes"
+    assert main(["config", "--json", "doctor", "--nodes", "8"]) == 0
+    assert {row["key"]: row for row in json.loads(capsys.readouterr().out)}["nodes"] == rows[
+        "nodes"
+    ]
     assert main(["config", "run", "mine", "--env", "TOKEN_X=hf_x"]) == 0
     assert "hf_x" not in capsys.readouterr().out
     assert main(["config"]) == 0
@@ -252,6 +256,15 @@ def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str
     assert [line.split() for line in shown.splitlines() if "jobs.mine.env" in line] == [
         ["jobs.mine.env", "SEED,", "HF_TOKEN,", "PRICE", "spr-cluster.toml:19"]
     ]
+
+
+@pytest.mark.parametrize("words", [["completion", "bash"], ["local", "status"]])
+def test_config_says_that_a_command_has_no_options(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *words]) == 0
+    text = f"`{words[0]}` has no options that spr-cluster.toml could set.\n"
+    assert capsys.readouterr().out == text
 
 
 def test_config_shows_every_job_also_beside_one_whose_variable_is_not_set(

@@ -24,6 +24,7 @@ from jobs.cli.shared.chosen_job import open_job_context
 from jobs.places.launcher import Fetched
 from provision.host import Result
 from tests.harness.command_line import CommandLine
+from tests.harness.json_output import require_schema
 from tests.jobs.context import listed, pack_output
 from tests.jobs.report.sample_runs import make_folder
 
@@ -291,6 +292,9 @@ def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None
     out = line.must("cancel", "--all").out
     assert "It had no checkpoint yet, so there is nothing to resume." in out
     assert ends == ["squad-3", "squad-2"]
+    line.machines.staged.clear()
+    line.stage("node0", "listing the jobs", Result(0, "", ""))
+    assert json.loads(line.must("cancel", "--all", "--json").out) == {"jobs": []}
 
 
 def test_the_bucket_is_checked_before_a_model_is_pushed(
@@ -370,7 +374,8 @@ def test_a_folder_with_other_results_or_files_is_refused(
 
 def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLine) -> None:
     make_folder(tmp_path / "results/squad-1", ranks=2, steps=40)
-    make_folder(tmp_path / "results/one", ranks=1, steps=2)
+    other: dict[str, Any] = {"dtype": "fp32", "scores": {"x": 80.0}, "backend": None}
+    make_folder(tmp_path / "results/one", ranks=1, steps=2, **other)
 
     result = line.must("report", "squad-1", "--compare", "one", "--price", "3", "--json")
 
@@ -381,6 +386,8 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
     (compared,) = found["comparisons"]
     assert compared["runs"] == ["one", "squad-1"]
     assert compared["differing"]["world size"] == [1, 2]
+    assert compared["differing"]["dtype"] == ["fp32", "bf16"]
+    assert compared["scores"]["x"] == [80.0, None]
     shown = line.must("report", "--compare", "one", "squad-1").out
     assert shown.split()[:2] == ["one", "squad-1"]
     assert shown.endswith("results/squad-1/report.html\n")
@@ -440,6 +447,7 @@ def test_the_head_answers_if_pytorch_is_not_installed_here(
     assert result["answers"] == [
         {"question": "Where?", "text": "in Delft", "score": 1.5, "start": 19}
     ]
+    require_schema(["predict"], {**result, "answers": [{"text": "Fine.", "labels": {"good": 0.9}}]})
 
     stdin = SimpleNamespace(buffer=io.BytesIO(b'{"question": "Where?"}\n'))
     monkeypatch.setattr("sys.stdin", stdin)

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -277,7 +278,12 @@ def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> No
 
     with (folder / "log").open("a") as log:
         log.write(render_event({"event": "phase", "name": "evaluate", "at": 2001}, mark) + "\n")
-    assert list_jobs(head)[0].expected_end is None
+    (job,) = list_jobs(head)
+    assert job.expected_end is None
+
+    # What it has cost until it was lost is unknown.
+    assert "spent" not in render([replace(job, state="lost")], now)
+    assert [*replace(job, state="lost").spending(now).as_dict().values()] == [None] * 3
 
 
 def test_an_array_is_one_row_with_its_last_progress(head: ThisMachine) -> None:

@@ -14,11 +14,24 @@ from jobs.places.plan import RECORD, own_folder
 from jobs.places.record import complete_record, read_job_id
 from jobs.report.receipt import make_receipt
 from jobs.report.results_folder import Run
+from jobs.worker.runtime.cores import CoreShare
+from jobs.worker.spec import PlacementOptions
+from tests.harness.json_output import require_schema
 from tests.jobs.context import SUBMITTED
 
 AT = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
 END = JobEnd("failed", 3, AT, AT.replace(second=9), ("node0", "node2"), 2, 1, "ip-6", "NaN")
 STARTS = ((AT.timestamp() - 300, 3), (AT.timestamp(), 2))
+
+
+def test_a_record_has_the_form_of_what_a_command_prints() -> None:
+    share = CoreShare((0,), (1,), None)
+    placement = replace(SUBMITTED.placement, shares=((share,),))
+    options = PlacementOptions("auto", 2, 1)
+    more = {"files": 1, "bytes": 9, "folders": {}, "env": [], "results": "x"}
+    more |= {"packages": None, "outputs": None}
+    known = replace(SUBMITTED, placement=placement, options=options, nodes=(), more=more)
+    require_schema(["run"], json.loads(replace(known, billed=None).render()))
 
 
 def test_a_job_that_has_ended_names_its_own_nodes_and_cores() -> None:

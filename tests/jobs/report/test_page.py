@@ -54,22 +54,43 @@ def report_of(folder: Path, *others: Path, instance_type: str | None = None) -> 
     return build_report(run, [read_run(other) for other in others], cost)
 
 
+def note_of(report: Report, name: str) -> str:
+    """Return the note of a section's chart."""
+    (chart,) = (section.chart for section in report.sections if section.name == name)
+    assert chart
+    return chart.note
+
+
 def charts_of(page: str) -> set[str]:
     return set(re.findall(r'id="chart-(\w+)"', page))
 
 
 def test_a_whole_run_shows_everything(tmp_path: Path) -> None:
-    four = make_folder(tmp_path / "four", ranks=4, slow=2)
-    one = make_folder(tmp_path / "one", ranks=1, samples_per_second=64.0)
+    four = make_folder(tmp_path / "four", ranks=4, slow=2, task="squad")
+    one = make_folder(tmp_path / "one", ranks=1, samples_per_second=64.0, recipe="reference")
     page = render_page(report_of(four, one, instance_type="r7iz.metal-16xl"))
 
     assert charts_of(page) == {"loss", "lr", "samples", "tokens", "time", "ranks", "scaling"}
     assert "No data" not in page
-    for text in ("80.5 %", "$2.82", "3.56 ×", "89%", "published: 26 min on 1, 7 min 30 on 4"):
+    published = "published, DistilBERT, SQuAD v1.1: "
+    known = f"{published}26 min on 1, 7 min 30 on 4", f"{published}one epoch on 4 ×"
+    for text in ("80.5 %", "$2.82", "3.56 ×", "89%", *known):
         assert text in page, text
     assert "Here, rank 2 waits 11% of the time; the median is 21%." in page
     assert "0-31 (as planned)" in page
     assert "bf16: every CPU has it in hardware" in page
+
+
+@pytest.mark.parametrize("task", ["squad", "lm"])
+def test_runs_of_another_task_are_not_compared_with_the_published_ones(
+    tmp_path: Path, task: str
+) -> None:
+    lm = make_folder(tmp_path / "lm", steps=2, task="lm")
+    other = make_folder(tmp_path / "other", ranks=1, steps=2, task=task)
+    page = render_page(report_of(lm, other, instance_type="r7iz.metal-16xl"))
+    assert charts_of(page) >= {"scaling"}
+    assert "one epoch of training" in page
+    assert "published" not in page
 
 
 def test_charts_without_data_are_replaced_by_a_note(tmp_path: Path) -> None:
@@ -109,10 +130,15 @@ def test_a_study_shows_its_trials_and_what_mattered(tmp_path: Path) -> None:
         "?",
     ]
     importance = {"epochs": 0.8, "seed": 0.2, "x": "y"}
+    rows[3]["evaluations"] = [[1, 30.0], [2, 31.0]]
     folder = make_folder(tmp_path / "run", metric="f1", trials=rows, importance=importance)
 
     report = report_of(folder)
     first = report.sections[0]
+    assert "ended early" in note_of(report, "trial-scores")
+    rows[3]["state"] = "complete"
+    complete = make_folder(tmp_path / "complete", metric="f1", trials=rows)
+    assert note_of(report_of(complete), "trial-scores") == ""
 
     assert "4 trials on 1 node " in f"{report.subtitle} "
     assert (first.name, first.missing) == ("trials", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,21 @@ def test_a_complete_folder_is_read(tmp_path: Path) -> None:
     assert (run.name, run.nodes, len(run.series), run.number("f1")) == ("run", 2, 2, 80.5)
     assert run.seconds["train"] == 800.0
     assert len(run.loss_curve) == 300
+
+
+def test_ranks_that_a_resumed_run_no_longer_had_do_not_count(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "run", ranks=2, steps=5, world_size=1)
+    assert [series.rank for series in read_run(folder).series] == [0]
+
+
+@pytest.mark.parametrize(("record", "nodes"), [({"nodes": [{}] * 4}, 4), ({}, 2)])
+def test_a_study_has_also_the_nodes_without_trials(
+    tmp_path: Path, record: dict[str, Any], nodes: int
+) -> None:
+    trials = [{"trial": n, "host": f"node{n % 2}"} for n in range(3)]
+    folder = make_folder(tmp_path / "run", steps=1, trials=trials)
+    (folder / "job/job.json").write_text(json.dumps(record))
+    assert read_run(folder).nodes == nodes
 
 
 @pytest.mark.parametrize(

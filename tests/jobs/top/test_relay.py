@@ -170,6 +170,17 @@ def test_a_line_of_the_queue_may_name_its_job_anything() -> None:
     assert parse_queue_line("1|a|RUNNING|1:00|many|2|node1|None") is None
 
 
+def test_a_log_says_that_a_program_runs_and_what_an_array_has_done(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = "x" * 200_000
+    log.write_text(f"{render_event({'event': 'running'})}\n{text}\n")
+    tail = LogTail(str(log))
+    assert tail.look(0.0)["phase"] == "running"
+    done = {"event": "elements", "done": 37, "failed": 2, "total": 100}
+    log.write_text(f"{log.read_text()}{render_event(done)}\n")
+    assert tail.look(0.0)["phase"] == "37 of 100 done, 2 failed"
+
+
 def test_a_log_keeps_its_last_step_when_other_lines_follow(tmp_path: Path) -> None:
     log = tmp_path / "log"
     tail = LogTail(str(log))

@@ -112,6 +112,8 @@ def test_several_jobs_have_a_line_each() -> None:
 
     assert "job-0  starting" in text
     assert "… and 7 more jobs" in text
+    runs = make_snapshot(jobs=[{"job": "a", "phase": "running"}])
+    assert lines_of(runs, 80)[1].startswith("a  running ")
     assert "no job is running" in "\n".join(lines_of(make_snapshot(jobs=[]), 80, 24))
 
 
@@ -119,8 +121,15 @@ def test_the_time_left_counts_from_the_logs_last_line() -> None:
     job = {"job": JOB, "phase": "train", "step": 1, "total": 9, "eta_seconds": 100, "age_s": 40}
     assert "1 min 00 s left" in lines_of(make_snapshot(jobs=[job]), 80)[1]
     assert "left" not in lines_of(make_snapshot(jobs=[{**job, "phase": "evaluate"}]), 80)[1]
+    own = lines_of(make_snapshot(jobs=[{**job, "phase": "running"}]), 80)[1]  # a user's Trainer
+    assert "step 1/9  1 min 00 s left" in own
     late = lines_of(make_snapshot(jobs=[job], ttl_left_s=59), 80)[1]
     assert "1 min 00 s left, but its nodes end sooner" in late
+
+
+def test_small_scores_are_shown_with_their_own_digits() -> None:
+    job = {"job": JOB, "metric": "mse", "score": 0.0012, "best_score": 0.0007, "best_step": 3}
+    assert "0.0012, best 0.0007 after step 3" in lines_of(make_snapshot(jobs=[job]), 120)[1]
 
 
 def test_a_rank_without_steps_for_long_says_so() -> None:

@@ -10,7 +10,8 @@ import pytest
 from infra.errors import UsageError
 from jobs.top.queue_and_logs import CONNECTING
 from jobs.top.snapshot import SLOWER, combine, parse_snapshot
-from tests.jobs.top.samples import make_line, make_node, make_rank, make_snapshot
+from tests.harness.json_output import require_schema
+from tests.jobs.top.samples import JOB, make_line, make_node, make_rank, make_snapshot
 
 
 def stragglers(*own: float | None, jobs: str = "aaaaaaaaaa") -> list[int]:
@@ -38,6 +39,9 @@ def test_a_line_of_json_is_the_same_snapshot_again() -> None:
     line = json.dumps(asdict(found))
     assert parse_snapshot(line, "again") == found
     assert json.loads(line)["nodes"][0]["ranks"][1]["straggler"] is True
+    job = {"job": JOB}
+    begins = make_snapshot([make_node(0, ranks=[{**job, "rank": 0}])], jobs=[job])
+    require_schema(["top"], json.loads(json.dumps(asdict(begins))))
 
 
 def test_it_is_complete_when_nothing_is_waited_for() -> None:

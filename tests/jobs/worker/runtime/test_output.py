@@ -103,6 +103,38 @@ def test_a_resumed_run_records_no_step_twice(tmp_path: Path, resumed: int, kept:
     assert [line["step"] for line in lines(tmp_path)] == kept
 
 
+_BEGIN = """
+import sys
+from pathlib import Path
+from worker.runtime.output import keep_log
+
+keep_log(Path(sys.argv[1]), int(sys.argv[2]), append=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "local", "left"),
+    [("node0,node1", 0, [2, 3]), ("node0,node1", 1, [0, 2, 3, 4]), ("", 0, [0, 2, 3, 4])],
+    ids=["its first rank", "another rank", "a shared folder"],
+)
+def test_a_node_removes_the_files_of_ranks_that_it_no_longer_has(
+    node: Path, node_environ: dict[str, str], nodes: str, local: int, left: list[int]
+) -> None:
+    state = state_folder(node)
+    for folder, end in (("logs", "log"), ("metrics", "jsonl")):
+        (state / folder).mkdir(parents=True)
+        for rank in (0, 2, 3, 4):
+            (state / folder / f"rank-{rank}.{end}").write_text("kept\n")
+    place = {"PMI_RANK": f"{2 + local}", "PMI_SIZE": "4", "SPR_NODES": nodes}
+    place |= {"MPI_LOCALRANKID": f"{local}", "MPI_LOCALNRANKS": "2"}
+    argv = [sys.executable, "-c", _BEGIN, str(node), place["PMI_RANK"]]
+    subprocess.run(argv, env={**node_environ, **place}, check=True)
+    for folder in ("logs", "metrics"):
+        found = sorted(path.stem for path in (state / folder).iterdir())
+        assert found == [f"rank-{rank}" for rank in left]
+        assert {path.read_text() for path in (state / folder).iterdir()} == {"kept\n"}
+
+
 _RANK = """
 import os, signal, sys, threading
 from pathlib import Path

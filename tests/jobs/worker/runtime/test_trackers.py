@@ -39,11 +39,25 @@ class Job:
     printed: io.StringIO = field(default_factory=io.StringIO)
     clock: FakeClock = field(default_factory=FakeClock)
 
-    def run(self, names: str, steps: range, accuracy: float | None = None, **options: Any) -> None:
-        """Take a step every two seconds; then the job ends or, without ``accuracy``, fails."""
+    def run(
+        self,
+        names: str,
+        steps: range,
+        accuracy: float | None = None,
+        evaluation: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Take a step every two seconds; then the job ends or, without ``accuracy``, fails.
+
+        A run with an ``evaluation`` resumes, and begins with it.
+        """
         events = Events(stream=self.printed, clock=self.clock.monotonic)
         run = TrackedRun(self.output, {"epochs": 3, "dtype": "fp32", **options})
         with report_to(names, run, events, self.clock.monotonic):
+            if evaluation is not None:
+                events.emit("resumed", step=steps[0] - 1, total=6)
+                scores = {"accuracy": evaluation}
+                events.emit("evaluation", step=steps[0] - 1, total=6, scores=scores)
             for step in steps:
                 more = {"samples_per_second": 8.0, "tokens_per_second": 64.0, "shares": {"a": 1.0}}
                 events.step(step, 6, epoch=step / 2, loss=1 / step, lr=0.5, **more)
@@ -94,14 +108,25 @@ def test_tensorboard_shows_each_step_once_also_after_a_resume(job: Job) -> None:
     }
 
 
+def test_a_resumed_runs_first_scores_are_those_of_its_checkpoint(job: Job) -> None:
+    job.fail("tensorboard", range(1, 5))
+    job.fail("tensorboard", range(5, 7), evaluation=50.0)
+    scalars = read_scalars(job.output / "tensorboard")
+    assert scalars["train/epoch"] == [(n, n / 2) for n in range(1, 7)]
+    assert scalars["eval/accuracy"] == [(4, 50.0)]
+
+
 def test_steps_within_a_second_are_one_point_but_the_last_counts(job: Job) -> None:
     events = Events(stream=job.printed, clock=job.clock.monotonic)
     with report_to("tensorboard", TrackedRun(job.output, {}), events, job.clock.monotonic):
         for step in range(1, 7):
             events.step(step, 6, loss=1.0)
-            job.clock.sleep(0.3)
-    shown = read_scalars(job.output / "tensorboard")["train/loss"]
-    assert [step for step, _ in shown] == [1, 5, 6]
+            job.clock.sleep(0.2 if step == 1 else 0.3)
+            if step == 2:  # too soon after the first one to be printed
+                events.emit("evaluation", step=2, total=6, scores={"accuracy": 50.0})
+    shown = read_scalars(job.output / "tensorboard")
+    assert [step for step, _ in shown["train/loss"]] == [1, 5, 6]
+    assert shown["eval/accuracy"] == [(2, 50.0)]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of MLflow, about files

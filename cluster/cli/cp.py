@@ -82,7 +82,7 @@ def run(request: CopyRequest) -> int:
         # rsync would skip it, and succeed.
         look = f"test -d {shlex.quote(source.path or '.')}"
         if run_client(["ssh", "-F", str(config), source.node, look]) == 0:
-            raise _is_folder(str(source))
+            raise _folder_error(str(source))
     argv = build_argv(source, target, config, recursive=request.recursive)
     code = run_client(argv)
     if code == NOT_CONNECTED and ctx.access.repair_rule():
@@ -97,10 +97,10 @@ def _require_source(path: Path, *, recursive: bool) -> None:
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     if path.is_dir() and not recursive:
-        raise _is_folder(str(path))
+        raise _folder_error(str(path))
 
 
-def _is_folder(path: str) -> UsageError:
+def _folder_error(path: str) -> UsageError:
     return UsageError(f"{path} is a folder", hint="-r copies folders")
 
 

@@ -157,14 +157,17 @@ class Context:
 
     def write_ssh_config(self, cluster: Cluster) -> None:
         """Let `ssh` on this machine reach the nodes by their names."""
-        files = self.files
-        known = (str(files.key), str(files.known_hosts), self.cloud.region)
-        self.remember(render_client_ssh_config(cluster, *known))
-        text = render_client_ssh_config(cluster, *known, f"{cluster.name}-")
-        write_private(files.ssh_hosts, text)
+        self.remember(self._render_ssh_config(cluster))
+        write_private(self.files.ssh_hosts, self._render_ssh_config(cluster, f"{cluster.name}-"))
+
+    def _render_ssh_config(self, cluster: Cluster, prefix: str = "") -> str:
+        files, region = self.files, self.cloud.region
+        return render_client_ssh_config(
+            cluster, str(files.key), str(files.known_hosts), region, prefix
+        )
 
     def learn_nodes(self, cluster: Cluster) -> Path:
-        """Return the SSH configuration for the nodes, written here if this machine has not run `up`.
+        """Return the SSH configuration for the nodes, written here if another machine ran `up`.
 
         Raises :class:`UsageError` if it is that of a cluster with the same name in another place.
         """
@@ -172,7 +175,7 @@ class Context:
         self.require_own_files()
         with suppress(OSError, BotoCoreError, ClientError, SprError):
             known = read_text(files.ssh_hosts, "", errors="replace")
-            is_new = any(node.instance.id not in known for node in cluster.nodes)
+            is_new = known != self._render_ssh_config(cluster, f"{cluster.name}-")
             if is_new and files.key.exists():
                 self.write_ssh_config(cluster)
         return files.ssh_config

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +38,18 @@ def home() -> Path:
     """``$SPR_CLUSTER_HOME``, else ``~/.spr-cluster``."""
     place = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
     return Path(os.path.expanduser(place))  # noqa: PTH111 - pathlib raises for an unknown ~name
+
+
+def machine_id() -> str:
+    """Return a random ID of this machine, drawn when it is first needed."""
+    home().mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (home() / ".machine-id").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        known = file.read() or secrets.token_hex(8)
+        file.truncate(0)
+        file.write(known)
+    return known
 
 
 @dataclass(frozen=True)

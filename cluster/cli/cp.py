@@ -77,7 +77,13 @@ def run(request: CopyRequest) -> int:
     ctx = open_cluster(request)
     cluster = ctx.find_cluster()
     ctx.require_ssh(cluster, cluster.node(source.node or target.node))
-    argv = build_argv(source, target, ctx.files.ssh_config, recursive=request.recursive)
+    config = ctx.files.ssh_config
+    if source.node and not request.recursive and shutil.which("ssh"):
+        # rsync would skip it, and succeed.
+        look = f"test -d {shlex.quote(source.path or '.')}"
+        if run_client(["ssh", "-F", str(config), source.node, look]) == 0:
+            raise _folder_error(str(source))
+    argv = build_argv(source, target, config, recursive=request.recursive)
     code = run_client(argv)
     if code == NOT_CONNECTED and ctx.access.repair_rule():
         code = run_client(argv)
@@ -91,13 +97,17 @@ def _require_source(path: Path, *, recursive: bool) -> None:
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     if path.is_dir() and not recursive:
-        raise UsageError(f"{path} is a folder", hint="-r copies folders")
+        raise _folder_error(str(path))
+
+
+def _folder_error(path: str) -> UsageError:
+    return UsageError(f"{path} is a folder", hint="-r copies folders")
 
 
 def build_argv(source: Place, target: Place, ssh_config: Path, *, recursive: bool) -> list[str]:
     """Return the command that copies: rsync, else scp. Raises :class:`UsageError` without either."""
     if rsync := shutil.which("rsync"):
-        argv = [rsync, "-lptz", "--partial", *(["-r"] if recursive else [])]
+        argv = [rsync, "-Lptz", "--partial", *(["-r"] if recursive else [])]
         known = subprocess.run(
             [rsync, "--help"], capture_output=True, text=True, check=False
         ).stdout

@@ -112,9 +112,15 @@ def _authorize(request: SshRequest, file: str) -> int:
 
 
 def run(request: SshRequest) -> int:
+    named = _NODE.fullmatch(request.node)
+    first = "".join(request.command[:1])
+    has_later = bool(named) and first.startswith("-") and first != "--"
+    if has_later:
+        request = _read_options_after_node(request)
     plain = request.authorize or request.setup or request.remove_setup
-    if plain and (request.command or request.has_set("node")):
-        raise UsageError("--setup, --remove-setup, and --authorize take no node and no command")
+    others = request.command or request.forward or request.no_shell or request.has_set("node")
+    if plain and (has_later or others):
+        raise UsageError("--setup, --remove-setup, and --authorize take no node, command, or port")
     if request.authorize:
         return _authorize(request, request.authorize)
     if request.setup or request.remove_setup:
@@ -123,12 +129,8 @@ def run(request: SshRequest) -> int:
     if not client:
         raise UsageError("ssh is not installed on this machine", hint="install the OpenSSH client")
     # The parser drops the "--", so `ssh -- hostname` looks like a node named hostname.
-    named = _NODE.fullmatch(request.node)
     node = request.node if named else "node0"
     command = request.command if named else (request.node, *request.command)
-    if named and command and command[0] != "--" and command[0].startswith("-"):
-        request = _read_options_after_node(request)
-        command = request.command
     ctx = open_cluster(request)
     cluster = ctx.find_cluster()
     found = cluster.node(node)

@@ -61,6 +61,8 @@ def run_logs(request: LogsRequest) -> int:
         request.rank is not None or request.follow or request.since
     ):
         raise UsageError("--element can't be used with --rank, --since, or --follow")
+    if request.rank and request.since:
+        raise UsageError("--since needs event timestamps, which only the log of rank 0 has")
     since = parse_duration(request.since, "--since") if request.since else None
     launcher = open_launcher(request)
     found = choose_shown(launcher.list_jobs(), request.job, launcher.place)

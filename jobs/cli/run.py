@@ -36,7 +36,13 @@ from jobs.places.queue.job_output import Event
 from jobs.places.queue.session import JobContext, run_job
 from jobs.places.record import JobRecord
 from jobs.program.array import read_array
-from jobs.program.folder import SentFolders, choose_folders, describe_left_out, read_urls
+from jobs.program.folder import (
+    SentFolders,
+    choose_folders,
+    describe_left_out,
+    read_urls,
+    replace_links,
+)
 from jobs.program.packages import find_packages
 from jobs.program.plan import (
     MAX_BYTES,
@@ -45,8 +51,8 @@ from jobs.program.plan import (
     find_script,
     plan_program,
 )
-from jobs.program.pyproject import OwnPackage, read_own_package, runs_python
-from jobs.train.request import check_results
+from jobs.program.pyproject import OwnPackage, needs_packages, read_own_package
+from jobs.train.request import check_results, expand_home
 from jobs.worker.spec import JobSpec, Work
 from jobs.worker.training.options import is_url
 from provision.install import VENV
@@ -233,6 +239,7 @@ def build_request(request: RunCommand, results: Path) -> ProgramRequest:
     large = request.large_files
     project, named = sent.project, request.files
     files = collect_files(request.program, named, here, project, start, data=sent.data, large=large)
+    sent = replace_links(sent, files.files)
     if folder != "none" and (note := describe_left_out(sent, files.files, here)):
         say(note)
     packages = _read_packages(request, sent, own, start)
@@ -274,12 +281,21 @@ def _build_spec(request: RunCommand, stage: tuple[tuple[str, str], ...]) -> JobS
 def _read_packages(
     request: RunCommand, sent: SentFolders, own: OwnPackage, start: Path
 ) -> PackageList | None:
-    """Return the packages that the program needs, if it is Python and in a project."""
-    if not sent.project or not (request.packages or runs_python(request.program, own.scripts)):
-        return None
-    root = sent.project.root
+    """Return the packages that the program needs: those named, of its script, or of its project."""
+    root, given = sent.project.root if sent.project else start, request.packages
     script = find_script(request.program, start, root)
-    packages = find_packages(request.packages, root, start / script if script else None)
+    if given is None and not sent.project:
+        given = str(start / script) if script and script.endswith(".py") else "none"
+    elif given is None and not needs_packages(request.program, own.scripts):
+        return None
+    elif given not in (None, "none"):
+        given = str(Path.cwd() / expand_home(given))
+    packages = find_packages(given, root, start / script if script else None)
+    if packages and packages.imports and not sent.project:
+        raise UsageError(
+            f"{packages.source} lists folders, and no folder is sent",
+            hint="`--folder .` sends this one",
+        )
     if packages and request.own_torch:
         say("--own-torch: without the stack's oneCCL and IPEX, and its tested match with mpirun")
         packages = replace(packages, own_torch=True)

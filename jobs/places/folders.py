@@ -23,6 +23,8 @@ from provision.run_on_nodes import send
 _LIMIT_S = 4 * 3600
 _KEEP_FOLDERS, _KEEP_PACKAGES = 10, 4
 """Numbers of earlier versions that stay on a node, so that only changes are sent."""
+_PARTIAL = 23
+"""rsync's exit code if files are missing, such as those of another job that has just ended its copy."""
 _SENT = re.compile(r"files transferred: ([\d,.]+).*?Total bytes sent: ([\d,.]+)", re.DOTALL)
 _HINT = "`spr-cluster verify` checks the nodes, their disks, and the way to them"
 
@@ -49,7 +51,8 @@ def send_folders(
     for folder in folders:
         name = Path(folder.store).name
         last = "" if folder.shared else f".last-{name.rpartition('-')[0]}"
-        arrives = folder.store if folder.shared else f"spr-folders/.{name}"
+        # Two jobs may send the same at once.
+        arrives = folder.store if folder.shared else f"spr-folders/.{name}.{paths.job_id}"
         note(f"sending {folder}")
         note(_send(folder, arrives, last, head.name, ssh_config))
         target = f"{paths.relative_root}/{folder.target}" if folder.target else ""
@@ -79,7 +82,7 @@ def send_folders(
 def _linked(packages: str, paths: JobPaths) -> dict[str, Any]:
     return {
         "store": f"spr-packages/{packages}",
-        "arrives": f"spr-packages/.{packages}",
+        "arrives": f"spr-packages/.{packages}.{paths.job_id}",
         "last": "",
         "target": f"{paths.relative_root}/{PACKAGES}",
         "copied": False,
@@ -106,7 +109,10 @@ def _send(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Pat
 
 
 def _rsync(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Path) -> str:
-    there = f"mkdir -p {shlex.quote(str(Path(arrives).parent))} && rsync"
+    parent, begun = shlex.quote(str(Path(arrives).parent)), f".{Path(folder.store).name}.*"
+    # What another job sent of the same, also before it was interrupted, is not sent again.
+    links = f"$(cd {parent} && ls -dt {begun} 2>/dev/null | head -3 | sed s,^,--link-dest=../,)"
+    there = f"mkdir -p {parent} && rsync" + ("" if folder.shared else f" {links}")
     argv = ["rsync", "-rlptz", "--stats", f"--rsync-path={there}"]
     argv += ["-e", shlex.join(["ssh", "-F", str(ssh_config), "-o", "BatchMode=yes"])]
     with tempfile.NamedTemporaryFile() as names:
@@ -118,9 +124,14 @@ def _rsync(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Pa
             names.flush()
             # By content: two edits in one second leave time and size equal.
             argv += ["--checksum", "--from0", f"--files-from={names.name}"]
-            argv += [f"--link-dest=../{last}"]
+            argv += [f"--link-dest=../{last}", f"--link-dest=../{Path(folder.store).name}"]
         argv += [f"{folder.root}/", f"{node}:{arrives}/"]
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+        for _ in range(2):
+            done = subprocess.run(
+                argv, capture_output=True, text=True, errors="replace", check=False
+            )
+            if done.returncode != _PARTIAL:
+                break
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
         raise HostError(node, f"rsync of {folder.root} failed: {lines[0]}", hint=_HINT)

@@ -80,9 +80,9 @@ def is_stacks(name: str) -> bool:
 
 def name_packages(packages: PackageList, stack: Stack) -> str:
     """Return the name of the folder for a list of packages beside a stack."""
-    more = (*packages.constraints, *packages.indexes, *packages.links)
-    more += (packages.index,) if packages.index else ()
-    text = "\n".join((stack_digest(stack), str(packages.own_torch), *packages.lines, *more))
+    names = ("lines", "is_lock", "own_torch", "constraints", "index", "indexes", "links")
+    asked = {name: getattr(packages, name) for name in names}
+    text = json.dumps({"stack": stack_digest(stack), **asked})
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -189,7 +189,7 @@ def resolve(
     kept = {name: version for name, version in installed.items() if PROTECTED.fullmatch(name)}
     if packages.own_torch:
         kept = {}
-    lines = _without_stack(packages, stack, kept)
+    lines = _without_stack(packages, stack, kept, target.version)
     main = Sources((packages.index or resolver.configuration.index,))
     with tempfile.TemporaryDirectory() as folder:
         excluded, preferred = Path(folder, "excluded.txt"), Path(folder, "preferred.txt")
@@ -210,13 +210,17 @@ def resolve(
     return [pin for name, pin in sorted(new.items()) if not _is_kept(name, kept)]
 
 
-def _without_stack(packages: PackageList, stack: Stack, kept: Mapping[str, str]) -> list[str]:
+def _without_stack(
+    packages: PackageList, stack: Stack, kept: Mapping[str, str], python: str
+) -> list[str]:
     """Return a list without the stack's own packages. Raises :class:`UsageError` if it needs others.
 
     Of a lock, only what the project asks for counts: the lock chose one of many torches.
     """
+    minor = ".".join(python.split(".")[:2])
+    node = {**_LINUX, "python_version": minor, "python_full_version": python}
     for wanted in map(parse_line, packages.wants if packages.is_lock else packages.lines):
-        if not wanted or (wanted.marker and not wanted.marker.evaluate(dict(_LINUX))):
+        if not wanted or (wanted.marker and not wanted.marker.evaluate(dict(node))):
             continue
         there = kept.get(canonicalize_name(wanted.name))
         if there and not wanted.specifier.contains(there.partition("+")[0], prereleases=True):

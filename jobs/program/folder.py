@@ -10,17 +10,18 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from cluster.local_files import machine_id
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, find_project_file
 from infra.s3_url import parse_s3_url
 from infra.words import counted, format_size
 from jobs.places.plan import JobFolder
 from jobs.places.record import read_job_id
-from jobs.program.plan import CACHES, name_largest
+from jobs.program.plan import CACHES, leads_out, name_largest
 from jobs.worker.storage.ownership import describe
 
 IGNORE_FILE = ".sprignore"
@@ -31,6 +32,12 @@ _NO_TREE = re.compile("not a git repository|must be run in a work tree")
 # Ignored by git, and of no use to a job.
 _NOT_MISSED = re.compile(
     r"(^|/)(\.|__pycache__/|node_modules/|v?env/|\S+\.egg-info/)|^results/|\.pyc$"
+)
+# What a hook's git sets for its own repository: `git rev-parse --local-env-vars`, but for the
+# configuration, which may have a container's safe.directory.
+_OF_A_REPOSITORY = re.compile(
+    r"GIT_(DIR|COMMON_DIR|(IMPLICIT_)?WORK_TREE|(INDEX|GRAFT|SHALLOW)_FILE|\w*OBJECT_DIRECTOR(Y|IES)|PREFIX"
+    r"|NAMESPACE|NO_REPLACE_OBJECTS|REPLACE_REF_BASE|QUARANTINE_PATH|\w+_PATHSPECS)"
 )
 _PART_OF_PROJECT = re.compile(r"\.py$|^requirements\.txt$|^pyproject\.toml$")
 
@@ -214,15 +221,8 @@ def _find_left_out(project: JobFolder) -> dict[str, str]:
                 sizes[name] = sum((root / each).lstat().st_size for each in own)
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
     shown = {name: f"ignored by git, {format_size(sizes[name])}" for name in largest}
-    links = [name for name in project.names or () if _leads_out(root / name, root)]
+    links = [name for name in project.names or () if leads_out(root / name, root)]
     return shown | {name: f"a link to {(root / name).readlink()}" for name in links}
-
-
-def _leads_out(path: Path, root: Path) -> bool:
-    """Whether a path is a link to nothing, or to what is not in a folder."""
-    if not path.is_symlink():
-        return False
-    return not (path.exists() and path.resolve().is_relative_to(root.resolve()))
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -236,7 +236,8 @@ def _walk(root: Path) -> Iterator[str]:
 def _git(folder: Path, *words: str, may_lack: bool = False, given: str = "") -> str:
     """Return git's output. With ``may_lack``, it is "" without git or a work tree, but not if git refuses."""
     argv = ["git", *([] if words[0].startswith("-") else ["-C", str(folder)]), *words]
-    environ = {**os.environ, "LC_ALL": "C"}
+    items = os.environ.items()
+    others = {name: text for name, text in items if not _OF_A_REPOSITORY.fullmatch(name)}
     try:
         done = subprocess.run(
             argv,
@@ -244,7 +245,7 @@ def _git(folder: Path, *words: str, may_lack: bool = False, given: str = "") -> 
             capture_output=True,
             timeout=_GIT_S,
             check=False,
-            env=environ,
+            env={**others, "LC_ALL": "C"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         if may_lack and isinstance(error, FileNotFoundError):
@@ -272,6 +273,21 @@ def read_project(root: Path, *, max_bytes: int | None, without: tuple[str, ...] 
         for name in list_project(root)
         if not any(f"{name}/".startswith(f"{each}/") for each in without)
     ]
+    return _read_names(root, names, max_bytes)
+
+
+def replace_links(sent: SentFolders, files: Iterable[str]) -> SentFolders:
+    """Leave out the project's links at whose places ``files``, or folders of them, are sent."""
+    if sent.project is None:
+        return sent
+    root, names = sent.project.root, sent.project.names or ()
+    places = {str(each) for file in files for each in (Path(file), *Path(file).parents)}
+    kept = [name for name in names if not (name in places and (root / name).is_symlink())]
+    changed = len(kept) < len(names)
+    return replace(sent, project=_read_names(root, kept, None)) if changed else sent
+
+
+def _read_names(root: Path, names: Sequence[str], max_bytes: int | None) -> JobFolder:
     try:
         known = JobFolder(root, "", "work", 0, tuple(names)).stamp()
     except OSError as error:
@@ -321,11 +337,12 @@ def read_data(given: str, project: Path) -> JobFolder:
         raise UsageError(f"--data-dir {given} is the project itself", hint="name a folder in it")
     size, lost = 0, list[tuple[str, str]]()
     for path in root.rglob("*"):
-        if _leads_out(path, root):
+        if leads_out(path, root):
             lost.append((f"{root.name}/{path.relative_to(root)}", str(path.readlink())))
         elif path.is_file():
             size += path.lstat().st_size
-    known = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
+    # Two machines may have different data at one path.
+    known = hashlib.sha256(machine_id().encode() + os.fsencode(root)).hexdigest()[:12]
     store, target = f"spr-data/{_slug(root)}-{known}", f"work/{place.as_posix()}"
     return JobFolder(root, store, target, size, lost=tuple(sorted(lost)))
 

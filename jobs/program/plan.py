@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,14 +68,29 @@ def collect_files(
                 continue
             if found.setdefault(name, path) != path:
                 raise UsageError(f"--files: {found[name]} and {path} would both be {name}")
-    # A file takes the place of a link, which may lead out of the project.
-    sent = (
-        {name for name in project.names or () if not (root / name).is_symlink()} if project else ()
-    )
+    names = {*(project.names or ())} if project else set[str]()
+    # A file takes the place of a link, unless the nodes can follow that.
+    sent = {name for name in names if not _is_lost(root / name, root, names)}
     files = ProgramFiles({name: path for name, path in found.items() if name not in sent})
     if files.size > MAX_BYTES and not large:
         raise _too_large(files)
     return files
+
+
+def leads_out(path: Path, root: Path) -> bool:
+    """Whether a path is a link to nothing, to what is not in a folder, or to an absolute path."""
+    if not path.is_symlink():
+        return False
+    is_inside = path.exists() and path.resolve().is_relative_to(root.resolve())
+    return path.readlink().is_absolute() or not is_inside
+
+
+def _is_lost(path: Path, root: Path, names: Collection[str]) -> bool:
+    """Whether a path is a link to what is not among a project's files."""
+    if not path.is_symlink():
+        return False
+    base = root.resolve()
+    return leads_out(path, root) or path.resolve().relative_to(base).as_posix() not in names
 
 
 def _is_data(name: str, path: Path, data: Sequence[JobFolder]) -> bool:

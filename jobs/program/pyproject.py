@@ -27,6 +27,10 @@ from {{module}} import {{first}}
 sys.exit({{function}}())
 """.format(python=f"{VENV}/bin/python")
 
+_PLAIN_TOOL = re.compile(
+    "cat|date|df|du|echo|false|free|head|hostname|id|ip|ls|lsblk|lscpu|lsmem|nproc|numastat|nvidia-smi|pwd"
+    "|printenv|ps|sleep|tail|true|uname|uptime|whoami"
+)
 _T = TypeVar("_T")
 _Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
@@ -208,11 +212,6 @@ def read_own_package(root: Path) -> OwnPackage:
     return OwnPackage((*imports, SITE), files, tuple(entries["console_scripts"]))
 
 
-def runs_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
-    """Whether a command can need Python packages: `hostname` does not."""
-    name = Path(command[0]).name
-    return (
-        name in scripts
-        or bool(re.match(r"python|torchrun|accelerate|ipython|pytest|sh$|bash$", name))
-        or name.endswith(".py")
-    )
+def needs_packages(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
+    """Whether a command can need Python packages: `hostname` does not, other programs may run Python."""
+    return command[0] in scripts or not _PLAIN_TOOL.fullmatch(command[0])

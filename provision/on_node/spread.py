@@ -14,7 +14,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ _SSH = (
     *("ssh", "-o", "ConnectTimeout=10"),
     *("-o", f"ServerAliveInterval={_SILENT_S // 4}", "-o", "ServerAliveCountMax=4"),
 )
+_ARRIVES_S = 24 * 3600
+"""After which a folder that has not arrived never will."""
 _WIDTH = 8
 
 
@@ -61,12 +65,11 @@ def take(folder: dict[str, Any]) -> None:
     arrived, store = Path(folder["arrives"]), Path(folder["store"])
     if arrived == store:
         return
-    if store.exists():
-        shutil.rmtree(arrived, ignore_errors=True)
-        os.utime(store)
-    elif arrived.exists():
+    with suppress(OSError):  # another job has sent the same
         os.utime(arrived)  # rsync gave it the source's time
         arrived.rename(store)
+    os.utime(store)
+    shutil.rmtree(arrived, ignore_errors=True)
     if folder["last"]:
         # Another job's process may do the same.
         new = store.with_name(f"{folder['last']}.{os.getpid()}")
@@ -84,6 +87,11 @@ def use(folder: dict[str, Any]) -> None:
         place.unlink() if place.is_symlink() else None
         place.symlink_to(store.absolute())
     if folder["keep"]:
+        for begun in store.parent.glob(".*"):
+            # rsync sets the time of modification, but not that of change.
+            is_old = time.time() - begun.lstat().st_ctime > _ARRIVES_S
+            if is_old and begun.is_dir() and not begun.is_symlink():
+                shutil.rmtree(begun, ignore_errors=True)
         kept = sorted(store.parent.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
         # A job that has not ended may need what it links to.
         links = [link for link in Path("spr-jobs").glob("*/*") if link.is_symlink()]

@@ -33,7 +33,7 @@ _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
 _NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume", "to", "apply"})
 # Paths in the folder that `run --folder` names.
-_IN_PROJECT = frozenset({"output_dir", "packages"})
+_IN_PROJECT = frozenset({"output_dir"})
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _SECRET = re.compile(
     r"(^|_)(TOKEN|PAT|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_KEY)$"

@@ -589,6 +589,10 @@ def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(
     assert f"HostKeyAlias {node1}" in files.ssh_config.read_text()
     assert "Host spr-node1" in files.ssh_hosts.read_text()
     assert files.known_hosts.read_text().startswith(node1)
+    known = files.ssh_hosts.read_text()
+    files.ssh_hosts.write_text(known.replace("HostName ", "HostName 9"))
+    line.must("ssh")
+    assert files.ssh_hosts.read_text() == known, "the nodes may have other addresses or ranks"
     assert remembered_cloud("spr") == ("aws", "us-east-1")
 
 

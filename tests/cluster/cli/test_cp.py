@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -65,6 +66,32 @@ def test_a_folder_needs_r(
     Path("folder").mkdir()
     assert main(["cp", "folder", "node0:"]) == 2
     assert "folder is a folder\n  → -r copies folders" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 1, 255])
+def test_a_nodes_folder_needs_r_as_well(
+    code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs: list[str] = []
+
+    def run_client(argv: list[str]) -> int:
+        programs.append(Path(argv[0]).name)
+        return code if programs == ["ssh"] else 0
+
+    monkeypatch.setattr("cluster.cli.cp.open_cluster", lambda _: Mock())
+    monkeypatch.setattr("cluster.cli.cp.run_client", run_client)
+    assert main(["cp", "node0:a b", "."]) == (0 if code else 2)
+    assert programs == (["ssh", "rsync"] if code else ["ssh"])
+    assert ("node0:a b is a folder\n  → -r" in capsys.readouterr().err) is (code == 0)
+
+
+def test_what_links_lead_to_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("x")
+    (tmp_path / "last").symlink_to("model")
+    places = (Place("", f"{tmp_path}/last"), Place("", f"{tmp_path}/out/"))
+    subprocess.run(build_argv(*places, Path("c"), recursive=False), check=True)
+    assert not (tmp_path / "out/last").is_symlink()
+    assert (tmp_path / "out/last").read_text() == "x"
 
 
 @pytest.mark.parametrize(("code", "continues"), [(23, False), (12, True), (255, True)])

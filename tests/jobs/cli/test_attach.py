@@ -252,6 +252,8 @@ def test_logs_since_a_time(line: CommandLine, head: Head) -> None:
     line.stage("node0", "# reading a log", say("old", old, "old", new, "new"))
     assert line.must("logs", "--since", "10m").out == "n\nnew\n"
     assert line.run("logs", "--since", "soon").code == 2
+    refused = line.run("logs", "--since", "10m", "--rank", "1")
+    assert (refused.code, "only the log of rank 0 has" in refused.message) == (2, True)
 
 
 def test_logs_of_a_rank_that_is_not_there(line: CommandLine, head: Head) -> None:

@@ -314,7 +314,7 @@ def test_a_project_is_found_from_a_folder_below(
     )
     assert words("b") == (
         "run --folder=HERE --files=HERE/a --data-dir=HERE/d --data-dir=s3://b/c "
-        "--array=HERE/x.csv:3,17 --output-dir=out '--packages=pyproject.toml[train]' -- x"
+        "--array=HERE/x.csv:3,17 --output-dir=out '--packages=HERE/pyproject.toml[train]' -- x"
     )
     assert words("c") == "run --folder=none --array=1-9 -- x"
 

@@ -50,6 +50,10 @@ def test_a_store_has_the_content_that_its_name_stands_for(
             _send(folder, "spr-folders/.x", "", "node0", Path("config"))
     else:
         assert "3 changed files" in _send(folder, "spr-folders/.x", "", "node0", Path("config"))
+        interrupted = head / f"spr-folders/.{Path(folder.store).name}.job"
+        interrupted.mkdir()
+        (interrupted / "#a").write_text("old")
+        assert "2 changed files" in _send(folder, "spr-folders/.y", "", "node0", Path("config"))
         assert sorted(path.name for path in (head / "spr-folders/.x").iterdir()) == names
 
 
@@ -61,7 +65,7 @@ def test_packages_are_installed_once_the_files_are_there(head: Path, tmp_path: P
     folder = read_project(project, max_bytes=None)
 
     def install() -> str:
-        assert [*head.glob("spr-folders/.project-*/a")]
+        assert [*head.glob("spr-folders/.project-*.run-1/a")]
         raise UsageError("no such package")
 
     node: Any = Mock()

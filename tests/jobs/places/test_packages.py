@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
-from jobs.places.packages import PROTECTED, check_packages, install_packages, resolve
+from jobs.places.packages import (
+    PROTECTED,
+    check_packages,
+    install_packages,
+    name_packages,
+    resolve,
+)
 from jobs.places.plan import PackageList
 from provision.stacks.load import load_stack
 from provision.stacks.sources import NodePython, PipConfiguration, Resolver, Sources, find_uv
@@ -49,6 +55,11 @@ def test_the_stacks_packages_are_kept_where_they_fit(resolver: Resolver) -> None
     assert pins(resolver, "tool", "newer") == ["newer==1.0", "other==2.0", "tool==3.0"]
     assert pins(resolver, "lib", "torch") == []
     assert pins(resolver, "lib==2.0; sys_platform == 'win32'", "other==2.0") == ["other==2.0"]
+    torches = ("torch<2.8; python_version < '3.9'", "torch; python_full_version >= '3.9'")
+    old, stack = replace(PYTHON, version="3.8.10"), load_stack("upstream")
+    assert pins(resolver, *torches) == []
+    with pytest.raises(UsageError, match=r"needs torch<2\.8"):
+        resolve(PackageList("a.txt", torches), stack, INSTALLED, old, resolver)
 
 
 def test_a_lock_is_installed_as_it_is(resolver: Resolver) -> None:
@@ -140,6 +151,12 @@ def test_what_is_installed_is_what_was_asked_for(
     others = (plain, replace(listed, index=""))
     keys = {install(head, listed), *(install(make_head(), each) for each in others)}
     assert len(keys) == 3
+    at, base = "https://mine", replace(plain, is_lock=False)
+    apart = [replace(base, index=at), replace(base, lines=(*plain.lines, at))]
+    apart += [replace(base, constraints=(at,)), replace(base, indexes=(at,))]
+    apart += [replace(base, links=(at,))]
+    names = {name_packages(each, load_stack("upstream")) for each in (base, plain, *apart)}
+    assert len(names) == 7, "each part has its own place in the name"
     (path,) = head.files
     assert head.files[path].decode() == f"{hashed}\ntool==3.0\n"
     assert path in head.commands[-1]

@@ -17,6 +17,7 @@ from jobs.program.folder import (
     list_project,
     read_data,
     read_project,
+    replace_links,
 )
 from jobs.program.plan import collect_files
 
@@ -190,7 +191,9 @@ def test_a_project_too_large_names_its_largest_parts(project: Path) -> None:
         read_project(project, max_bytes=1024)
 
 
-def test_data_keeps_its_place_in_the_project(project: Path, tmp_path: Path) -> None:
+def test_data_keeps_its_place_in_the_project(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(project, "data/raw/x", "a.py")
     write(tmp_path, "elsewhere/y", "other/elsewhere/z", "other/a.py/z", "my $data/x")
     sent = choose_folders(None, (str(project / "data"), f"{tmp_path}/elsewhere"), project, None)
@@ -211,6 +214,8 @@ def test_data_keeps_its_place_in_the_project(project: Path, tmp_path: Path) -> N
     for name, store in (("my $data", "my-data"), (".my_data-1.2", "my_data-1.2")):
         found = read_data(f"{tmp_path}/{name}", project).store
         assert found.startswith(f"spr-data/{store}-")
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "another machine"))
+    assert read_data(f"{tmp_path}/{name}", project).store != found
     (project / "elsewhere").symlink_to(elsewhere)
     sent = choose_folders(None, (elsewhere,), project, None)
     assert sent.project
@@ -240,6 +245,24 @@ def test_a_broken_repository_is_not_a_missing_one(project: Path) -> None:
     (project / ".git/config").write_text("[core\n")
     with pytest.raises(UsageError, match="bad config"):
         find_project(project)
+
+
+def test_a_hook_of_git_leaves_its_repository_alone(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(project, "a.py", "film.mp4")
+    (project / ".sprignore").write_text("*.mp4\n")
+    git(project, "add", ".")
+    git(project, "commit", "-m", "x")
+    tree = tmp_path / "linked"
+    git(project, "worktree", "add", str(tree))
+    of_tree = project / ".git/worktrees/linked"
+    for name, place in {"DIR": of_tree, "INDEX_FILE": of_tree / "index", "PREFIX": ""}.items():
+        monkeypatch.setenv(f"GIT_{name}", str(place))
+    config = (project / ".git/config").read_text()
+    assert list_project(tree) == (".sprignore", "a.py")
+    assert find_project(tmp_path) is None
+    assert (project / ".git/config").read_text() == config
 
 
 def test_a_bare_repository_is_no_project(tmp_path: Path) -> None:
@@ -296,8 +319,20 @@ def test_links_out_of_the_project_are_named(project: Path, tmp_path: Path) -> No
     assert "outer" not in (sent.project.names or ()), "the folder takes its place"
     files = collect_files(("python", "a.py"), ("one",), project, sent.project)
     assert files.files == {"one": tmp_path / "one.txt"}, "a file takes the place of the link"
+    data = collect_files(("python", "a.py"), ("outer", "inner"), project, sent.project)
+    assert sorted(data.files) == ["inner/inside.txt", "outer/words.txt"]
+    both = replace_links(sent, [*files.files, *data.files])
+    assert both.project is not None
+    assert both.project.names == ("a.py", "no", "real/inside.txt"), "and no link is sent beside it"
+    assert both.project.store != sent.project.store
     (project / "no").unlink()
-    assert left_out(project, "outer", files=("one",)) == ""
+    (project / "absolute").symlink_to(project / "a.py")
+    assert left_out(project, "outer", files=("one",)).startswith("not sent: absolute (a link to /")
+    (project / "absolute").unlink()
+    (project / "start.py").symlink_to("a.py")
+    sent = choose_folders(None, (), project, None)
+    assert collect_files(("python", "start.py"), (), project, sent.project).files == {}
+    (project / "start.py").unlink()
     (tmp_path / "outside/link").symlink_to("../one.txt")
     (tmp_path / "outside/inner").symlink_to("words.txt")
     assert left_out(project, "outer", files=("one",)) == (

@@ -14,7 +14,7 @@ from infra.errors import UsageError
 from jobs.places.plan import PackageList
 from jobs.program import packages, pyproject
 from jobs.program.packages import find_packages
-from jobs.program.pyproject import read_own_package, runs_python
+from jobs.program.pyproject import needs_packages, read_own_package
 
 HEADER = """\
 #!/usr/bin/env python
@@ -184,11 +184,11 @@ def test_a_project_is_as_if_installed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "can"),
-    [("python a.py", True), ("./a.py", True), ("torchrun a.py", True), ("hostname", False)],
+    [("python a.py", True), ("env A=1 python a.py", True), ("./run.sh", True), ("hostname", False)],
 )
-def test_only_python_needs_packages(command: str, can: bool) -> None:
-    assert runs_python(command.split()) is can
-    assert runs_python(["mine", "train"], ["mine"])
+def test_plain_tools_need_no_packages(command: str, can: bool) -> None:
+    assert needs_packages(command.split()) is can
+    assert needs_packages(["ls", "train"], ["ls"]), "a script of the project"
 
 
 EVERY_KEY: dict[str, Any] = {

@@ -299,6 +299,32 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
             typed(*wrong)
 
 
+def test_packages_are_those_named_of_the_script_or_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def packages(*argv: str) -> tuple[str, ...]:
+        found = build_request(parse_request("run", *argv), RESULTS).packages
+        return found.lines if found else ()
+
+    header = '# /// script\n# dependencies = ["one"]\n# ///\n'
+    texts = {"a.py": header, "b.py": "", "requirements.txt": "two", "-e.txt": "-e ./sub"}
+    texts |= {"sub/requirements.txt": "three", "sub/pyproject.toml": "", "sub/c.py": ""}
+    (tmp_path / "sub").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert packages("python", "a.py") == ("one",)
+    assert packages("python", "b.py") == packages("--packages=none", "python", "a.py") == ()
+    assert packages("--packages=requirements.txt", "python", "a.py") == ("two",)
+    for wrong, said in (("missing", "no such file"), ("-e.txt", "no folder is sent")):
+        with pytest.raises(UsageError, match=said):
+            packages(f"--packages={wrong}", "python", "b.py")
+    (tmp_path / "spr-cluster.toml").touch()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert packages("timeout", "60", "python", "c.py") == ("two",)
+    assert packages("--packages=./requirements.txt", "python", "c.py") == ("three",)
+
+
 def test_a_terminal_has_one_rank_also_on_a_node_with_several_numa_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

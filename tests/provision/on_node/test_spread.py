@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,14 @@ def give(nodes: Path, *folders: dict[str, Any]) -> str:
 
 
 def arrives(nodes: Path, version: str) -> dict[str, Any]:
-    folder = nodes / f"node0/spr-folders/.p-{version}"
+    folder = nodes / f"node0/spr-folders/.p-{version}.job"
     folder.mkdir(parents=True)
     (folder / "a.py").write_text(f"version {version}")
     (folder / "same.py").write_text("same")
     os.utime(folder / "same.py", (1, 1))
     return {
         "store": f"spr-folders/p-{version}",
-        "arrives": f"spr-folders/.p-{version}",
+        "arrives": f"spr-folders/.p-{version}.job",
         "last": ".last-p",
         "target": f"spr-jobs/{version}/work",
         "copied": True,
@@ -92,8 +93,14 @@ def test_every_node_has_the_folder_in_its_job(nodes: Path) -> None:
     connections = (nodes.parent / "connections").read_text().splitlines()
     given = {row.split()[1] for row in connections if row.startswith("node0 ")}
     assert given == {"node1", "node5", "node7"}
-    (nodes / "node0/spr-folders/p-1").rename(nodes / "node0/spr-folders/.p-1")
+    (nodes / "node0/spr-folders/p-1").rename(nodes / "node0/spr-folders/.p-1.job")
     assert give(nodes, first) == "", "again, because an earlier try did not finish"
+    (nodes / "node0/spr-folders/.p-2.other").mkdir()
+    second = {"store": "spr-folders/p-2", "arrives": "spr-folders/.p-2.other", "last": ".last-p"}
+    rest = {"target": "spr-jobs/3/work", "copied": True, "keep": 10}
+    assert give(nodes, {**second, **rest}) == "", "while another job sent the same"
+    assert (nodes / "node7/spr-jobs/3/work/a.py").exists()
+    assert not list((nodes / "node0/spr-folders").glob(".p*"))
 
 
 def test_a_node_that_is_gone_costs_no_other_node(nodes: Path) -> None:
@@ -127,7 +134,9 @@ def test_data_is_shared_by_all_jobs_and_follows_changes(nodes: Path) -> None:
             assert [path.name for path in (node / f"spr-jobs/{job}/work/data").iterdir()] == ["y"]
 
 
-def test_old_versions_are_removed_unless_a_job_needs_them(nodes: Path) -> None:
+def test_old_versions_are_removed_unless_a_job_needs_them(
+    nodes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (0, 1):
         job = nodes / f"node0/spr-jobs/job-{number}"
         job.mkdir(parents=True)
@@ -137,9 +146,18 @@ def test_old_versions_are_removed_unless_a_job_needs_them(nodes: Path) -> None:
         folder = nodes / f"node0/spr-folders/q-{version}"
         folder.mkdir(parents=True)
         os.utime(folder, (version + 1, version + 1))
-    assert give(nodes, arrives(nodes, "1")) == ""
-    kept = {path.name for path in (nodes / "node0/spr-folders").glob("[!.]*")}
+    begun = nodes / "node0/spr-folders/.q-12.job"
+    begun.mkdir()
+    first = arrives(nodes, "1")
+    assert give(nodes, first) == ""
+    kept = {path.name for path in begun.parent.glob("[!.]*")}
     assert kept == {"p-1", "q-0", *(f"q-{version}" for version in range(3, 12))}
+    assert begun.exists()
+    tomorrow = time.time() + 25 * 3600
+    monkeypatch.setattr("time.time", lambda: tomorrow)
+    monkeypatch.chdir(nodes / "node0")
+    spread.use(first)
+    assert [path.name for path in begun.parent.glob(".*")] == [".last-p"]
 
 
 def test_nodes_are_split_in_halves() -> None:

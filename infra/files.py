@@ -156,10 +156,9 @@ def _shallow(content: Any, name: str) -> Any:
     """Return the document. Raises :class:`UsageError` if recursion over it could overflow the stack."""
     level: Iterable[Any] = [content]
     for _ in range(_MAX_DEPTH):
-        level = [below for value in level for below in _below(value)]
-    if level:
-        raise _too_deep(name)
-    return content
+        if not (level := [below for value in level for below in _below(value)]):
+            return content
+    raise _too_deep(name)
 
 
 def _below(value: Any) -> Iterable[Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from xml.sax.saxutils import escape
 
 import moto.core.responses
 from botocore.loaders import JSONFileLoader, Loader
 from moto.core.request import normalize_request
-from moto.core.serialize import XFormedAttributePicker
+from moto.core.serialize import EC2Serializer, XFormedAttributePicker
+from moto.ec2.models.instance_types import InstanceTypeOfferingBackend
 
 import infra.local.api.application
 from infra.local.api.requests import Reply
@@ -16,8 +18,10 @@ from infra.local.api.requests import Reply
 _FILES: dict[str, Any] = {}
 _LOADED: dict[Any, Any] = {}
 _KEYS: dict[Any, tuple[str, ...]] = {}
+_OFFERINGS: dict[Any, list[Any]] = {}
 _read = JSONFileLoader.load_file
 _find_keys = XFormedAttributePicker.get_possible_keys
+_find_offerings = InstanceTypeOfferingBackend.describe_instance_type_offerings
 _call_flask = infra.local.api.application._call_wsgi
 
 
@@ -29,6 +33,8 @@ def read_once() -> None:
     responses: Any = moto.core.responses
     responses.method_names_from_class = functools.cache(responses.method_names_from_class)
     XFormedAttributePicker.get_possible_keys = _find_keys_once
+    setattr(EC2Serializer, "_serialize_body", _write_xml)  # noqa: B010
+    setattr(InstanceTypeOfferingBackend, _find_offerings.__name__, _find_offerings_once)
 
 
 def _read_once(loader: JSONFileLoader, file_path: str) -> Any:
@@ -45,6 +51,38 @@ def _find_keys_once(picker: Any, context: Any) -> tuple[str, ...]:
     if place not in _KEYS:
         _KEYS[place] = tuple(_find_keys(picker, context))
     return _KEYS[place]
+
+
+def _write_xml(_: Any, body: dict[str, Any]) -> str:
+    """Write an answer of EC2, without attributes but the namespace; xmltodict is slow."""
+    parts = ['<?xml version="1.0" encoding="utf-8"?>\n']
+
+    def write(name: str, value: Any) -> None:
+        if isinstance(value, list):
+            for each in value:
+                write(name, each)
+        elif isinstance(value, dict):
+            parts.append(f"<{name}")
+            parts.extend(f' {key[1:]}="{text}"' for key, text in value.items() if key[0] == "@")
+            parts.append(">")
+            for key, below in value.items():
+                if key[0] != "@":
+                    write(key, below)
+            parts.append(f"</{name}>")
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            parts.append(f"<{name}>{'' if value is None else escape(text)}</{name}>")
+
+    for name, value in body.items():
+        write(name, value)
+    return "".join(parts)
+
+
+def _find_offerings_once(backend: Any, location_type: Any = None, filters: Any = None) -> list[Any]:
+    question = (backend.region_name, location_type, repr(filters))
+    if question not in _OFFERINGS:
+        _OFFERINGS[question] = _find_offerings(backend, location_type, filters)
+    return list(_OFFERINGS[question])
 
 
 def _call_moto(application: Any, environ: dict[str, Any]) -> Reply:

@@ -102,8 +102,7 @@ def _check(statement: Mapping[str, Any], source: str) -> None:
 
 def _applies(statement: Mapping[str, Any], request: Request) -> bool:
     """Return whether a statement matches a request, including its conditions."""
-    action, actions = request.action.lower(), _listed(statement["Action"])
-    if not any(_like(pattern.lower(), action) for pattern in actions):
+    if not _names(tuple(_listed(statement["Action"])), request.action):
         return False
     resources = _listed(statement["Resource"])
     if not any(_covers(_fill_in(r, request), request.resource) for r in resources):
@@ -128,6 +127,11 @@ def _fill_in(text: str, request: Request) -> str:
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(re.escape(text).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
+
+
+@functools.cache
+def _names(patterns: tuple[str, ...], action: str) -> bool:
+    return any(_like(pattern.lower(), action.lower()) for pattern in patterns)
 
 
 def _like(pattern: str, text: str) -> bool:

@@ -205,6 +205,11 @@ def _metadata(pods: PodOptions) -> Manifest:
 
 
 _WIDTH = 100
+# What kubectl's go-yaml may take for a number, date, boolean, or null. PyYAML, which knows another version of
+# YAML, leaves 1e3 and y without quotes. https://github.com/go-yaml/yaml/blob/v2/resolve.go
+_NO_STRING = re.compile(
+    r"[-+]?\.?([0-9][0-9a-fox_:.+t z-]*|inf|nan)|~|=|<<|null|y|yes|n|no|on|off|true|false", re.IGNORECASE
+)
 # A key, or the name of a list item.
 _LINE = re.compile(r"( *)(?:- name: (\S+)$|([\w./-]+):)")
 CLAIM_COMMENTS = {
@@ -303,14 +308,14 @@ def _describe_placement(shape: NodeShape, placement: Placement, size: PodSize) -
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes no anchors for repeated values, and multi-line strings as blocks."""
+    """Writes no anchors for repeated values, multi-line strings as blocks, and ambiguous ones with quotes."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
+    style = "|" if "\n" in text else "'" if _NO_STRING.fullmatch(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

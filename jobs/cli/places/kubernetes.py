@@ -34,6 +34,11 @@ _FORMS = {
 }
 # A line of kubectl's own log, such as "E1127 14:16:19.642687 1655 memcache.go:265] …".
 _LOG = re.compile(r"[EWI]\d{4} ")
+LOGIN = (
+    "add it to env in job.yaml, from a secret: "
+    "{{name: {key}, valueFrom: {{secretKeyRef: {{name: SECRET, key: {key}}}}}}}"
+)
+"""What a user does for a variable with a login."""
 _CLAIM_SIZE = "100Gi"
 # A claim's modes, and those of its volume, if it has one.
 _MODES, _SHARED = "--output=jsonpath={.spec.accessModes}{.status.accessModes}", "ReadWriteMany"

@@ -99,14 +99,16 @@ def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
     creates = ["apply -f " + claim] if rendered.claim and folder else []
     creates.append(f"{'apply' if rendered.claim and not folder else 'create'} -f {job}")
     own = f"results/{pods.name}"
+    # Transformers' script has no metrics of ours, and `report` can't read its results.
+    ours = () if rendered.is_reference else (METRICS,)
     return [
         *(f"{kubectl} {each}" for each in creates),
         *_watch(rendered),
         f"{kubectl} create -f {copy}  # a pod with the claim; --output writes it",
         f"{kubectl} wait --for=condition=Ready --timeout=10m pod/copy",
         f"{kubectl} cp copy:{pods.output} {own}",
-        *(f"{kubectl} cp copy:{pods.state}/{each} {own}/job/{each}" for each in (METRICS, LOGS)),
-        f"spr-cluster report {own}",
+        *(f"{kubectl} cp copy:{pods.state}/{each} {own}/job/{each}" for each in (*ours, LOGS)),
+        *(f"spr-cluster report {own}" for _ in ours),
         f"{kubectl} delete -f {copy}",
         # The claim must outlive the job.
         f"{kubectl} delete " + (f"-f {job}" if folder else f"{pods.kind.name.lower()} {pods.name}"),

@@ -52,6 +52,13 @@ def test_without_a_folder_it_prints_what_kubectl_takes(render: K8s) -> None:
     ]
 
 
+def test_the_published_recipe_has_no_report(render: K8s) -> None:
+    shown = render(*RENDER, "--recipe", "reference").out
+
+    assert "output.state/logs results/bert/job/logs\n# kubectl delete" in shown
+    assert "metrics" not in shown
+
+
 def test_json_has_the_same_manifests_and_their_numbers(render: K8s) -> None:
     shown = [*yaml.safe_load_all(render(*RENDER, "--stack", "intel").out)]
     found = json.loads(render(*RENDER, "--stack", "intel", "--json").out)

@@ -206,9 +206,9 @@ def _metadata(pods: PodOptions) -> Manifest:
 
 _WIDTH = 100
 # What kubectl's go-yaml may take for a number, date, boolean, or null. PyYAML, which knows another version of
-# YAML, leaves 1e3 and y without quotes. https://github.com/go-yaml/yaml/blob/v2/resolve.go
+# YAML, leaves 1e3 and y without quotes. https://github.com/kubernetes-sigs/yaml/blob/master/goyaml.v2/resolve.go
 _NO_STRING = re.compile(
-    r"[-+]?\.?([0-9][0-9a-fox_:.+t z-]*|inf|nan)|~|=|<<|null|y|yes|n|no|on|off|true|false",
+    r"[-+]?[._]*([0-9][0-9a-fox_:.,+t z-]*|inf|nan)|~|=|<<|null|y|yes|n|no|on|off|true|false",
     re.IGNORECASE,
 )
 # A key, or the name of a list item.

@@ -55,7 +55,7 @@ from jobs.train.request import (
 )
 from jobs.train.resume import ResumeRequest, parse_stored_job, resume
 from jobs.train.study import DEFAULT_TRIALS, PLACEMENT, is_placement, parse_tune, plan_study
-from jobs.train.trackers import HUB_TOKEN, tracker_variables
+from jobs.train.trackers import HUB_TOKEN, tracker_needs, tracker_variables
 from jobs.train.train import plan_training, train
 from jobs.worker.spec import Resources, Storage
 from jobs.worker.spec import Work as JobWork
@@ -345,15 +345,27 @@ def _write_elsewhere(request: TrainCommand, now: datetime) -> tuple[str, dict[st
         pods = render_pods(request, now)
         for warning in pods.placement.warnings:
             say(f"warning: {warning}")
+        _tell_needs(request, kubernetes.LOGIN)
         if request.apply:
             return kubernetes.apply(pods, yes=request.yes, dry_run=request.dry_run)
         if request.dry_run:
             return kubernetes.summarize(pods), kubernetes.describe(pods)
         return kubernetes.write(pods, request.write_to)
     script = render_script(request, now)
+    _tell_needs(request, slurm.LOGIN)
     if request.dry_run:
         return slurm.summarize(script), slurm.describe(script)
     return slurm.write(script, request.write_to)
+
+
+def _tell_needs(request: TrainCommand, how: str) -> None:
+    """Tell what the user must add for trackers: logins are not written into files."""
+    for name, needs in tracker_needs(request.given.get("report_to", "none")).items():
+        text = f"--report-to {name} needs {' or '.join(needs)}"
+        if request.apply:
+            hint = "omit --apply, and add it to env in job.yaml"
+            raise UsageError(f"{text}, which --apply can't send", hint=hint)
+        say(f"note: {text}: {how.format(key=needs[0])}")
 
 
 def render_pods(request: TrainCommand, now: datetime) -> Rendered:

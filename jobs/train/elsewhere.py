@@ -20,6 +20,7 @@ from jobs.train.request import (
     local_model,
     refuse_s3,
     require_able_stack,
+    require_data,
     spec_of,
 )
 from jobs.train.study import job_packages
@@ -39,6 +40,7 @@ def plan_in_pods(
     """
     require_able_stack(stack, f"train {options.task} --to kubernetes-yaml")
     refuse_s3(options, "on Kubernetes")
+    require_data(options)
     sample = getattr(TASKS[options.task].demo, "data", None)
     paths: dict[str, Any] = {}
     for name, path in local_data(options).items():
@@ -52,7 +54,7 @@ def plan_in_pods(
     if is_path or local_model(options):
         _require_on_claim("model", model)
     cache = getattr(options, "token_cache", NO_CACHE)
-    if cache.startswith("~"):
+    if cache == TextOptions().token_cache:
         paths["token_cache"] = f"{CLAIM_PATH}/cache/tokens"
     elif cache != NO_CACHE:
         _require_on_claim("token_cache", cache)
@@ -61,7 +63,7 @@ def plan_in_pods(
         **paths,
         output=pods.output,
         backend=stack.choose_backend(options.backend),
-        ipex=options.ipex or stack.use_ipex,
+        ipex=stack.choose_ipex(options.ipex),
         # A restarted pod runs the same command. Without a checkpoint, training starts over.
         resume=True,
     )
@@ -93,10 +95,12 @@ def plan_reference_in_pods(
 ) -> JobPlan:
     """Return the plan of the documentation's own job: transformers' ``run_qa.py`` in every rank.
 
-    ``script`` is a folder on the claim; without it, the image has the script from the stack. A restarted
-    pod resumes from the script's own checkpoint. Raises :class:`UsageError` without a script.
+    ``script`` is a folder on the claim, or the script in it; without it, the image has the script from the
+    stack. A restarted pod resumes from the script's own checkpoint. Raises :class:`UsageError` without one.
     """
     _require_on_claim("run_qa", script)
+    # As in `train`, the script itself also names its folder.
+    script = script and script.removesuffix(f"/{SCRIPT}")
     where = f"{script}/{SCRIPT}" if script else locate_script(stack, None)[1]
     launch = preset.launch_on(pods.nodes)
     ppn = placement.nproc_per_node or launch.ppn
@@ -125,10 +129,11 @@ def plan_for_script(request: TrainRequest, stack: Stack) -> JobPlan:
     options = request.options
     require_able_stack(stack, f"train {options.task} --to slurm-script")
     refuse_s3(options, "on another Slurm cluster")
-    if stack.choose_backend(options.backend) == "ccl":
+    is_auto = options.backend == "auto"
+    if "ccl" in (options.backend, stack.backend if is_auto else ""):
         raise UsageError(
             "--to slurm-script has no oneCCL: its transport has to fit the center's network and MPI",
-            hint="use --backend gloo, or --stack upstream",
+            hint="use --backend gloo" + (", or --stack upstream" if is_auto else ""),
         )
     # Most centers give users small home folders.
     if isinstance(options, TextOptions) and options.token_cache == TextOptions().token_cache:

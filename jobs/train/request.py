@@ -21,7 +21,7 @@ from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.adapters import ADAPTERS
 from jobs.worker.training.options import SCRATCH, TextOptions, TrainOptions, flag, is_url
 from jobs.worker.training.task import Task
-from jobs.worker.training.text_task import BALANCED
+from jobs.worker.training.text_task import BALANCED, TableTask
 from provision.stacks.compatibility import OLDEST_PYTHON, OLDEST_TORCH, runs_tasks
 from provision.stacks.stack import TORCH, Stack
 
@@ -110,6 +110,16 @@ def check_inputs(options: TrainOptions) -> str:
             _check_sizes(what, options, config)
     try:
         return TASKS[options.task](options).check()
+    except DatasetError as error:
+        raise UsageError(error.message, hint=error.hint) from None
+
+
+def require_data(options: TrainOptions) -> None:
+    """Raise :class:`UsageError` for a task that has no data of its own, and got none."""
+    task = TASKS[options.task](options)
+    try:
+        if isinstance(task, TableTask):
+            task.require_data()
     except DatasetError as error:
         raise UsageError(error.message, hint=error.hint) from None
 
@@ -227,11 +237,15 @@ def expand_model(name: str) -> str:
 def local_model(options: TrainOptions) -> Path | None:
     """Return the model's local folder; ``None`` for a model on the hub or a new one.
 
-    Raises :class:`UsageError` if the name is clearly a path and the folder is missing.
+    Raises :class:`UsageError` for a URL, and if the name is clearly a path and the folder is missing.
     """
     name = options.model_name
     if name is None or name == SCRATCH:
         return None
+    if is_url(name):
+        raise UsageError(
+            f"--model {name}: not from S3", hint="download the folder, and give its path"
+        )
     path = expand_home(name)
     if path.is_dir():
         return path
@@ -320,7 +334,7 @@ def options_on_nodes(options: Own, stack: Stack) -> Own:
         **paths,
         output="output",
         backend=stack.choose_backend(options.backend),
-        ipex=options.ipex or stack.use_ipex,
+        ipex=stack.choose_ipex(options.ipex),
     )
 
 

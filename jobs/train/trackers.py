@@ -73,6 +73,11 @@ def tracker_packages(report_to: str) -> PackageList | None:
     return PackageList(f"--report-to {report_to}", lines, hint=hint) if lines else None
 
 
+def tracker_needs(report_to: str) -> dict[str, tuple[str, ...]]:
+    """Return the variables of which each tracker needs one, by its name."""
+    return {name: _CLIENTS[name].needs for name in choose(report_to) if _CLIENTS[name].needs}
+
+
 def tracker_variables(report_to: str, words: Sequence[str]) -> tuple[str, ...]:
     """Return ``NAME=VALUE`` words with those that the trackers need from this machine.
 

@@ -66,7 +66,7 @@ def tuning_key(stack: Stack, request: TrainRequest, facts: Iterable[HostFacts]) 
         stack=stack.name,
         backend=stack.choose_backend(options.backend),
         dtype=options.dtype,
-        ipex=options.ipex or stack.use_ipex,
+        ipex=stack.choose_ipex(options.ipex),
         model=_model_identity(options),
         max_length=getattr(options, "max_length", 0),
         nodes=describe_nodes(facts),

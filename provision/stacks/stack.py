@@ -13,6 +13,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
 
+from infra.errors import UsageError
+
 TORCH = "torch"
 IPEX = "intel-extension-for-pytorch"
 BINDING = "oneccl-bind-pt"
@@ -133,8 +135,26 @@ class Stack(BaseModel):
         return None
 
     def choose_backend(self, backend: str) -> str:
-        """Return the requested communication backend; for ``auto``, the stack's own."""
+        """Return the requested communication backend; for ``auto``, the stack's own.
+
+        Raises :class:`UsageError` for one that the stack lacks.
+        """
+        if backend == "ccl":
+            self._require(BINDING, "--backend ccl")
         return self.backend if backend == "auto" else backend
+
+    def choose_ipex(self, wanted: bool) -> bool:
+        """Return whether to use Intel's extension. Raises :class:`UsageError` if the stack lacks it."""
+        if wanted:
+            self._require(IPEX, "--ipex")
+        return wanted or self.use_ipex
+
+    def _require(self, package: str, option: str) -> None:
+        if not self.requirement(package):
+            raise UsageError(
+                f"{option}: stack {self.name} has no {package}",
+                hint="omit it, or use a stack that has it, such as intel",
+            )
 
     def pin(self, package: str) -> str | None:
         """A package's exact version; ``None`` if it is not pinned."""

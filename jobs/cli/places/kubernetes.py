@@ -16,6 +16,7 @@ from jobs.cli.places.options import ANY, KUBERNETES, PlaceRequest
 from jobs.places.kubernetes.manifests import AMX_LABEL, Rendered
 from jobs.places.kubernetes.request import JOB_KINDS, TRAIN_JOB, Claim, PodOptions
 from jobs.places.placement import NodeShape
+from jobs.worker.runtime.output import LOGS, METRICS
 from jobs.worker.training.options import flag
 
 # Names of pods and services add a suffix, with at most 63 characters in total.
@@ -33,7 +34,14 @@ _FORMS = {
 }
 # A line of kubectl's own log, such as "E1127 14:16:19.642687 1655 memcache.go:265] …".
 _LOG = re.compile(r"[EWI]\d{4} ")
+LOGIN = (
+    "add it to env in job.yaml, from a secret: "
+    "{{name: {key}, valueFrom: {{secretKeyRef: {{name: SECRET, key: {key}}}}}}}"
+)
+"""What a user does for a variable with a login."""
 _CLAIM_SIZE = "100Gi"
+# A claim's modes, and those of its volume, if it has one.
+_MODES, _SHARED = "--output=jsonpath={.spec.accessModes}{.status.accessModes}", "ReadWriteMany"
 _NO_REGISTRY = "  # on each node; for a registry: --image REGISTRY/NAME"
 _FILES = ("Dockerfile", "requirements.txt", "job.yaml", "code")
 
@@ -85,20 +93,25 @@ def write(rendered: Rendered, output: str | None) -> Result:
 def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
     """Return the commands from a job's files to its results and its end."""
     pods, kubectl = rendered.pods, _prefix(rendered)
-    names = [folder / each for each in rendered.yaml_files()] if folder else [Path("job.yaml")]
-    files = " ".join(f"-f {shlex.quote(str(each))}" for each in names)
-    copy = shlex.quote(str(folder / "copy.yaml")) if folder else "copy.yaml"
-    # Without a folder, the YAML has the claim, which must outlive the job.
-    job = f"-f {shlex.quote(str(names[-1]))}" if folder else f"{pods.kind.name.lower()} {pods.name}"
+    names = ("claim.yaml", "job.yaml", "copy.yaml")
+    claim, job, copy = (shlex.quote(str((folder or Path()) / name)) for name in names)
+    # The claim, which later jobs share, may exist. Without a folder, it is in the job's file.
+    creates = ["apply -f " + claim] if rendered.claim and folder else []
+    creates.append(f"{'apply' if rendered.claim and not folder else 'create'} -f {job}")
+    own = f"results/{pods.name}"
+    # Transformers' script has no metrics of ours, and `report` can't read its results.
+    ours = () if rendered.is_reference else (METRICS,)
     return [
-        f"{kubectl} create {files}",
+        *(f"{kubectl} {each}" for each in creates),
         *_watch(rendered),
         f"{kubectl} create -f {copy}  # a pod with the claim; --output writes it",
-        f"{kubectl} wait --for=condition=Ready pod/copy",
-        f"{kubectl} cp copy:{pods.output} results/{pods.name}",
-        f"spr-cluster report results/{pods.name}",
+        f"{kubectl} wait --for=condition=Ready --timeout=10m pod/copy",
+        f"{kubectl} cp copy:{pods.output} {own}",
+        *(f"{kubectl} cp copy:{pods.state}/{each} {own}/job/{each}" for each in (*ours, LOGS)),
+        *(f"spr-cluster report {own}" for _ in ours),
         f"{kubectl} delete -f {copy}",
-        f"{kubectl} delete {job}",
+        # The claim must outlive the job.
+        f"{kubectl} delete " + (f"-f {job}" if folder else f"{pods.kind.name.lower()} {pods.name}"),
     ]
 
 
@@ -133,37 +146,44 @@ def describe(rendered: Rendered, folder: Path | None = None) -> dict[str, object
     }
 
 
-def summarize(rendered: Rendered) -> str:
-    """Return the job in a line: its pods, their ranks, and its claim."""
+def summarize(rendered: Rendered, claim: str = "") -> str:
+    """Return the job in a line: its pods, their ranks, and its claim, which is "new" or "existing"."""
     pods, placement, size = rendered.pods, rendered.placement, rendered.size
     ranks = counted(placement.nproc_per_node, "rank")
+    claim = claim or ("new" if rendered.claim else "existing")
     return (
         f"{pods.kind.name} {pods.name}: {counted(pods.nodes, 'pod')} of {size.cpus} CPUs and "
         f"{size.memory_gib} GiB, each with {ranks} of {counted(placement.omp_threads, 'thread')}; "
-        f"image {pods.image}; {'new' if rendered.claim else 'existing'} claim {pods.claim.name}"
+        f"image {pods.image}; {claim} claim {pods.claim.name}"
     )
 
 
 def apply(rendered: Rendered, *, yes: bool, dry_run: bool) -> Result:
     """Create a job through kubectl; with ``dry_run``, the cluster only validates it.
 
-    A job that the cluster refuses leaves no claim behind. Raises :class:`UsageError` without kubectl.
+    A job that the cluster refuses leaves no claim behind. Raises :class:`UsageError` without kubectl, and for
+    a claim that is missing or can't serve all pods.
     """
     if not shutil.which("kubectl"):
-        hint = "install it, or omit --apply and give the YAML to `kubectl create -f -` elsewhere"
+        hint = "install it, or omit --apply and give the YAML to `kubectl apply -f -` elsewhere"
         raise UsageError("--apply: kubectl is not installed here", hint=hint)
     context, name = _kubectl("config", "current-context").strip(), rendered.pods.claim.name
-    say(summarize(rendered))
-    if not dry_run:
-        confirm(f"Create it in context {context}?", yes=yes, about=f"in context {context}")
     namespace = rendered.pods.namespace
     where = ("--namespace", namespace) if namespace else ()
-    found = _kubectl("get", "pvc", name, "--ignore-not-found", "--output=name", *where)
+    modes = _kubectl("get", "pvc", name, "--ignore-not-found", _MODES, *where)
     files = rendered.yaml_files()
-    if not found and rendered.claim is None:
+    if not modes and rendered.claim is None:
         raise UsageError(f"claim {name} doesn't exist", hint="without --claim, a new one is made")
-    if found:
+    if modes and _SHARED not in modes and rendered.pods.nodes > 1:
+        raise UsageError(
+            f"claim {name} exists and is not {_SHARED}: it can serve only one node",
+            hint="use --nodes 1, or another claim: --claim NAME",
+        )
+    if modes:
         files.pop("claim.yaml", None)
+    say(summarize(rendered, "existing" if modes else "new"))
+    if not dry_run:
+        confirm(f"Create it in context {context}?", yes=yes, about=f"in context {context}")
     yaml = "---\n".join(files.values())
     _kubectl("create", "--dry-run=server", "-f", "-", stdin=yaml)
     if dry_run:

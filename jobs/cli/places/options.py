@@ -110,8 +110,9 @@ class PlaceRequest(DryRunRequest):
         "the job's name (default: TASK-DATE-TIME-…)", metavar="NAME", **_OTHERS
     )
     shape: str | None = option(
-        "a node of another type: its physical cores and, optionally, NUMA nodes, hardware threads per "
-        "core, and GiB of memory, such as cores=64,numa=2,threads=2,memory=1024 (default on Kubernetes: "
+        "a node of another type: its physical cores and, optionally, NUMA nodes; on Kubernetes, also "
+        "hardware threads per core and GiB of memory, such as cores=64,numa=2,threads=2,memory=1024 (default "
+        "there: "
         f"{NodeShape()})",
         metavar="cores=N,…",
         excludes="shape",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from jobs.cli.places.options import SLURM, PlaceRequest
 from jobs.places.environment import warn_ignored
 from jobs.places.plan import JobPlan
 from jobs.places.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
+from jobs.worker.runtime.output import LOGS, METRICS, state_folder
 from provision.stacks.stack import Stack
+
+LOGIN = "before sbatch, run `export {key}=…`"
+"""What a user does for a variable with a login."""
 
 
 def read_script(request: PlaceRequest, nodes: int | None, name: str) -> ScriptOptions:
@@ -26,6 +31,11 @@ def read_script(request: PlaceRequest, nodes: int | None, name: str) -> ScriptOp
         raise UsageError(
             f"--to {SLURM} needs --shape cores=N, the physical cores per node that jobs may use, or "
             "--instance-type"
+        )
+    if request.shape and re.search("threads|memory", request.shape):
+        raise UsageError(
+            f"--shape {request.shape}: threads and memory have no effect with --to {SLURM}",
+            hint="give only cores and numa",
         )
     return ScriptOptions(name=name, nodes=nodes, shape=shape)
 
@@ -44,15 +54,16 @@ def write(script: SlurmScript, output: str | None) -> Result:
         return script.text.rstrip("\n"), describe(script)
     folder = check_output_folder(output, OURS, SLURM)
     write_files(script.files, folder)
-    _warn_of_results(folder / "output")
+    _warn_of_results(folder)
     return _how_to_submit(script, folder), describe(script, folder)
 
 
-def _warn_of_results(output: Path) -> None:
-    if output.exists():
+def _warn_of_results(folder: Path) -> None:
+    output = folder / "output"
+    if output.exists() or state_folder(output).exists():
         say(
-            f"warning: {output} is from an earlier job: this one would resume it or, if it is finished, "
-            "not train; to start over, move it away"
+            f"warning: {folder} has results of an earlier job: this one would resume it or, if it is "
+            "finished, not train; to start over, move output/ and output.state/ away"
         )
 
 
@@ -78,6 +89,7 @@ def describe(script: SlurmScript, folder: Path | None = None) -> dict[str, objec
 
 def _how_to_submit(script: SlurmScript, folder: Path) -> str:
     name = script.options.name
+    own = " ".join(f"CENTER:{name}/output.state/{each}" for each in (METRICS, LOGS))
     return (
         f"Slurm job {name}: {folder}/\n\n"
         f"Copy the folder to a file system that all nodes share, and submit it there:\n\n"
@@ -85,8 +97,9 @@ def _how_to_submit(script: SlurmScript, folder: Path) -> str:
         f"  cd {name} && bash install.sh     once, where the internet can be reached\n"
         f"  sbatch {SCRIPT}\n"
         "  squeue --me; tail -F log\n\n"
-        "Model, metrics, and results.json are then in output/. Here:\n\n"
-        "  mkdir -p results\n"
-        f"  rsync -a --exclude checkpoints CENTER:{name}/output/ results/{name}/\n"
+        "Model and results.json are then in output/, metrics in output.state/. Here:\n\n"
+        f"  mkdir -p results/{name}/job\n"
+        f"  rsync -a CENTER:{name}/output/ results/{name}/\n"
+        f"  rsync -a {own} results/{name}/job/\n"
         f"  spr-cluster report results/{name}"
     )

@@ -205,6 +205,12 @@ def _metadata(pods: PodOptions) -> Manifest:
 
 
 _WIDTH = 100
+# What kubectl's go-yaml may take for a number, date, boolean, or null. PyYAML, which knows another version of
+# YAML, leaves 1e3 and y without quotes. https://github.com/kubernetes-sigs/yaml/blob/master/goyaml.v2/resolve.go
+_NO_STRING = re.compile(
+    r"[-+]?[._]*([0-9][0-9a-fox_:.,+t z-]*|inf|nan)|~|=|<<|null|y|yes|n|no|on|off|true|false",
+    re.IGNORECASE,
+)
 # A key, or the name of a list item.
 _LINE = re.compile(r"( *)(?:- name: (\S+)$|([\w./-]+):)")
 CLAIM_COMMENTS = {
@@ -303,14 +309,14 @@ def _describe_placement(shape: NodeShape, placement: Placement, size: PodSize) -
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes no anchors for repeated values, and multi-line strings as blocks."""
+    """Writes no anchors for repeated values, multi-line strings as blocks, and ambiguous ones with quotes."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
+    style = "|" if "\n" in text else "'" if _NO_STRING.fullmatch(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -356,10 +362,14 @@ class Rendered:
         assert isinstance(text, bytes)
         return text.decode()
 
+    @property
+    def is_reference(self) -> bool:
+        """Whether the job runs transformers' script, which has its own results and metrics."""
+        return _is_reference(self.plan)
+
     def yaml_files(self) -> dict[str, str]:
         """Return the manifests as commented YAML, by file name."""
-        reference = _is_reference(self.plan)
-        comments = job_comments(self.pods, self.placement, self.size, reference=reference)
+        comments = job_comments(self.pods, self.placement, self.size, reference=self.is_reference)
         claim = {"claim.yaml": render_yaml(self.claim, CLAIM_COMMENTS)} if self.claim else {}
         return {**claim, "job.yaml": render_yaml(self.job, comments)}
 

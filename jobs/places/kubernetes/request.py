@@ -61,8 +61,12 @@ class PodOptions:
 
     @property
     def output(self) -> str:
-        """The ranks' output: logs, metrics, checkpoints, model, results."""
+        """The ranks' output: model and results. Their logs, metrics, and checkpoints are in :attr:`state`."""
         return f"{self.folder}/output"
+
+    @property
+    def state(self) -> str:
+        return f"{self.output}.state"
 
 
 _MEMORY_SHARE = 0.9

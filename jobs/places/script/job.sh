@@ -26,7 +26,8 @@ cpus=$(tr , '\n' <<< "$SLURM_JOB_CPUS_PER_NODE" | cut -d '(' -f 1 | sort -n | he
 saved() { ls -d output.state/checkpoints/step-*[0-9] 2>/dev/null; }
 before=$(saved)
 too_short() {
-    echo "the time limit came before a checkpoint was saved: submit the job with a longer --time" >&2
+    echo "the time limit came before a checkpoint was saved: submit the job with a longer --time, or write it again" \
+        "with --checkpoint-every STEPS (stack intel kills the ranks after 30 s, which may be too short)" >&2
 }
 if [ "$again" ]; then
     too_short

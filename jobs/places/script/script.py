@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -123,10 +123,11 @@ def _render_script(
     plan: JobPlan, placement: Placement, options: ScriptOptions, stack: Stack
 ) -> str:
     ranks, threads = placement.nproc_per_node, placement.omp_threads
-    # The plan turns the hub off only for jobs that don't need it; here it is off for all.
-    env = rank_environment(replace(plan, env={}), placement, "", stack)
-    # gloo ignores libfabric's variables.
-    exports = {name: value for name, value in env.items() if not name.startswith("FI_")}
+    env = rank_environment(plan, placement, "", stack)
+    # gloo ignores libfabric's variables. The plan turns the hub off only for jobs that don't need it; here it
+    # is off for all.
+    others = ("FI_", "HF_HUB_OFFLINE")
+    exports = {name: value for name, value in env.items() if not name.startswith(others)}
     header = _HEADER.format(
         script=SCRIPT,
         name=options.name,

@@ -21,8 +21,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from ..runtime.errors import LARGER_DISKS, DatasetError
+from ..runtime.errors import LARGER_DISKS, MORE_SPACE, DatasetError
 from ..runtime.output import hold_lock, new_file
+from ..runtime.process import NODES
 
 TOGETHER = 10_000
 """Rows of an Arrow batch."""
@@ -131,7 +132,8 @@ def map_rows(
             return MappedRows(target)
     except OSError as error:
         why = f"its rows can't be kept in {folder}: {error.strerror or error}"
-        hint = LARGER_DISKS if error.errno == errno.ENOSPC else None
+        more = LARGER_DISKS if os.environ.get(NODES) else f"it needs {MORE_SPACE}"
+        hint = more if error.errno == errno.ENOSPC else None
         raise DatasetError(f"{path}: {why}", hint=hint) from error
 
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 
 LARGER_DISKS = "remove files; only a new cluster can have larger disks (`up --volume-gib`)"
+MORE_SPACE = "free space on the file system or, on Kubernetes, a larger claim"
+"""The way to more room on disks that `up` has not chosen."""
 
 
 class WorkerError(Exception):

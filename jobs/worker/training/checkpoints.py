@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, step_of
-from ..runtime.errors import CheckpointError, first_line
+from ..runtime.errors import MORE_SPACE, CheckpointError, first_line
 from ..runtime.output import state_folder
 from ..runtime.ranks import Ranks
 from ..supervisor.launch import FOLDER
@@ -142,7 +142,9 @@ def expect_checkpoints(
     if (lack := need(keep) - free[0]) > 0:
         ways = ["--keep-checkpoints 1"] * (keep > 1 and need(1) <= free[0])
         ways += ["--lora"] * (getattr(options, "lora", None) is False)
-        ways.append(f"disks that are {-(-lack // 2**30)} GiB larger (`up --volume-gib`)")
+        more = f"{-(-lack // 2**30)} GiB"
+        larger = f"disks that are {more} larger (`up --volume-gib`)"
+        ways.append(larger if has_supervisor else f"{more} more: {MORE_SPACE}")
         what = "checkpoints need" if count else "the model needs"
         raise CheckpointError(
             f"{what} {need(keep) / 1e9:.1f} GB of disk, and {free[0] / 1e9:.1f} GB are free{where}",
@@ -306,6 +308,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         ) from error
 
 
+def _start_over() -> str:
+    """Return how to start over. Without a supervisor, each attempt resumes, and has the same command."""
+    has_supervisor = FOLDER in os.environ
+    return (
+        "start over without --resume" if has_supervisor else "move output.state/ away to start over"
+    )
+
+
 def require_same(saved: RunIdentity, now: RunIdentity) -> list[str]:
     """Return the permitted changes, such as ``--learning-rate 1e-05 (it was 5e-05)``.
 
@@ -314,7 +324,7 @@ def require_same(saved: RunIdentity, now: RunIdentity) -> list[str]:
     if saved.world_size != now.world_size:
         raise CheckpointError(
             f"the checkpoint has {saved.world_size} ranks, this run {now.world_size}",
-            hint=f"resume with {saved.world_size} ranks, or start over without --resume",
+            hint=f"resume with {saved.world_size} ranks, or {_start_over()}",
         )
     then = saved.options
     changed = {
@@ -325,12 +335,12 @@ def require_same(saved: RunIdentity, now: RunIdentity) -> list[str]:
     if refused := [text for name, text in changed.items() if name not in MAY_CHANGE]:
         raise CheckpointError(
             f"a run can't be resumed with other options: {', '.join(refused)}",
-            hint="resume with the original options, or start over without --resume",
+            hint=f"resume with the original options, or {_start_over()}",
         )
     if saved.features != now.features:
         raise CheckpointError(
             "the training data has changed since the run began",
-            hint="use the original data, or start over without --resume",
+            hint=f"use the original data, or {_start_over()}",
         )
     permitted = list(changed.values())
     if saved.dtype != now.dtype:
@@ -357,7 +367,7 @@ def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
     except RuntimeError as error:
         raise CheckpointError(
             f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}",
-            hint="it may be from another version of spr-cluster: start over without --resume",
+            hint=f"it may be from another version of spr-cluster: {_start_over()}",
         ) from error
     state.optimizer.load_state_dict(tensors["optimizer"])
     # A rank that was not there when an elastic run saved it keeps its own.

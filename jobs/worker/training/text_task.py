@@ -246,19 +246,19 @@ class TableTask(TextTask[OwnTable]):
         options, skipped = self.options, list[DatasetError]()
         cache = options.token_cache
         mapped = None if cache == NO_CACHE else Path(cache).expanduser()
-        train = read_table(self._data(), TRAIN, mapped=mapped)
+        train = read_table(self.require_data(), TRAIN, mapped=mapped)
         unseen = train
         if options.eval is not None:
             unseen = read_table(options.eval, EVAL, mapped=mapped)
         elif options.eval_fraction is None:
-            unseen = read_unseen(self._data(), mapped) or train
+            unseen = read_unseen(self.require_data(), mapped) or train
         # Also such as --corpus, and by the names that the user has given.
         given = {
             Path(name_files(each)).name for each in vars(options).values() if isinstance(each, str)
         }
-        others = [each for each in unused_files(self._data()) if each not in given]
+        others = [each for each in unused_files(self.require_data()) if each not in given]
         if others:
-            note(f"{self._data()}: did not read {', '.join(others)}")
+            note(f"{self.require_data()}: did not read {', '.join(others)}")
         bad = skipped if options.skip_bad_records else None
         records = self._records(train, bad, note)
         names, own = self._names_in(train), self._names_in(unseen)
@@ -291,11 +291,11 @@ class TableTask(TextTask[OwnTable]):
         """Return the places of the data, with the split to read."""
         others = [(place, TRAIN) for place in self.other_places]
         unseen = [(self.options.eval, EVAL)] if self.options.eval is not None else []
-        return [(self._data(), TRAIN), *unseen, *others]
+        return [(self.require_data(), TRAIN), *unseen, *others]
 
     def check(self) -> str:
         """Check the data, of large files the first rows. Raises :class:`DatasetError`."""
-        places = [*filter(None, (self._data(), self.options.eval))]
+        places = [*filter(None, (self.require_data(), self.options.eval))]
         if all(map(is_small, (*places, *self.other_places))):
             data = self.read(lambda _: None)
             self.check_data(data)
@@ -304,18 +304,19 @@ class TableTask(TextTask[OwnTable]):
             require_files(place, split)
         if self.options.eval is None and self.options.eval_fraction is None:
             with suppress(NoSplitError):
-                require_files(self._data(), EVAL)
+                require_files(self.require_data(), EVAL)
         bad = list[DatasetError]() if self.options.skip_bad_records else None
         has_names = False
         for place in filter(lambda each: Path(each).is_file(), places):
             with first_rows(place) as table:
-                has_names |= place == self._data() and bool(table.classes)
+                has_names |= place == self.require_data() and bool(table.classes)
                 table = table if has_names else table._replace(classes={})
                 if table.columns:  # Parquet may be readable only on the nodes
                     self._records(table, bad, lambda _: None)
         return ""
 
-    def _data(self) -> str:
+    def require_data(self) -> str:
+        """Return the place of the training data. Raises :class:`DatasetError` if none is given."""
         if self.options.data is None:
             raise DatasetError(
                 f"`train {self.name}` needs --data", hint="--demo trains on a small sample"

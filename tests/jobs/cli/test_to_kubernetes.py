@@ -37,17 +37,26 @@ def test_without_a_folder_it_prints_what_kubectl_takes(render: K8s) -> None:
     assert "kubectl" not in yaml_
     label = "jobset.sigs.k8s.io/jobset-name=bert"
     assert comments.splitlines() == [
-        "# kubectl create -f job.yaml",
+        "# kubectl apply -f job.yaml",
         f"# kubectl get pods -l {label}",
         f"# kubectl logs -f --tail=-1 -l {label},batch.kubernetes.io/job-completion-index=0",
         "# kubectl create -f copy.yaml  # a pod with the claim; --output writes it",
-        "# kubectl wait --for=condition=Ready pod/copy",
+        "# kubectl wait --for=condition=Ready --timeout=10m pod/copy",
         "# kubectl cp copy:/workspace/jobs/bert/output results/bert",
+        "# kubectl cp copy:/workspace/jobs/bert/output.state/metrics results/bert/job/metrics",
+        "# kubectl cp copy:/workspace/jobs/bert/output.state/logs results/bert/job/logs",
         "# spr-cluster report results/bert",
         "# kubectl delete -f copy.yaml",
         # Not by the file, which also has the claim.
         "# kubectl delete trainjob bert",
     ]
+
+
+def test_the_published_recipe_has_no_report(render: K8s) -> None:
+    shown = render(*RENDER, "--recipe", "reference").out
+
+    assert "output.state/logs results/bert/job/logs\n# kubectl delete" in shown
+    assert "metrics" not in shown
 
 
 def test_json_has_the_same_manifests_and_their_numbers(render: K8s) -> None:
@@ -67,7 +76,8 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(render: K8s, tmp_path:
     assert (result.code, result.err) == (0, "")
     quoted = f"{tmp_path}/it'\"'\"'s here"
     assert f"docker build --tag me/spr:1 '{quoted}' && docker push me/spr:1\n" in result.out
-    created = f"kubectl create -f '{quoted}/claim.yaml' -f '{quoted}/job.yaml'\n"
+    # For the second job, the claim exists.
+    created = f"kubectl apply -f '{quoted}/claim.yaml'\n  kubectl create -f '{quoted}/job.yaml'\n"
     assert created in result.out
     assert result.out.endswith(f"kubectl delete -f '{quoted}/job.yaml'\n")
     names = {path.name for path in folder.iterdir()}
@@ -151,7 +161,8 @@ def test_kubectl_creates_the_claim_and_the_job(render: K8s, kubectl: Path) -> No
     ]
     assert (kubectl / "calls").read_text().splitlines() == [
         "config current-context",
-        "get pvc spr-cluster --ignore-not-found --output=name --namespace ml",
+        "get pvc spr-cluster --ignore-not-found "
+        "--output=jsonpath={.spec.accessModes}{.status.accessModes} --namespace ml",
         "create --dry-run=server -f -",
         "create -f -",
     ]
@@ -161,10 +172,22 @@ def test_kubectl_creates_the_claim_and_the_job(render: K8s, kubectl: Path) -> No
 
 
 def test_an_existing_claim_is_used(render: K8s, kubectl: Path) -> None:
-    (kubectl / "claims").write_text("persistentvolumeclaim/spr-cluster\n")
+    (kubectl / "claims").write_text('["ReadWriteMany"]')
+    result = render(*APPLY, "--yes")
 
-    assert render(*APPLY, "--yes").code == 0
+    assert (result.code, "; existing claim spr-cluster\n" in result.err) == (0, True)
     assert kinds(kubectl / "created") == ["TrainJob"]
+
+
+def test_a_claim_for_one_node_is_refused_for_several(render: K8s, kubectl: Path) -> None:
+    (kubectl / "claims").write_text('["ReadWriteOnce"]["ReadWriteOnce"]')
+    result = render(*APPLY, "--yes")
+
+    assert result.code == 2
+    assert "spr-cluster: claim spr-cluster exists and is not ReadWriteMany" in result.err
+    assert "another claim: --claim NAME" in result.err
+    assert not (kubectl / "tried").exists()
+    assert render(*APPLY, "--yes", "--nodes", "1").code == 0
 
 
 def test_a_claim_that_does_not_exist(render: K8s, kubectl: Path) -> None:

@@ -27,7 +27,11 @@ def test_it_prints_the_script_that_it_writes(
     numbers = found["job"], found["nodes"], found["nproc_per_node"], found["omp_threads"]
     assert numbers == ("bert", 2, 1, 8)
     assert f"rsync -a '{tmp_path}/a b'/ CENTER:bert/" in written.out
-    assert "  mkdir -p results\n  rsync -a --exclude checkpoints CENTER:" in written.out
+    fetch = "  rsync -a CENTER:bert/output.state/metrics CENTER:bert/output.state/logs results/bert/job/\n"
+    assert (
+        f"  mkdir -p results/bert/job\n  rsync -a CENTER:bert/output/ results/bert/\n{fetch}"
+        in written.out
+    )
     names = {path.name for path in (tmp_path / "a b").iterdir()}
     assert names == {"job.sbatch", "install.sh", "requirements.txt", "code", "data"}
 
@@ -66,15 +70,17 @@ def test_the_users_home_may_be_named_by_its_sign(
     assert described["output"] == f"{tmp_path}/job"
 
 
+@pytest.mark.parametrize("name", ["output", "output.state"])
 def test_results_of_an_earlier_job_are_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
     first = run(capsys, *RENDER, "--demo", "--output", str(tmp_path))
-    (tmp_path / "output").mkdir()
+    (tmp_path / name).mkdir()
     again = run(capsys, *RENDER, "--demo", "--output", str(tmp_path))
 
     assert (first.code, first.err, again.code) == (0, "", 0)
-    assert again.err.startswith(f"warning: {tmp_path}/output is from an earlier job")
+    assert again.err.startswith(f"warning: {tmp_path} has results of an earlier job")
+    assert "move output/ and output.state/ away" in again.err
 
 
 def test_an_instance_type_describes_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:

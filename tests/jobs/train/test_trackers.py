@@ -17,6 +17,7 @@ from jobs.train.trackers import tracker_packages, tracker_variables
 from jobs.train.train import plan_training
 from jobs.worker.tasks.squad.task import DEMO
 from provision.stacks.load import load_stack
+from tests.jobs.cli.test_main import run as run_line
 from tests.jobs.context import NOW, PATHS, listed, parse_request, sent_variables
 from tests.jobs.train.test_resume import RECORD, hosts_with, run
 
@@ -88,6 +89,34 @@ def test_other_mlflow_servers_are_left_to_its_client(uri: str) -> None:
 
 def test_weights_and_biases_offline_needs_no_login() -> None:
     assert tracker_variables("wandb", ("WANDB_MODE=offline",)) == ("WANDB_MODE=offline",)
+
+
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [
+        (
+            ("kubernetes-yaml",),
+            "add it to env in job.yaml, from a secret: {name: WANDB_API_KEY, valueFrom: {",
+        ),
+        (("slurm-script", "--shape=cores=8"), "before sbatch, run `export WANDB_API_KEY=…`"),
+    ],
+)
+def test_elsewhere_the_user_is_told_to_add_the_login(
+    capsys: pytest.CaptureFixture[str], place: tuple[str, ...], how: str
+) -> None:
+    words = (
+        "train",
+        "squad",
+        "--demo",
+        "--nodes=2",
+        "--dry-run",
+        "--report-to=wandb",
+        "--to",
+        *place,
+    )
+    result = run_line(capsys, *words)
+    assert result.code == 0
+    assert f"--report-to wandb needs WANDB_API_KEY or WANDB_MODE=offline: {how}" in result.err
 
 
 def test_clients_are_installed_beside_the_stack() -> None:

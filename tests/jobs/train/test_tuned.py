@@ -54,12 +54,11 @@ def test_the_key_names_what_a_speed_depends_on(tmp_path: Path) -> None:
     base = key()
     others = [
         key(stack="intel"),
-        key(replace(DEMO, backend="ccl")),
+        key(replace(DEMO, backend="gloo"), "intel"),
         key(replace(DEMO, dtype="bf16")),
         key(replace(DEMO, model="bert-base-uncased")),
         key(replace(DEMO, model=str(model))),
         key(replace(DEMO, max_length=256)),
-        key(replace(DEMO, ipex=True)),
         key(facts=[machine(32)]),
         key(facts=[machine(32), machine(16)]),
         key(facts=[machine(32, numa=2), machine(32)]),

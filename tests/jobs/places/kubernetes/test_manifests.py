@@ -12,7 +12,8 @@ from jsonschema import ValidationError
 from kubernetes_validate.utils import ValidationError as PodError
 from kubernetes_validate.utils import validate
 
-from jobs.places.kubernetes.manifests import AMX_LABEL, Manifest
+from jobs.places.kubernetes.manifests import AMX_LABEL, Manifest, render_yaml
+from jobs.worker.runtime.events import mark_of
 from tests.golden import check_golden, compare
 from tests.jobs.places.kubernetes.rendering import CLAIMS, EVERY, KINDS, RECIPES, rendered
 from tests.jobs.places.kubernetes.schemas import read_schemas
@@ -63,6 +64,17 @@ def test_comments_do_not_change_what_is_submitted(words: tuple[str, ...]) -> Non
 
     assert [yaml.safe_load(text) for text in found.yaml_files().values()] == found.manifests
     assert "__comment" not in "".join(found.yaml_files().values())
+
+
+def test_kubectl_reads_no_string_as_a_number_or_boolean() -> None:
+    mark = mark_of("bert236")
+    assert mark == "93288e84"
+    assert f"value: '{mark}'\n" in rendered("--job-name", "bert236").yaml_files()["job.yaml"]
+    words = "09876543 1e3 -1 -_1 +.5 .inf 0x1F 0o17 1_000 2026-11-30T01:02:03Z y N On ~ null"
+    for text in words.split():
+        assert render_yaml({text: text}, {}) == f"'{text}': '{text}'\n"
+    for text in ("100Gi", "-m", "bert", "no-1", "2.0.1-cpu"):
+        assert render_yaml({text: text}, {}) == f"{text}: {text}\n"
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)

@@ -50,6 +50,8 @@ def test_the_reference_recipe_is_the_documentations_command() -> None:
     assert command[command.index("--output_dir") + 1] == "/workspace/jobs/bert/output/model"
     assert "--overwrite_output_dir" not in command, "a restarted pod resumes"
     text = found.yaml_files()["job.yaml"]
+    script = rendered("--recipe", "reference", "--run-qa", "/workspace/qa/run_qa.py").plan.argv
+    assert "/workspace/qa/run_qa.py" in script
     # Of what is corrected, only the replicas' policies are PyTorchJob's own.
     pytorch = rendered("--recipe", "reference", "--kind", "PyTorchJob").yaml_files()["job.yaml"]
     assert (text.count("Corrected:"), pytorch.count("Corrected:")) == (11, 12)

@@ -86,6 +86,9 @@ def test_the_files_of_the_user_are_in_the_folder(tmp_path: Path) -> None:
     paths = {"model": "model", "data": "data/train.json", "eval": "data/eval.json"}
     assert json.dumps(paths)[1:-1] in script.text
     assert script.text.count("HF_HUB_OFFLINE") == 1
+    # The results and the model's card have the user's own names.
+    assert f"export SPR_BASE_MODEL={model}\n" in script.text
+    assert f'"data/eval.json": "{DEMO.data}"' in script.text
     names = (
         "model/config.json",
         "data/train.json",
@@ -216,7 +219,7 @@ def test_without_a_new_checkpoint_it_fails_instead_of_starting_over_forever(
     done = run_script(folder, SAVED=saved)
 
     assert done.returncode == 143
-    assert "submit the job with a longer --time" in done.stderr
+    assert "submit the job with a longer --time, or write it again with --checkpoint" in done.stderr
     assert not (folder / "requeued").exists()
 
 

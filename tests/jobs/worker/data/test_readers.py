@@ -611,7 +611,7 @@ def test_without_locks_the_first_of_two_files_stays_mapped(
 
 
 @pytest.mark.usefixtures("_all_are_large")
-def test_bad_rows_of_large_files(tmp_path: Path) -> None:
+def test_bad_rows_of_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = '{"text": "a"}\n{"text": "b"}\n{"text": "c"}\n'
     path = write(tmp_path, "a.jsonl", good + "[1]\n{\n" + '{"text": ""}\n{"text": "d"}\n')
 
@@ -628,6 +628,13 @@ def test_bad_rows_of_large_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match=r"c.csv: its rows can't be kept in .*Not a directory"):
         read_table(str(path), mapped=tmp_path / "file" / "kept")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("jobs.worker.data.mapped.new_file", Mock(side_effect=full))
+    for nodes, hint in (("", "free space on the file system"), ("node0", "up --volume-gib")):
+        monkeypatch.setenv("SPR_NODES", nodes)
+        with pytest.raises(DatasetError, match="No space left") as refused:
+            read_table(str(path), mapped=tmp_path / "kept")
+        assert hint in str(refused.value.hint)
 
 
 @pytest.mark.usefixtures("_all_are_large")

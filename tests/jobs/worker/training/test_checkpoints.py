@@ -137,7 +137,7 @@ COPIES = (
             "3.6 GB of disk, and 2.1 GB are free on a; use --lora or disks that are 2 GiB",
         ),
         (2, 25, [2.9, 2.9], False, ""),  # it writes one, and one more if it is stopped
-        (2, 25, [2.7, 2.9], False, "checkpoints need 2.8 GB of disk"),
+        (2, 25, [2.7, 2.9], False, "1 or --lora or 1 GiB more: free space on the file system or"),
         (2, NEVER, [0.5, 0.5], True, ""),
         (2, NEVER, [0.3, 0.5], True, "the model needs 0.4 GB of disk, and 0.3 GB are free on a"),
         (1, None, [3.5, 3.5], True, COPIES),
@@ -206,14 +206,22 @@ def test_adapters_are_saved_without_frozen_weights() -> None:
     assert count_saved(model) == 12
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = saved_steps(tmp_path, 2)
     (newest,) = list_checkpoints(tmp_path)
     load_state(newest, state, Ranks())
     other = state._replace(model=torch.nn.Linear(3, 2))
-    with pytest.raises(CheckpointError, match="fit the model: size mismatch for") as refused:
-        load_state(newest, other, Ranks())
-    assert "start over" in (refused.value.hint or "")
+    for name, hint in (
+        (FOLDER, "start over without --resume"),
+        ("NONE", "move output.state/ away"),
+    ):
+        monkeypatch.delenv(FOLDER, raising=False)
+        monkeypatch.setenv(name, str(tmp_path))
+        with pytest.raises(CheckpointError, match="fit the model: size mismatch for") as refused:
+            load_state(newest, other, Ranks())
+        assert hint in (refused.value.hint or "")
 
 
 def test_the_newest_checkpoint_stays_even_if_a_removal_is_interrupted(

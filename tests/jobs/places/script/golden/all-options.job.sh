@@ -34,6 +34,7 @@ unset "${!PMI@}" "${!MPI_LOCAL@}"
 export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=24
 export OMP_PROC_BIND=false
+export SPR_NAMES='{}'
 # Time for a checkpoint: torchrun's own limit is 30 s.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120
 # install.sh has downloaded what the job needs from the hub.

@@ -162,7 +162,7 @@ CLOUD = StateFolder(Path("home/.local-cloud"))
 
 
 def valid_snapshot() -> bytes:
-    save_snapshot(CLOUD, {"us-east-1": [1, "a", None]})
+    save_snapshot(CLOUD.snapshot, {"us-east-1": [1, "a", None]})
     return CLOUD.snapshot.read_bytes()
 
 
@@ -339,7 +339,7 @@ READERS = {
         lambda: ServerAddress.read(CLOUD),
     ),
     "snapshot": Reader(
-        "home/.local-cloud/ec2.pickle", valid_snapshot, lambda: load_snapshot(CLOUD)
+        "home/.local-cloud/ec2.pickle", valid_snapshot, lambda: load_snapshot(CLOUD.snapshot)
     ),
     # Results folders
     "job.json": Reader(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -12,8 +13,10 @@ from cluster.console.output import emit
 from cluster.console.parser import Parser, add_command
 from cluster.local_files import ClusterFiles, cluster_names
 from infra.aws.clients import connect
+from infra.errors import CloudError
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
 from infra.local.machines.base_image import BASES, DEFAULT_BASE
+from infra.local.state import StateFolder
 from infra.s3_url import S3Location, check_bucket_name
 
 _EXAMPLES = """\
@@ -102,11 +105,20 @@ def run_stop(request: JsonRequest) -> int:
 
 
 def run_reset(request: ResetRequest) -> int:
-    folder = status().folder
-    reset(keep_base=request.keep_base, base=request.base)
+    folder = str(StateFolder.of_user().root)
+    try:
+        reset(keep_base=request.keep_base, base=request.base)
+    except CloudError:
+        # podman failed; the server and its folder are gone.
+        _forget_clusters(folder)
+        raise
+    _forget_clusters(folder)
+    return run_status(request)
+
+
+def _forget_clusters(folder: str) -> None:
     for name in cluster_names(folder):
         ClusterFiles.of(name).remove()
-    return run_status(request)
 
 
 def run_bucket(request: BucketRequest) -> int:
@@ -129,6 +141,8 @@ def _render(found: LocalStatus) -> Iterator[str]:
     server = f"running at {found.endpoint} (pid {found.pid})" if found.running else "not running"
     yield f"{'server':12} {server}"
     yield f"{'state':12} {found.folder}"
+    if os.geteuid() != 0:
+        yield f"{'':12} without root, which an embedded cloud needs: root's is not shown"
     for name, ranges in resources.networks.items():
         yield f"{'network':12} {ranges} ({name})"
     for instance in resources.instances:

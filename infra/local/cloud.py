@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -13,10 +14,11 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from infra.aws.cloud import Cloud
 from infra.errors import CloudError, UsageError
-from infra.files import read_text
+from infra.files import parse_object, read_text
 from infra.local.machines.base_image import (
     BASES,
     DEFAULT_BASE,
@@ -28,7 +30,7 @@ from infra.local.machines.base_image import (
     recipe_hash,
 )
 from infra.local.machines.containers import at_once
-from infra.local.machines.host import check_pip_sources, check_prerequisites
+from infra.local.machines.host import check_pip_sources, check_prerequisites, check_root
 from infra.local.machines.podman import (
     CLOUD_LABEL,
     INSTANCE_LABEL,
@@ -36,7 +38,15 @@ from infra.local.machines.podman import (
     Podman,
     open_podman,
 )
-from infra.local.state import RESET_HINT, STATUS_PATH, ServerAddress, StateFolder
+from infra.local.state import (
+    RESET_HINT,
+    SAVE_PATH,
+    STATUS_PATH,
+    ServerAddress,
+    StateFolder,
+    release_of,
+    snapshot_release,
+)
 from infra.wait import Progress, Silent, wait_until
 
 
@@ -81,9 +91,12 @@ def find_resources(podman: Podman, folder: StateFolder) -> LocalResources:
 
 
 def stop_containers(podman: Podman, folder: StateFolder) -> None:
-    """Shut down this cloud's containers."""
+    """Shut down this cloud's containers, and record which ones were running."""
     own = podman.containers(f"{CLOUD_LABEL}={folder.key}")
-    at_once(podman.stop, [container.name for container in own if container.running])
+    running = [container.name for container in own if container.running]
+    with folder.suspended.open("a") as file:
+        file.writelines(f"{name}\n" for name in running)
+    at_once(podman.stop, running)
 
 
 def remove_resources(podman: Podman, folder: StateFolder, *, keep_base: bool) -> None:
@@ -202,20 +215,39 @@ def _find_server(
     address = ServerAddress.read(folder)
     if address is None:
         raise CloudError(f"{folder.server_file} can't be read", hint=RESET_HINT)
-    # Loopback needs no proxy.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    opener.addheaders = [("Authorization", f"Bearer {folder.credentials()[1]}")]
     try:
-        with opener.open(f"{address.url}{STATUS_PATH}?region={region}", timeout=_START_S) as answer:
-            return address, str(json.load(answer)["gateway"])
+        found = _ask(folder, address, f"{STATUS_PATH}?region={region}")
     except urllib.error.HTTPError as error:
         if error.code == 404:
             raise UsageError(f"unknown region {region!r}") from None
         raise CloudError(
-            f"the embedded cloud can't open {region}: {error}", hint=f"see {folder.log}"
+            f"the embedded cloud can't open {region}: {_reason(error)}", hint=f"see {folder.log}"
         ) from None
     except OSError:
         return None
+    own = release_of(recipe_hash(recipe(_base(folder))))
+    # The nodes keep running. Another moto could not load the state.
+    is_loadable = found.get("snapshots") == list(snapshot_release())
+    if is_loadable and found["release"] != own:
+        _end_gently(folder)
+        return None
+    return address, str(found["gateway"])
+
+
+def _ask(folder: StateFolder, address: ServerAddress, page: str) -> dict[str, Any]:
+    """Return the server's answer. Raises :class:`OSError`, such as ``HTTPError``."""
+    # Loopback needs no proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener.addheaders = [("Authorization", f"Bearer {folder.credentials()[1]}")]
+    with opener.open(f"{address.url}{page}", timeout=_START_S) as answer:
+        return dict(json.load(answer))
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Return the message in an error response of the server."""
+    with contextlib.suppress(UsageError):
+        return str(parse_object(error.read().decode(errors="replace"), "")["message"])
+    return str(error)
 
 
 def status() -> LocalStatus:
@@ -235,13 +267,29 @@ def status() -> LocalStatus:
 
 def stop() -> None:
     """Stop the server and the instances; the next command that uses this cloud restarts them."""
+    check_root()
     folder = StateFolder.of_user()
     with folder.command_lock():
         if folder.is_server_alive():
-            folder.suspended.touch()
-            _end_server(folder, signal.SIGTERM)
-        if _has_podman():
+            _end_gently(folder)
+        if folder.root.exists() and _has_podman():
             stop_containers(open_podman(folder.root), folder)
+
+
+def _end_gently(folder: StateFolder) -> None:
+    """End the server after it has saved S3's objects. Raises :class:`CloudError` if it can't save them."""
+    try:
+        if address := ServerAddress.read(folder):
+            _ask(folder, address, SAVE_PATH)
+    except urllib.error.HTTPError as error:
+        if error.code == 500:  # others come from an earlier release's server
+            raise CloudError(
+                f"the embedded cloud still runs, because it can't save its buckets: {_reason(error)}",
+                hint=f"free disk space, or {RESET_HINT}",
+            ) from None
+    except OSError as error:
+        logging.info("the embedded cloud does not answer: %s", error)
+    _end_server(folder, signal.SIGTERM)
 
 
 def reset(*, keep_base: bool, base: str = DEFAULT_BASE) -> None:
@@ -250,12 +298,15 @@ def reset(*, keep_base: bool, base: str = DEFAULT_BASE) -> None:
     Also removes the base image, unless ``keep_base`` is set or this machine has another embedded cloud.
     The next cloud's machines start from ``base``.
     """
+    check_root()
     folder = StateFolder.of_user()
     with folder.command_lock():
         _end_server(folder, signal.SIGKILL)
-        if _has_podman():
-            remove_resources(open_podman(folder.root), folder, keep_base=keep_base)
-        shutil.rmtree(folder.root, ignore_errors=True)
+        try:
+            if _has_podman():
+                remove_resources(open_podman(folder.root), folder, keep_base=keep_base)
+        finally:
+            shutil.rmtree(folder.root, ignore_errors=True)
         if base != DEFAULT_BASE:
             folder.create()
             folder.base_file.write_text(base)

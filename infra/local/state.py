@@ -9,9 +9,10 @@ import os
 import pickle
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,12 +21,13 @@ from pydantic import Field
 
 from infra.errors import CloudError, UsageError
 from infra.files import parse_as, read_text, write_private
+from infra.version import read_version
 
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
-# The server's own status page, next to EC2's API.
-STATUS_PATH = "/spr-cluster/status"
+# The server's own pages, next to EC2's API: one opens a region, and the other saves the buckets.
+STATUS_PATH, SAVE_PATH = "/spr-cluster/status", "/spr-cluster/save"
 # A snapshot pickles moto's objects and ours, so only the same release of both may load it.
-_FORMAT = 5
+_FORMAT = 6
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -51,14 +53,14 @@ class StateFolder:
     server_file = _FolderPath("server.json")
     log = _FolderPath("server.log")
     snapshot = _FolderPath("ec2.pickle")
-    # Exists after `local stop`: the nodes did not shut themselves down.
+    # The containers that `local stop` stopped, one per line: they did not shut themselves down.
     suspended = _FolderPath("suspended")
     pip_conf = _FolderPath("pip.conf")
     # What its machines start from, unless it is the default.
     base_file = _FolderPath("base")
     # One folder with a whole disk per AMI created here.
     images = _FolderPath("images")
-    # S3's buckets, saved when the server stops.
+    # S3's buckets, saved every few seconds.
     buckets = _FolderPath("s3.pickle")
 
     @property
@@ -139,12 +141,30 @@ class StateFolder:
         """Return whether a server holds its lock, which the kernel releases even after a crash."""
         try:
             with self.server_lock.open("r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except BlockingIOError:
             return True
         return False
+
+
+@contextmanager
+def machine_lock(name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock that all embedded clouds on this machine share."""
+    # In /tmp, root would follow another user's link.
+    folder = (
+        Path("/run/spr-cluster") if os.access("/run", os.W_OK) else Path.home() / ".spr-cluster"
+    )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(folder / f"{name}.lock", flags, 0o600), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(frozen=True)
@@ -170,32 +190,48 @@ class ServerAddress:
             return None
 
 
-def save_snapshot(folder: StateFolder, backends: dict[str, Any]) -> None:
-    """Save EC2's state in all regions in use."""
-    envelope = {"format": _FORMAT, "moto": version("moto"), "backends": pickle.dumps(backends)}
+@cache
+def snapshot_release() -> tuple[str, int]:
+    """Return moto's version and the format of snapshots, as of this process's start."""
+    return version("moto"), _FORMAT
+
+
+def release_of(base: str) -> list[str]:
+    """Return what a server is started again for: this release, and the hash of the base image."""
+    return [read_version().partition("+")[0], base]
+
+
+def save_snapshot(file: Path, backends: dict[str, Any]) -> None:
+    """Save EC2's state in all regions in use, or S3's buckets."""
+    moto, form = snapshot_release()
+    envelope = {"format": form, "moto": moto, "backends": pickle.dumps(backends)}
     content = pickle.dumps(envelope)
-    write_private(folder.snapshot, hashlib.sha256(content).digest() + content)
+    write_private(file, hashlib.sha256(content).digest() + content)
 
 
-def load_snapshot(folder: StateFolder) -> dict[str, Any]:
-    """Return the saved state by region. Raises :class:`CloudError` if the file is unusable."""
-    folder.check()
+def load_snapshot(file: Path) -> dict[str, Any]:
+    """Return the state saved in a file of a :class:`StateFolder`, or ``{}`` without one.
+
+    Raises :class:`CloudError` if the file is unusable.
+    """
+    StateFolder(file.parent).check()
+    moto, form = snapshot_release()
     try:
-        content = folder.snapshot.read_bytes()
+        content = file.read_bytes()
         digest, content = content[:_DIGEST], content[_DIGEST:]
         # Unpickling damaged data could allocate any amount of memory.
         if digest != hashlib.sha256(content).digest():
             raise ValueError("it is damaged, or from another release")
         # Only this user can write to the folder, so its pickles are as trustworthy as the user's other files.
         envelope = pickle.loads(content)
-        if (envelope["format"], envelope["moto"]) == (_FORMAT, version("moto")):
+        if (envelope["format"], envelope["moto"]) == (form, moto):
             return dict(pickle.loads(envelope["backends"]))
         reason = (
             f"written by moto {envelope['moto']} in format {envelope['format']}, "
-            f"this is {version('moto')} with format {_FORMAT}"
+            f"this is {moto} with format {form}"
         )
     except FileNotFoundError:
         return {}
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-    raise CloudError(f"{folder.snapshot} can't be read: {reason}", hint=RESET_HINT)
+    raise CloudError(f"{file} can't be read: {reason}", hint=RESET_HINT)

@@ -75,7 +75,7 @@ def _restore(world: SimulatedCloud, prepared: PreparedCluster) -> None:
     with application.lock:
         for region, backend in pickle.loads(prepared.regions).items():
             application._regions[region] = backend
-            backend.resume(application.runtime, suspended=False)
+            backend.resume(application.runtime, suspended=())
     for record, before in zip(_records(world), prepared.records, strict=True):
         record[:] = before
 

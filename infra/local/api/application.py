@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
@@ -25,6 +25,7 @@ from moto.ssm.models import Parameter, ssm_backends
 from werkzeug.test import run_wsgi_app
 
 from infra.ec2.images import RELEASES, ubuntu_parameter
+from infra.errors import SprError
 from infra.local.api.bucket_server import BucketServer
 from infra.local.api.ec2 import LocalEC2Backend, hide_invented_addresses, place_of
 from infra.local.api.interceptors import answer_dry_run, refuse_stranger
@@ -36,7 +37,15 @@ from infra.local.api.runtime import Conditions, Runtime, ServerClock, replace_ba
 from infra.local.api.schedules import LocalScheduler
 from infra.local.machines.containers import NodeContainers
 from infra.local.machines.host import gateway_of
-from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
+from infra.local.state import (
+    SAVE_PATH,
+    STATUS_PATH,
+    StateFolder,
+    load_snapshot,
+    release_of,
+    save_snapshot,
+    snapshot_release,
+)
 
 # A key in the snapshot, next to the regions.
 _ACCOUNTS = "accounts"
@@ -78,6 +87,7 @@ class Application:
         self._nodes = NodeServices(self.buckets)
         self._folder = folder
         self._saving = saving
+        self._is_saved = True
 
     def _make_buckets(self, folder: StateFolder) -> BucketServer:
         return BucketServer(folder)
@@ -100,10 +110,14 @@ class Application:
             for region, backend in list(ec2_backends[account].items())
         }
 
-    def load(self, *, suspended: bool) -> None:
-        """Continue from the saved state. Raises :class:`CloudError` if it is unusable."""
+    def load(self, *, suspended: Collection[str]) -> None:
+        """Continue from the saved state, with the containers that were stopped from outside.
+
+        Raises :class:`CloudError` if the state is unusable.
+        """
         self.runtime.conditions.refresh()
-        saved = load_snapshot(self._folder)
+        self.buckets.load()
+        saved = load_snapshot(self._folder.snapshot)
         for account, state in saved.pop(_ACCOUNTS, {}).items():
             self._restore(account, *state)
         for backend in saved.values():
@@ -132,12 +146,14 @@ class Application:
 
     def save(self) -> None:
         if self._saving:
+            self._is_saved = False
             iam = {account: iam_backends[account]["aws"] for account in self._known_accounts}
             more = {
                 account: (dict(scheduler_backends[account]), each.roles, each.instance_profiles)
                 for account, each in iam.items()
             }
-            save_snapshot(self._folder, {**self._backends(), _ACCOUNTS: more})
+            save_snapshot(self._folder.snapshot, {**self._backends(), _ACCOUNTS: more})
+            self._is_saved = True
 
     def reconcile(self) -> None:
         """Apply changes that nodes made themselves; a failure must not block the request."""
@@ -147,11 +163,10 @@ class Application:
             changed += [backend.reconcile() for backend in self._backends().values()]
             if self._saving:
                 self._nodes.follow(list(self._backends().values()))
+            if any(changed) or not self._is_saved:
+                self.save()
         except Exception:
             logging.exception("reconciling with the nodes")
-        else:
-            if any(changed):
-                self.save()
 
     def _run_schedules(self) -> bool:
         """Execute due schedules; return whether there were any."""
@@ -168,8 +183,8 @@ class Application:
         if "/s3/aws4_request" in environ.get("HTTP_AUTHORIZATION", ""):
             return self.buckets(environ, start_response)
         with self.lock:
-            if path == STATUS_PATH:
-                answer = self._answer_status(environ)
+            if path in (STATUS_PATH, SAVE_PATH):
+                answer = self._answer_tool(environ)
             elif path.startswith("/moto-api"):
                 # moto's own API could erase the state without removing the containers.
                 answer = _NOT_FOUND
@@ -183,13 +198,21 @@ class Application:
         if call.service == "ec2":
             self.calls[call.action] += 1
         self.reconcile()
-        if refusal := self._refuse(environ, call):
-            return refusal
-        if call.service not in _SERVICES:
-            # moto would fail without a proper error response.
-            text = f"The embedded cloud does not serve {call.service}"
-            return error_reply(call, 400, "UnknownOperationException", text)
-        return self._act(environ, call)
+        try:
+            if refusal := self._refuse(environ, call):
+                return refusal
+            if call.service not in _SERVICES:
+                # moto would fail without a proper error response.
+                text = f"The embedded cloud does not serve {call.service}"
+                return error_reply(call, 400, "UnknownOperationException", text)
+            return self._act(environ, call)
+        except (OSError, SprError) as error:
+            return error_reply(call, 500, "InternalError", self._explain_failure(error))
+
+    def _explain_failure(self, error: OSError | SprError) -> str:
+        logging.error("%s", error)
+        reason = error.message if isinstance(error, SprError) else error.strerror or error
+        return f"the embedded cloud in {self._folder.root}: {reason}"
 
     def _refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
         """Return the response to a call that is unsigned, denied, or a dry run."""
@@ -236,16 +259,25 @@ class Application:
         if self.on_call and call.service == "ec2":
             self.on_call(call.action, moment)
 
-    def _answer_status(self, environ: dict[str, Any]) -> Reply:
+    def _answer_tool(self, environ: dict[str, Any]) -> Reply:
+        """Answer this tool's commands: open a region, or save the buckets."""
         given, wanted = environ.get("HTTP_AUTHORIZATION", ""), f"Bearer {self._credentials[1]}"
         if not hmac.compare_digest(given.encode(), wanted.encode()):
             return _FORBIDDEN
         region = parse_qs(environ.get("QUERY_STRING", "")).get("region", [""])[0]
         try:
+            if environ["PATH_INFO"] == SAVE_PATH:
+                self.buckets.save()
+                return json_reply({})
             self.open_region(region)
         except KeyError:
             return _NOT_FOUND
-        return json_reply({"gateway": gateway_of(self._regions[region].vpc_range)})
+        except (OSError, SprError) as error:
+            answer = {"message": self._explain_failure(error)}
+            return json_reply(answer, "500 Internal Server Error")
+        base = self.runtime.containers.base.reference.rpartition(":")[2]
+        answer = {"gateway": gateway_of(self._regions[region].vpc_range)}
+        return json_reply({**answer, "release": release_of(base), "snapshots": snapshot_release()})
 
 
 def answer_service_setting(call: ApiCall, *, is_set: bool = True) -> Reply:

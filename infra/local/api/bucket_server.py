@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-import pickle
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 from urllib.parse import parse_qs, unquote
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import create_backend_app
 from moto.s3.models import s3_backends
+from werkzeug.wrappers import Request as HttpRequest
 from werkzeug.wrappers import Response
 
-from infra.files import write_private
 from infra.local.api.interceptors import is_signed_s3
 from infra.local.api.policy import Policy, Request, parse_policy
 from infra.local.api.sessions import Sessions
-from infra.local.state import StateFolder
+from infra.local.state import StateFolder, load_snapshot, save_snapshot
 
 # S3's default, which moto lacks: https://docs.aws.amazon.com/AmazonS3/latest/userguide/default-encryption-faq.html
 _ENCRYPTION = {"Rule": {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}}
@@ -37,23 +38,33 @@ class S3Call:
     bucket: str
     key: str
     query: Mapping[str, str]
+    source: str = ""
+    """What is copied, as ``bucket/key``."""
+    deleted: tuple[str, ...] = ()
+    """The keys in the body of DeleteObjects."""
 
     @staticmethod
     def of(environ: dict[str, Any]) -> S3Call:
         path, _, query = environ["REQUEST_URI"].partition("?")
         bucket, _, key = path.lstrip("/").partition("/")
         values = {name: v[0] for name, v in parse_qs(query, keep_blank_values=True).items()}
-        return S3Call(environ["REQUEST_METHOD"], bucket, unquote(key), values)
+        source, _, _ = environ.get("HTTP_X_AMZ_COPY_SOURCE", "").lstrip("/").partition("?")
+        deleted = _read_deleted(read_body(environ)) if "delete" in values else ()
+        return S3Call(
+            *(environ["REQUEST_METHOD"], bucket, unquote(key), values, unquote(source), deleted)
+        )
 
     @property
     def operation(self) -> str:
         """Return the operation; "" for one that this S3 does not serve."""
         q = self.query
+        if q.keys() - _QUERY - set(_PARTS):
+            return ""
         kind = "object" if self.key else "bucket" if self.bucket else "all"
-        parts = ("delete", "uploads", "encryption", "versioning", "lifecycle")
-        part = next((word for word in parts if word in q), "")
+        part = next((word for word in _PARTS if word in q), "")
         part = "part" if "uploadId" in q else part
-        return _OPERATIONS.get((self.method, kind, part), "")
+        operation = _OPERATIONS.get((self.method, kind, part), "")
+        return "" if operation == "DeleteObjects" and not self.deleted else operation
 
     def permissions(self) -> tuple[Request, ...]:
         """Return what IAM decides on.
@@ -67,15 +78,46 @@ class S3Call:
         context = (
             {"s3:prefix": self.query.get("prefix", "")} if operation == "ListObjectsV2" else {}
         )
-        return (Request(f"s3:{action}", arn, context),)
+        if operation == "DeleteObjects":
+            return tuple(Request("s3:DeleteObject", f"{arn}/{key}", {}) for key in self.deleted)
+        needed = Request(f"s3:{action}", arn, context)
+        if not self.source:
+            return (needed,)
+        return needed, Request("s3:GetObject", f"arn:aws:s3:::{self.source}", {})
 
 
+def read_body(environ: dict[str, Any]) -> bytes:
+    """Return the body of a request and leave it readable."""
+    body = HttpRequest(environ, populate_request=False).get_data(cache=False)
+    environ["wsgi.input"] = BytesIO(body)
+    return body
+
+
+def _read_deleted(body: bytes) -> tuple[str, ...]:
+    """Return the keys, none if they can't be read."""
+    try:
+        elements = ElementTree.fromstring(body).iter()
+    except ElementTree.ParseError:
+        return ()
+    return tuple(e.text or "" for e in elements if e.tag.rpartition("}")[2] == "Key")
+
+
+_PARTS = ("delete", "uploads", "encryption", "versioning", "lifecycle")
+# The other parameters of the operations below; "x-id" names the operation.
+_QUERY = {
+    *("x-id", "list-type", "prefix", "delimiter", "encoding-type", "max-keys", "start-after"),
+    "marker",
+    *("continuation-token", "fetch-owner", "key-marker", "upload-id-marker", "max-uploads"),
+    *("uploadId", "partNumber", "part-number-marker", "max-parts"),
+}
 _OPERATIONS = {
     ("GET", "all", ""): "ListBuckets",
     ("PUT", "bucket", ""): "CreateBucket",
     ("HEAD", "bucket", ""): "HeadBucket",
     ("DELETE", "bucket", ""): "DeleteBucket",
     ("GET", "bucket", ""): "ListObjectsV2",
+    ("GET", "bucket", "uploads"): "ListMultipartUploads",
+    ("POST", "bucket", "delete"): "DeleteObjects",
     ("GET", "bucket", "encryption"): "GetBucketEncryption",
     ("PUT", "bucket", "encryption"): "PutBucketEncryption",
     ("GET", "bucket", "versioning"): "GetBucketVersioning",
@@ -90,11 +132,14 @@ _OPERATIONS = {
     ("PUT", "object", "part"): "UploadPart",
     ("POST", "object", "part"): "CompleteMultipartUpload",
     ("DELETE", "object", "part"): "AbortMultipartUpload",
+    ("GET", "object", "part"): "ListParts",
 }
 _PERMISSIONS = {
     "ListBuckets": "ListAllMyBuckets",
     "HeadBucket": "ListBucket",
     "ListObjectsV2": "ListBucket",
+    "ListMultipartUploads": "ListBucketMultipartUploads",
+    "ListParts": "ListMultipartUploadParts",
     "GetBucketEncryption": "GetEncryptionConfiguration",
     "GetBucketLifecycleConfiguration": "GetLifecycleConfiguration",
     "PutBucketLifecycleConfiguration": "PutLifecycleConfiguration",
@@ -110,26 +155,35 @@ class BucketServer:
 
     def __init__(self, folder: StateFolder) -> None:
         self._file, self._moto = folder.buckets, create_backend_app("s3")
+        self.lock = threading.RLock()
+        """Held by whatever changes a bucket, or saves them."""
+        self._is_saved, self._next_save = True, 0.0
         self._credentials = folder.credentials()
         self.sessions = Sessions(self._credentials[1])
 
     def load(self) -> None:
-        """Continue with the buckets that the last server saved."""
-        try:
-            buckets = pickle.loads(self._file.read_bytes())
-        except FileNotFoundError:
-            return
-        except Exception:
-            logging.exception("the saved buckets")
-            return
+        """Continue with the buckets that the last server saved.
+
+        Raises :class:`CloudError` if they can't be read.
+        """
+        buckets = load_snapshot(self._file)
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.update(buckets)
         # moto's index of all accounts' buckets.
         s3_backends.bucket_accounts.update(dict.fromkeys(buckets, ("aws", DEFAULT_ACCOUNT_ID)))
 
     def save(self) -> None:
-        """Save all buckets, with their objects."""
-        if buckets := s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets:
-            write_private(self._file, pickle.dumps(buckets))
+        """Save all buckets, with their objects, if they have changed."""
+        with self.lock:
+            if not self._is_saved:
+                save_snapshot(self._file, s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets)
+                self._is_saved = True
+
+    def save_changes(self) -> None:
+        """Do :meth:`save`, which for large buckets may not take more than a tenth of the time."""
+        begun = time.monotonic()
+        if begun >= self._next_save:
+            self.save()
+            self._next_save = time.monotonic() + 10 * (time.monotonic() - begun)
 
     def __call__(
         self, environ: dict[str, Any], start_response: Any, region: str | None = None
@@ -141,6 +195,12 @@ class BucketServer:
             return response(environ, start_response)
         for bucket in list(s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.values()):
             bucket.encryption = bucket.encryption or _ENCRYPTION
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            # A node that is ending must not keep the lock.
+            read_body(environ)
+            with self.lock:
+                self._is_saved = False
+                return list(self._moto(environ, start_response))
         answer: Iterable[bytes] = self._moto(environ, start_response)
         return answer
 
@@ -155,9 +215,11 @@ class BucketServer:
         # A node's requests only for its own region, as in China and in GovCloud.
         if not is_signed or (region and f"/{region}/s3/" not in environ["HTTP_AUTHORIZATION"]):
             return 403, "InvalidAccessKeyId", "The request is not signed with known credentials"
-        call = S3Call.of(environ)
-        if not profile or not call.operation:
+        if not profile:
             return None
+        call = S3Call.of(environ)
+        if not call.operation:
+            return 403, "AccessDenied", "The embedded cloud's S3 does not serve this to nodes"
         return deny(call, f"role of {profile}", _role_policy(profile).allows)
 
 

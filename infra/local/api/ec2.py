@@ -6,7 +6,7 @@ rejects, and correct moto where it differs from EC2. The server's single lock pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from types import ModuleType
@@ -97,8 +97,8 @@ class LocalEC2Backend(EC2Backend):
 
     # The server
 
-    def resume(self, runtime: Runtime, *, suspended: bool) -> None:
-        """Continue from a saved state. With ``suspended``, the nodes were stopped from outside."""
+    def resume(self, runtime: Runtime, *, suspended: Collection[str]) -> None:
+        """Continue from a saved state, with the containers that were stopped from outside."""
         self.runtime.attach(runtime)
         runtime.containers.ensure_network(self.place, self.vpc_range)
         self.instances.resume(suspended=suspended)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import logging
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,11 +26,11 @@ _EXIT_REBOOT, _EXIT_POWER_OFF = 129, 130
 
 @contextmanager
 def podman_errors() -> Iterator[None]:
-    """Report podman failures as EC2's InternalError."""
+    """Report failures of podman, and a full disk, as EC2's InternalError."""
     try:
         yield
-    except CloudError as error:
-        raise EC2ClientError("InternalError", error.message) from None
+    except (CloudError, OSError) as error:
+        raise EC2ClientError("InternalError", str(error)) from None
 
 
 class InstanceContainers(Part):
@@ -64,12 +65,12 @@ class InstanceContainers(Part):
             raise InvalidParameterCombination("No instances specified")
         instances = self._ec2.get_multi_instances_by_id(instance_ids)
         before = [(instance, copy.copy(instance.instance_state)) for instance in instances]
+        with podman_errors():
+            # First: if a removal fails, the instance still runs, and the next `down` sees it.
+            self._runtime.containers.remove(instance_ids)
         for instance in instances:
             if instance.state not in ("shutting-down", "terminated"):
                 self._ec2.lifecycle.end(instance)
-        with podman_errors():
-            # Include terminated instances, because an earlier removal may have failed.
-            self._runtime.containers.remove(instance_ids)
         self._ec2.images.remove_unused()
         return before
 
@@ -87,7 +88,7 @@ class InstanceContainers(Part):
 
     # What happens without a call
 
-    def resume(self, *, suspended: bool) -> None:
+    def resume(self, *, suspended: Collection[str]) -> None:
         """Bring the containers back to the saved state.
 
         Restarts nodes that were stopped from outside (``suspended``, or a crash of this machine).
@@ -103,7 +104,7 @@ class InstanceContainers(Part):
             if container is None:
                 self._lose(instance)
             elif instance.state in ("pending", "running") and not container.running:
-                if container.exit_code == _EXIT_POWER_OFF and not suspended:
+                if container.exit_code == _EXIT_POWER_OFF and container.name not in suspended:
                     self._shut_down(instance)
                 else:
                     self._start_again(instance)
@@ -143,16 +144,25 @@ class InstanceContainers(Part):
 
     def _shut_down(self, instance: Instance) -> None:
         """Stop or terminate an instance that shut itself down, as specified at launch."""
+        reason = "Client.InstanceInitiatedShutdown", "Instance initiated shutdown"
         if instance.instance_initiated_shutdown_behavior == "terminate":
-            self.terminate([instance.id])
+            self._end(instance, *reason)
         else:
             instance.stop()
-        set_reason(instance, "Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
+            set_reason(instance, *reason)
 
     def _lose(self, instance: Instance) -> None:
         """Terminate an instance whose container was removed from outside, along with its disk."""
-        self.terminate([instance.id])
-        set_reason(instance, "Server.InternalError", "the instance's container was removed")
+        self._end(instance, "Server.InternalError", "the instance's container was removed")
+
+    def _end(self, instance: Instance, *reason: str) -> None:
+        try:
+            self.terminate([instance.id])
+        except EC2ClientError as error:
+            # The next look at the containers tries again.
+            logging.warning("%s: %s", instance.id, error.message)
+        else:
+            set_reason(instance, *reason)
 
     def _start_again(self, instance: Instance) -> None:
         try:

@@ -86,6 +86,7 @@ class Launches(Part):
         arguments: Arguments,
     ) -> Any:
         token = arguments.get("client_token") or _NO_CLIENT_TOKEN
+        refusals.require_length("clientToken", token, 64)
         if same := self._find_launch(token):
             return same
         self._fill_in_subnet(arguments)

@@ -15,6 +15,8 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 from moto.iam.models import iam_backends
 
+_IMAGE_NAME = re.compile(r"[A-Za-z0-9()\[\] ./'@_-]{3,128}")
+
 
 def require_found(known: Container[str], ids: Iterable[str], code: str, kind: str) -> None:
     for id_ in ids:
@@ -108,6 +110,7 @@ def require_disk_speed(size_gib: int, ebs: Mapping[str, Any], *, has_init_rate: 
     iops, throughput = int(ebs.get("Iops") or 3000), int(ebs.get("Throughput") or 125)
     rate = ebs.get("VolumeInitializationRate")
     ranges = {
+        f"Volume size of {size_gib}": size_gib <= 65536,
         f"Iops of {iops}": 3000 <= iops <= 80000,
         f"Throughput of {throughput}": 125 <= throughput <= 2000,
         f"VolumeInitializationRate of {rate}": rate is None or 100 <= int(rate) <= 300,
@@ -122,7 +125,29 @@ def require_disk_speed(size_gib: int, ebs: Mapping[str, Any], *, has_init_rate: 
         )
 
 
+def require_length(parameter: str, value: str, most: int) -> None:
+    if len(value) > most:
+        raise EC2ClientError(
+            "InvalidParameterValue",
+            f"Value ({value}) for parameter {parameter} is invalid: longer than {most} characters",
+        )
+
+
+def require_page_size(size: Any) -> None:
+    if size is not None and int(size) < 5:
+        raise EC2ClientError(
+            "InvalidParameterValue",
+            f"Value ( {size} ) for parameter maxResults is invalid. Expecting a value greater than 5.",
+        )
+
+
 def require_new_image_name(backend: Any, name: str) -> None:
+    """Require an unused name of 3 to 128 characters.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateImage.html
+    """
+    if not _IMAGE_NAME.fullmatch(name):
+        raise EC2ClientError("InvalidAMIName.Malformed", f"AMI name {name} is malformed")
     for image in backend.amis.values():
         if image.name == name and image.owner_id == backend.account_id:
             raise EC2ClientError(

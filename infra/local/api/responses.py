@@ -19,6 +19,20 @@ _HOME_REGION = "us-east-1"
 _RUN_STATE = "RunInstances.Reservation.Instances.Instance.State"
 
 
+class _Terminated:
+    """A terminated instance as EC2 shows it: without a network."""
+
+    private_ip_address = subnet_id = vpc_id = None
+    private_dns_name = ""
+    network_interfaces = ()
+
+    def __init__(self, instance: Any) -> None:
+        self._instance = instance
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._instance, name)
+
+
 class LocalEC2Response(EC2Response):
     """moto's responses, with corrections."""
 
@@ -45,6 +59,15 @@ class LocalEC2Response(EC2Response):
             self.ec2_backend.require_profile(name)
         with self.ec2_backend.launches.requested(request):
             return super().run_instances()
+
+    def describe_instances(self) -> ActionResult:
+        refusals.require_page_size(self._get_param("MaxResults"))
+        answer: ActionResult = super().describe_instances()
+        for reservation in answer.result["Reservations"]:
+            reservation.instances = [
+                _Terminated(i) if i.state == "terminated" else i for i in reservation.instances
+            ]
+        return answer
 
     def describe_instance_status(self) -> ActionResult:
         ec2 = self.ec2_backend

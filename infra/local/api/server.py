@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -20,30 +21,44 @@ from typing import IO, Any
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
 
-from infra.errors import CloudError, SprError
+from infra.errors import CloudError, DeadlineError, SprError
+from infra.files import read_text
 from infra.local.api.application import Application
 from infra.local.machines.base_image import BaseImage
 from infra.local.machines.containers import NodeContainers
 from infra.local.machines.host import node_mounts
 from infra.local.machines.podman import open_podman
 from infra.local.state import ServerAddress, StateFolder
+from infra.wait import wait_until
 
 _WATCH_S = 0.5
 
 
 def watch(application: Application) -> None:
-    """Reconcile every half second with what the nodes do themselves."""
+    """Reconcile every half second with what the nodes do themselves, and save S3's changes."""
     while not threading.Event().wait(_WATCH_S):
-        with application.lock:
-            application.reconcile()
+        try:
+            with application.lock:
+                application.reconcile()
+            application.buckets.save_changes()
+        except Exception:
+            logging.exception("watching the nodes")
 
 
 def hold_lock(folder: StateFolder) -> IO[str]:
     """Take the lock that marks a running server; closing the file releases it."""
     file = folder.server_lock.open("w")
+
+    def take() -> bool | None:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return None
+
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        # `is_server_alive` takes it for a moment.
+        wait_until("the server's lock", take, deadline_s=1, every_s=0.02)
+    except DeadlineError:
         file.close()
         raise CloudError("another server is running this embedded cloud") from None
     return file
@@ -70,7 +85,13 @@ def serve(server: Any, application: Application) -> None:
 
     def end(_signal: int, _frame: object) -> None:
         application.lock.acquire(timeout=30)
-        application.buckets.save()
+        # No request may change a bucket after it has been saved.
+        application.buckets.lock.acquire()
+        try:
+            application.buckets.save()
+        except Exception:
+            logging.exception("saving the buckets")
+            os._exit(1)
         os._exit(0)
 
     signal.signal(signal.SIGTERM, end)
@@ -98,8 +119,7 @@ def main(argv: list[str]) -> int:
         open_podman(folder.root), folder, base, node_mounts(folder.pip_conf)
     )
     application = application_type()(containers, folder)
-    application.load(suspended=folder.suspended.exists())
-    application.buckets.load()
+    application.load(suspended=read_text(folder.suspended, "").splitlines())
     application.open_region(region)
     folder.suspended.unlink(missing_ok=True)
     server = bind(application, folder)

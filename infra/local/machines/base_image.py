@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import platform
 import re
@@ -11,8 +10,7 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,6 +18,7 @@ from typing import IO
 from infra.errors import CloudError, UsageError
 from infra.files import read_text
 from infra.local.machines.podman import Podman
+from infra.local.state import machine_lock
 from infra.wait import Progress
 
 REPOSITORY = "localhost/spr-cluster-base"
@@ -45,7 +44,6 @@ _BUILD_S = 1200.0
 _SETTLE_S = 10.0
 _CLEANUP_S = 120.0
 _APT = Path("/etc/apt")
-_LOCK = Path(tempfile.gettempdir(), "spr-cluster-base.lock")
 
 
 @dataclass(frozen=True)
@@ -103,22 +101,13 @@ def ensure_base_image(podman: Podman, progress: Progress, base: str = DEFAULT_BA
     """Return the base image of the current recipe; build it if necessary (over a minute)."""
     reference = f"{REPOSITORY}:{recipe_hash(recipe(base))}"
     if not podman.images(reference):
-        with progress.phase("embedded cloud: base image (once per machine)"), _alone(progress):
+        with (
+            progress.phase("embedded cloud: base image (once per machine)"),
+            machine_lock("base", lambda: progress.note("another process is building it; waiting")),
+        ):
             if not podman.images(reference):
                 _build(podman, base, reference, progress)
     return BaseImage(reference, podman.image_label(reference, DESCRIPTION_LABEL))
-
-
-@contextmanager
-def _alone(progress: Progress) -> Iterator[None]:
-    """Let only one process on this machine build a base image."""
-    with _LOCK.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            progress.note("another process is building it; waiting")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _build(podman: Podman, base: str, reference: str, progress: Progress) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -27,7 +25,7 @@ from infra.local.machines.podman import (
     Mount,
     Podman,
 )
-from infra.local.state import StateFolder
+from infra.local.state import StateFolder, machine_lock
 
 SEED_TARGET = "/var/lib/cloud/seed/nocloud"
 
@@ -89,7 +87,6 @@ def metadata_of(instance: Any, market: str) -> dict[str, str]:
 
 T = TypeVar("T")
 
-_NETWORK_LOCK = Path(tempfile.gettempdir(), "spr-cluster-network.lock")
 # Beyond this number, parallel calls only wait for podman's locks.
 _PARALLEL = 16
 
@@ -137,8 +134,7 @@ class NodeContainers:
     @contextmanager
     def changing_networks(self) -> Iterator[None]:
         """Let only one embedded cloud on this machine choose a range and create its network."""
-        with _NETWORK_LOCK.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with machine_lock("network"):
             yield
 
     def ensure_network(self, region: str, network: ipaddress.IPv4Network) -> None:
@@ -152,7 +148,7 @@ class NodeContainers:
         """Start these nodes in parallel; if one fails, remove all of them."""
         try:
             at_once(self._launch, requests)
-        except CloudError:
+        except (CloudError, OSError):
             self.remove([request.seed.instance_id for request in requests])
             raise
 

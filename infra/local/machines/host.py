@@ -52,11 +52,7 @@ def check_prerequisites() -> None:
             f"the embedded cloud needs Linux (its instances are containers); this is {system}",
             hint="use a Linux machine, or AWS: --cloud aws",
         )
-    if os.geteuid() != 0:
-        raise UsageError(
-            "the embedded cloud needs root, to give its instances addresses",
-            hint="run the same command with sudo",
-        )
+    check_root()
     if missing := sorted({p for name, p in _PACKAGES.items() if not _has_program(name)}):
         packages = sorted({*_PACKAGES.values(), "runc", "mmdebstrap"})
         raise UsageError(
@@ -65,6 +61,15 @@ def check_prerequisites() -> None:
         )
     if not all(map(importlib.util.find_spec, ("moto", "flask"))):
         raise MissingExtraError("the embedded cloud needs moto, which answers as EC2", "local")
+
+
+def check_root() -> None:
+    """Raise :class:`UsageError` for other users: their podman and folder are not those of the cloud."""
+    if os.geteuid() != 0:
+        raise UsageError(
+            "the embedded cloud needs root, to give its instances addresses",
+            hint="run the same command with sudo",
+        )
 
 
 # Addresses

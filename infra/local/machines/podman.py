@@ -255,13 +255,14 @@ class Podman:
             reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
             raise CloudError(f"can't copy the disk: {reason}", code="InternalError") from None
         # It names a socket of this embedded cloud; the server writes it on each node.
-        for home in ("root", "home/ubuntu"):
-            (target / home / ".aws/config").unlink(missing_ok=True)
+        names = ["root/.aws/config", "home/ubuntu/.aws/config"]
         # cp skips mounted folders, but not mounted files.
-        for mount in inspected["Mounts"]:
-            outside = target / mount["Destination"].lstrip("/")
-            if outside.is_file():
-                outside.unlink()
+        for name in [*names, *(mount["Destination"].lstrip("/") for mount in inspected["Mounts"])]:
+            file = target / name
+            # A link could lead out of the copy, to a file of the host.
+            links = (p for p in file.parents if target in p.parents and p.is_symlink())
+            if not any(links) and file.is_file():
+                file.unlink()
 
     def images(self, reference: str) -> list[str]:
         """Return the names of the images that match a pattern such as ``localhost/name:*``."""

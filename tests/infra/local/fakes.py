@@ -7,7 +7,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -129,7 +129,7 @@ class FakePodman(Podman):
         return [c for c in self.state.values() if c.labels.get(key) == value]
 
     def is_alive(self, pid: int) -> bool:
-        return any(c.pid == pid for c in self.state.values())
+        return any(c.running and c.pid == pid for c in self.state.values())
 
     def copy_disk(self, container: str, target: Path) -> None:
         self._enter("copy")
@@ -160,6 +160,7 @@ class FakePodman(Podman):
     def create_network(
         self, name: str, subnet: str, gateway: str, labels: Mapping[str, str]
     ) -> None:
+        self._enter("network")
         self.network_list.append(
             PodmanNetwork(name, (ipaddress.IPv4Network(subnet),), dict(labels))
         )
@@ -284,7 +285,7 @@ class Endpoint:
         folder: StateFolder,
         podman: FakePodman,
         *,
-        suspended: bool = False,
+        suspended: Collection[str] = (),
         clock: ServerClock | None = None,
         saving: bool = True,
         kind: type[Application] = FaultyApplication,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from cluster.local_files import ClusterFiles, cluster_names
 from infra.errors import CloudError, UsageError
 from infra.local import cloud
 from infra.local.machines.base_image import BaseImage, recipe, recipe_hash
 from infra.local.machines.podman import CLOUD_LABEL, ContainerSpec
-from infra.local.state import ServerAddress, StateFolder
+from infra.local.state import ServerAddress, StateFolder, release_of
+from jobs.__main__ import main
 from tests.infra.local.fakes import BASE, Endpoint, FakePodman, state_folder
 
 
@@ -33,6 +38,7 @@ def installed_podman(monkeypatch: pytest.MonkeyPatch) -> FakePodman:
     monkeypatch.setattr(cloud, "open_podman", lambda _: podman)
     monkeypatch.setattr(cloud, "_has_podman", lambda: True)
     monkeypatch.setattr(cloud, "check_prerequisites", lambda: None)
+    monkeypatch.setattr(cloud, "check_root", lambda: None)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setattr(cloud, "ensure_base_image", lambda *_: BASE)
@@ -116,6 +122,7 @@ def test_the_next_cloud_starts_from_the_base_that_reset_was_given(
     # Images of one base must not pass for those of another.
     cloud.reset(keep_base=True, base="debian13")
     monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
+    monkeypatch.setattr(cloud, "release_of", lambda _: release_of("0123456789abcdef"))
     with endpoint.serve(folder, installed_podman):
         ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
         assert cloud.open_local_cloud("us-east-1").base == recipe_hash(recipe("debian13"))
@@ -146,7 +153,9 @@ def test_reset_finds_a_server_by_its_command_line(
 def test_stop_stops_and_keeps_everything(folder: StateFolder, installed_podman: FakePodman) -> None:
     add_node(installed_podman, folder.key)
     add_node(installed_podman, "other")
-    cloud.stop()
+    for _ in range(2):
+        cloud.stop()
+    assert folder.suspended.read_text() == f"spr-{folder.key}-i-1\n"
     running = {name: c.running for name, c in installed_podman.state.items()}
     assert running == {f"spr-{folder.key}-i-1": False, "spr-other-i-1": True}
     found = cloud.status().resources
@@ -161,6 +170,7 @@ def test_a_running_server_is_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
+    monkeypatch.setattr(cloud, "recipe_hash", lambda _: BASE.reference.rpartition(":")[2])
     with endpoint.serve(folder, installed_podman):
         ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
         opened = cloud.open_local_cloud("us-east-1")
@@ -171,7 +181,83 @@ def test_a_running_server_is_reused(
         assert cloud.open_local_cloud("eu-west-1").caller_cidr() == "172.30.0.1/32"
         with pytest.raises(UsageError, match="unknown region 'nowhere-1'"):
             cloud.open_local_cloud("nowhere-1")
+        installed_podman.refuse = "network"
+        with pytest.raises(CloudError, match=r"can't open eu-west-2: .*: podman network: refused"):
+            cloud.open_local_cloud("eu-west-2")
         assert cloud.status().pid == os.getpid()
+
+
+@pytest.mark.parametrize("is_loadable", [True, False])
+def test_a_server_of_another_base_is_restarted_if_the_next_can_load_its_state(
+    folder: StateFolder,
+    installed_podman: FakePodman,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    is_loadable: bool,
+) -> None:
+    ended: list[signal.Signals] = []
+
+    def end(_: StateFolder, how: signal.Signals) -> None:
+        ended.append(how)
+        monkeypatch.setattr(cloud, "recipe_hash", lambda _: BASE.reference.rpartition(":")[2])
+
+    monkeypatch.setattr(cloud, "_end_server", end)
+    monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
+    if not is_loadable:
+        monkeypatch.setattr(cloud, "snapshot_release", lambda: ("0.1", 6))
+    with endpoint.serve(folder, installed_podman):
+        ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
+        assert cloud.open_local_cloud("us-east-1").endpoint_url == endpoint.url
+    assert ended == [signal.SIGTERM] * is_loadable
+
+
+def test_stop_leaves_a_server_that_can_not_save_its_buckets(
+    folder: StateFolder,
+    installed_podman: FakePodman,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add_node(installed_podman, folder.key)
+    monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with endpoint.serve(folder, installed_podman) as served:
+        ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
+        monkeypatch.setattr(served.application.buckets, "save", full)
+        with pytest.raises(CloudError, match=r"can't save its buckets: .* No space left on device"):
+            cloud.stop()
+        assert all(container.running for container in installed_podman.state.values())
+
+
+def test_reset_removes_server_and_folder_even_if_podman_fails(
+    folder: StateFolder, installed_podman: FakePodman, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_node(installed_podman, folder.key)
+    files = ClusterFiles.of("mine")
+    files.remember("local", "us-east-1", folder=str(folder.root))
+    installed_podman.refuse = "rm"
+    assert main(["local", "reset"]) == 1
+    assert "podman rm: refused" in capsys.readouterr().err
+    assert not folder.root.exists()
+    assert cluster_names() == []
+
+
+@pytest.mark.parametrize("action", ["stop", "reset"])
+def test_other_users_are_told_that_the_cloud_is_roots(
+    folder: StateFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    action: str,
+) -> None:
+    monkeypatch.setattr(cloud, "_has_podman", lambda: False)
+    user = os.geteuid() or 1000
+    if os.geteuid() == 0:
+        os.chown(folder.root, user, user)
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert main(["local", action]) == 2
+    assert "needs root" in capsys.readouterr().err
+    assert folder.root.exists()
+    assert main(["local", "status"]) == 0
+    assert "without root" in capsys.readouterr().out
 
 
 def test_a_server_that_does_not_start_reports_why(

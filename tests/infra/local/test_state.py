@@ -6,13 +6,18 @@ import fcntl
 import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from infra.errors import CloudError, UsageError
 from infra.local import state
-from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_snapshot
+from infra.local.state import (
+    ServerAddress,
+    StateFolder,
+    load_snapshot,
+    machine_lock,
+    save_snapshot,
+)
 from jobs.__main__ import main
 from tests.infra.local.fakes import state_folder
 
@@ -69,7 +74,7 @@ def check_refused(folder: StateFolder, reason: str) -> None:
         StateFolder.of_user()
     assert "SPR_CLUSTER_LOCAL_CLOUD" in str(caught.value.hint)
     with pytest.raises(UsageError, match=reason):
-        load_snapshot(folder)
+        load_snapshot(folder.snapshot)
     assert not (folder.root.parent / "trace").exists()
     assert main(["local", "reset"]) == 2
     assert folder.snapshot.exists()
@@ -97,9 +102,9 @@ def test_another_users_folder_and_a_link_are_refused(
 
 
 def test_a_snapshot_is_saved_and_loaded(folder: StateFolder) -> None:
-    assert load_snapshot(folder) == {}
-    save_snapshot(folder, {"us-east-1": ["state"]})
-    assert load_snapshot(folder) == {"us-east-1": ["state"]}
+    assert load_snapshot(folder.snapshot) == {}
+    save_snapshot(folder.snapshot, {"us-east-1": ["state"]})
+    assert load_snapshot(folder.snapshot) == {"us-east-1": ["state"]}
     assert [p.name for p in folder.root.iterdir()] == ["ec2.pickle"]
 
 
@@ -107,25 +112,25 @@ def test_a_snapshot_is_saved_and_loaded(folder: StateFolder) -> None:
 def test_a_broken_snapshot_is_an_error_with_a_remedy(folder: StateFolder, content: bytes) -> None:
     folder.snapshot.write_bytes(content)
     with pytest.raises(CloudError, match="can't be read") as caught:
-        load_snapshot(folder)
+        load_snapshot(folder.snapshot)
     assert "local reset" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
-    ("name", "saved", "message"),
+    ("saved", "message"),
     [
-        ("version", lambda _: "99.0", r"written by moto 99\.0 in format 5"),
-        ("_FORMAT", 1, r"in format 1, this is .* with format 5"),
+        (("99.0", 6), r"written by moto 99\.0 in format 6"),
+        (("5.0", 1), r"in format 1, this is .* with format 6"),
     ],
 )
 def test_a_snapshot_of_another_release_is_not_loaded(
-    folder: StateFolder, monkeypatch: pytest.MonkeyPatch, name: str, saved: Any, message: str
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch, saved: tuple[str, int], message: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(state, name, saved)
-        save_snapshot(folder, {})
+        patch.setattr(state, "snapshot_release", lambda: saved)
+        save_snapshot(folder.snapshot, {})
     with pytest.raises(CloudError, match=message) as caught:
-        load_snapshot(folder)
+        load_snapshot(folder.snapshot)
     assert "local reset" in str(caught.value.hint)
 
 
@@ -135,6 +140,19 @@ def test_a_server_is_alive_while_it_holds_its_lock(folder: StateFolder) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert folder.is_server_alive()
     assert not folder.is_server_alive()
+
+
+def test_the_locks_of_a_machine_follow_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    with machine_lock("base"):
+        assert (tmp_path / ".spr-cluster").stat().st_mode & 0o777 == 0o700
+    (tmp_path / ".spr-cluster/network.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic"), machine_lock("network"):
+        pass
+    assert not (tmp_path / "victim").exists()
 
 
 def test_an_address_is_written_and_read(folder: StateFolder) -> None:
@@ -149,8 +167,8 @@ def test_an_address_is_written_and_read(folder: StateFolder) -> None:
 def test_a_damaged_snapshot_is_not_unpickled(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_snapshot(folder, {})
+    save_snapshot(folder.snapshot, {})
     monkeypatch.setattr(pickle, "loads", lambda _: pytest.fail("unpickled"))
     folder.snapshot.write_bytes(folder.snapshot.read_bytes()[:-1])
     with pytest.raises(CloudError, match="damaged, or from another release"):
-        load_snapshot(folder)
+        load_snapshot(folder.snapshot)

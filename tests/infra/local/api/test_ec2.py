@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError
 
 from infra.aws.clients import error_code
 from infra.ec2.images import find_ubuntu_image, ubuntu_parameter
-from infra.local.machines import containers
+from infra.local.state import machine_lock
 from infra.wait import wait_until
 from tests.infra.local.fakes import BASE, Endpoint, FakeCloud, FakePodman, refusal, state_folder
 
@@ -91,14 +93,15 @@ def test_clouds_that_start_together_choose_their_ranges_in_turn(
 ) -> None:
     is_locked: list[bool] = []
 
+    def give_up() -> None:
+        raise InterruptedError
+
     def look(*_: Any) -> list[Any]:
-        with containers._NETWORK_LOCK.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                is_locked.append(True)
-            else:
+        try:
+            with machine_lock("network", give_up):
                 is_locked.append(False)
+        except InterruptedError:
+            is_locked.append(True)
         return []
 
     monkeypatch.setattr("infra.local.api.ec2.used_ranges", look)
@@ -131,6 +134,11 @@ def test_a_launch_that_podman_refuses_leaves_nothing(
         ({"ImageId": "ami-12345678"}, "InvalidAMIID.NotFound"),
         ({"InstanceType": "r7iz.huge"}, "InvalidParameterValue"),
         ({"KeyName": "missing"}, "InvalidKeyPair.NotFound"),
+        ({"ClientToken": "x" * 65}, "InvalidParameterValue"),
+        (
+            {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 65537}}]},
+            "InvalidParameterValue",
+        ),
     ],
 )
 def test_what_ec2_refuses_is_refused(
@@ -171,7 +179,10 @@ def test_terminating_leaves_nothing_but_a_record_for_an_hour(
     answer = ec2.terminate_instances(InstanceIds=[instance_id])["TerminatingInstances"][0]
 
     assert answer["CurrentState"]["Name"] == "shutting-down"
-    assert fake_cloud.state_of(instance_id) == "terminated"
+    ended = fake_cloud.describe(instance_id)
+    assert ended["State"]["Name"] == "terminated"
+    network = {"PrivateIpAddress", "PublicIpAddress", "NetworkInterfaces", "SubnetId", "VpcId"}
+    assert [name for name in network & ended.keys() if ended[name]] == []
     assert list(podman.state) == [fake_cloud.container(other)]
     assert not seed.exists()
     assert len(ec2.describe_volumes()["Volumes"]) == 1
@@ -183,6 +194,39 @@ def test_terminating_leaves_nothing_but_a_record_for_an_hour(
     fake_cloud.backend.lifecycle.terminated_at[instance_id] = time.time() - 3601
     (reservation,) = ec2.describe_instances()["Reservations"]
     assert [instance["InstanceId"] for instance in reservation["Instances"]] == [other]
+
+
+def test_an_instance_runs_until_its_container_is_removed(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    called, other = fake_cloud.run(2, InstanceInitiatedShutdownBehavior="terminate")
+    podman.refuse = "rm"
+    assert refusal(fake_cloud.ec2.terminate_instances, InstanceIds=[called]) == "InternalError"
+    podman.end(fake_cloud.container(other), 130)
+    assert [fake_cloud.state_of(i) for i in (called, other)] == ["running", "running"]
+
+    podman.refuse = ""
+    assert fake_cloud.state_of(other) == "terminated"
+    fake_cloud.ec2.terminate_instances(InstanceIds=[called])
+    assert podman.state == {}
+
+
+def test_a_full_disk_is_named_and_does_not_keep_containers(
+    fake_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (instance_id,) = fake_cloud.run()
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with monkeypatch.context() as patch:
+        patch.setattr("infra.local.api.application.save_snapshot", full)
+        with pytest.raises(ClientError, match="No space left on device") as caught:
+            fake_cloud.ec2.terminate_instances(InstanceIds=[instance_id])
+    assert error_code(caught.value) == "InternalError"
+    assert str(fake_cloud.folder.root) in str(caught.value)
+    assert podman.state == {}
+
+    fake_cloud.application.reconcile()
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
+        assert resumed.state_of(instance_id) == "terminated"
 
 
 def test_stop_and_start_keep_container_and_address_even_if_a_start_fails(
@@ -394,9 +438,11 @@ def test_resume_handles_a_node_that_ended_without_a_server(
     fake_cloud: FakeCloud, podman: FakePodman, exit_code: int, suspended: bool, state: str
 ) -> None:
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
+    name = fake_cloud.container(instance_id)
+    stopped = [name] if suspended else ["spr-another"]
     with fake_cloud.application.lock:
-        podman.end(fake_cloud.container(instance_id), exit_code)
-        with fake_cloud.endpoint.serve(fake_cloud.folder, podman, suspended=suspended) as resumed:
+        podman.end(name, exit_code)
+        with fake_cloud.endpoint.serve(fake_cloud.folder, podman, suspended=stopped) as resumed:
             assert resumed.state_of(instance_id) == state
             assert len(podman.state) == (state == "running")
 

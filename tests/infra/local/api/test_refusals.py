@@ -32,6 +32,20 @@ def test_duplicate_names_are_refused(fake_cloud: FakeCloud) -> None:
     assert ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
 
 
+@pytest.mark.breaks_contract("CreateImage request Name: 129 is outside its limits")
+def test_names_that_no_image_can_have_are_refused(fake_cloud: FakeCloud) -> None:
+    create, (instance_id,) = fake_cloud.ec2.create_image, fake_cloud.run()
+    for name in ("a!b", "x" * 129):
+        refused = refusal(create, InstanceId=instance_id, Name=name, NoReboot=True)
+        assert refused == "InvalidAMIName.Malformed"
+
+
+def test_pages_of_fewer_than_five_instances_are_refused(fake_cloud: FakeCloud) -> None:
+    describe = fake_cloud.ec2.describe_instances
+    assert refusal(describe, MaxResults=4) == "InvalidParameterValue"
+    assert describe(MaxResults=5)["Reservations"] == []
+
+
 @pytest.mark.parametrize(
     ("resource", "code"),
     [

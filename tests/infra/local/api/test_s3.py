@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,8 +14,19 @@ import pytest
 from moto.s3.models import s3_backends
 from werkzeug.serving import make_server
 
+from infra.errors import CloudError
+from infra.local.api.application import Application
+from infra.local.state import StateFolder, load_snapshot
 from jobs.worker.storage.client import connect
-from tests.infra.local.fakes import CREDENTIALS, FakeCloud, refusal
+from tests.aws import answered_directly
+from tests.infra.local.fakes import (
+    CREDENTIALS,
+    Endpoint,
+    FakeCloud,
+    FakePodman,
+    connect_node,
+    refusal,
+)
 
 
 @contextmanager
@@ -52,7 +65,7 @@ def test_the_next_server_has_the_buckets_that_the_last_one_saved(fake_cloud: Fak
     s3, buckets = fake_cloud.clients.s3, fake_cloud.application.buckets
     s3.create_bucket(Bucket="team")
     s3.put_object(Bucket="team", Key="a/b c", Body=b"model", Metadata={"job": "squad-1"})
-    buckets.save()
+    buckets.save_changes()
     s3_backends.clear()
     s3_backends.bucket_accounts.clear()
     assert refusal(s3.head_bucket, Bucket="team") == "404"
@@ -61,3 +74,91 @@ def test_the_next_server_has_the_buckets_that_the_last_one_saved(fake_cloud: Fak
 
     found = s3.get_object(Bucket="team", Key="a/b c")
     assert (found["Body"].read(), found["Metadata"]) == (b"model", {"job": "squad-1"})
+    s3.delete_object(Bucket="team", Key="a/b c")
+    s3.delete_bucket(Bucket="team")
+    buckets.save()
+    assert load_snapshot(fake_cloud.folder.buckets) == {}
+
+
+def test_damaged_buckets_are_refused_and_kept(
+    endpoint: Endpoint, folder: StateFolder, podman: FakePodman
+) -> None:
+    folder.create()
+    folder.buckets.write_bytes(b"damaged")
+    with (
+        pytest.raises(CloudError, match=r"s3\.pickle can't be read") as caught,
+        endpoint.serve(folder, podman),
+    ):
+        pass
+    assert "local reset" in str(caught.value.hint)
+    assert folder.buckets.read_bytes() == b"damaged"
+
+
+def test_buckets_are_saved_while_they_change(fake_cloud: FakeCloud) -> None:
+    s3, buckets = fake_cloud.clients.s3, fake_cloud.application.buckets
+    s3.create_bucket(Bucket="team")
+
+    def upload(number: int) -> None:
+        for index in range(50):
+            s3.put_object(Bucket="team", Key=f"{number}/{index}", Body=b"x" * 1000)
+
+    with ThreadPoolExecutor(4) as pool:
+        uploads = [pool.submit(upload, number) for number in range(4)]
+        while not all(each.done() for each in uploads):
+            buckets.save()
+    buckets.save()
+    assert len(load_snapshot(fake_cloud.folder.buckets)["team"].keys) == 200
+
+
+Call = tuple[str, dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("call", "is_allowed"),
+    [
+        (("put_object", {"Key": "mine/k"}), True),
+        (("delete_object", {"Key": "other/k"}), False),
+        (("delete_objects", {"Delete": {"Objects": [{"Key": "mine/k"}]}}), True),
+        (
+            ("delete_objects", {"Delete": {"Objects": [{"Key": "mine/k"}, {"Key": "other/k"}]}}),
+            False,
+        ),
+        (("copy_object", {"Key": "mine/l", "CopySource": "team/mine/k"}), True),
+        (("copy_object", {"Key": "mine/l", "CopySource": "team/other/k"}), False),
+        (("list_multipart_uploads", {"Prefix": "mine/"}), True),
+        (("put_object_tagging", {"Key": "mine/k", "Tagging": {"TagSet": []}}), False),
+        (("put_bucket_policy", {"Policy": "{}"}), False),
+        (("list_object_versions", {}), False),
+    ],
+)
+def test_a_node_may_do_what_its_role_allows_and_no_more(
+    endpoint: Endpoint, folder: StateFolder, podman: FakePodman, call: Call, is_allowed: bool
+) -> None:
+    with (
+        endpoint.serve(folder, podman, kind=Application) as cloud,
+        answered_directly(endpoint.url, endpoint.answer),
+    ):
+        s3, iam = cloud.clients.s3, cloud.clients.iam
+        s3.create_bucket(Bucket="team")
+        for key in ("mine/k", "other/k"):
+            s3.put_object(Bucket="team", Key=key, Body=b"x")
+        actions = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"]
+        bucket = "arn:aws:s3:::team"
+        rights: list[dict[str, Any]] = [
+            {"Effect": "Allow", "Action": actions, "Resource": f"{bucket}/mine/*"},
+            {"Effect": "Allow", "Action": "s3:ListBucketMultipartUploads", "Resource": bucket},
+        ]
+        iam.create_instance_profile(InstanceProfileName="p")
+        iam.create_role(RoleName="r", AssumeRolePolicyDocument=document([]))
+        iam.put_role_policy(RoleName="r", PolicyName="x", PolicyDocument=document(rights))
+        iam.add_role_to_instance_profile(InstanceProfileName="p", RoleName="r")
+        act = partial(getattr(connect_node(cloud, "p"), call[0]), Bucket="team", **call[1])
+        if is_allowed:
+            act()
+        else:
+            assert refusal(act) == "AccessDenied"
+            assert s3.list_objects_v2(Bucket="team")["KeyCount"] == 2
+
+
+def document(statements: list[dict[str, Any]]) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": statements})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +133,34 @@ def test_netavark_is_used_without_changing_the_hosts_configuration(
 
 
 # Host keys
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_copy_of_a_disk_loses_our_files_and_the_host_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool
+) -> None:
+    host, disk = tmp_path / "host", tmp_path / "disk"
+    host.mkdir()
+    (host / "config").write_text("[profile mine]")
+
+    def copy(*_: object, **__: object) -> None:
+        (disk / "root").mkdir()
+        if is_link:
+            (disk / "root/.aws").symlink_to(host)
+            (disk / "etc").symlink_to(host)
+        else:
+            for name in ("root/.aws", "etc"):
+                shutil.copytree(host, disk / name)
+
+    podman = Podman()
+    inspected = [{"State": {"Pid": 1}, "Mounts": [{"Destination": "/etc/config"}]}]
+    monkeypatch.setattr(podman, "call", lambda *_: json.dumps(inspected))
+    monkeypatch.setattr(subprocess, "run", copy)
+    podman.copy_disk("c", disk)
+    assert (host / "config").exists()
+    assert [name for name in ("root/.aws", "etc") if (disk / name / "config").exists()] == (
+        ["root/.aws", "etc"] if is_link else []
+    )
 
 
 def test_host_keys_are_read_once_the_first_boot_has_created_them(

@@ -19,15 +19,18 @@ FIX_CLOCK = "sudo systemctl restart chrony; timedatectl"
 def find_unusable(
     cluster: Cluster, answers: Mapping[str, NodeAnswer], *, amx_required: bool
 ) -> dict[str, str]:
-    """Return the nodes that jobs can't use, with the reason; empty for a healthy cluster."""
+    """Return the nodes to replace, with the reason; empty for a healthy cluster.
+
+    A node that answers over SSH, but whose probe failed, may run jobs: the ``ssh`` check reports it.
+    """
     reasons = {}
     for node in cluster.nodes:
         answer = answers.get(node.name)
         if answer is None:
             reasons[node.name] = "the head got no answer"
-        elif answer.problem or answer.value is None:
+        elif not answer.reached:
             reasons[node.name] = answer.problem
-        elif answer.value.missing_amx and amx_required:
+        elif answer.value and answer.value.missing_amx and amx_required:
             reasons[node.name] = f"no AMX: lacks {', '.join(answer.value.missing_amx)}"
     return reasons
 
@@ -41,6 +44,8 @@ def check_ssh(node: str, answer: NodeAnswer | None, expected: Expected) -> Check
     if not answer.problem:
         return CheckResult(node, "ssh", Verdict.OK, wanted)
     remedy = f"Replace the node:\n{expected.command('repair')}"
+    if answer.reached:
+        remedy = expected.replacement(node, "Its Python or its disk may be damaged")
     return CheckResult(node, "ssh", Verdict.FAIL, answer.problem, wanted, remedy)
 
 

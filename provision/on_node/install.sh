@@ -6,6 +6,8 @@ set -euo pipefail
 # The login path begins with the environment, which this replaces.
 PATH=${PATH//"$venv/bin:"/}
 export DEBIAN_FRONTEND=noninteractive
+# Python imports what a user has in the current folder, such as ~/queue.py.
+cd /
 
 sudo install -d -o "$(id -un)" "$root"
 # An earlier run whose connection broke may still be running.

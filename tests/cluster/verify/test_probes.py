@@ -24,6 +24,7 @@ _SSH = """#!/bin/bash
 while [[ "$1" == -* ]]; do [[ "$1" == -o ]] && shift; shift; done
 node=$1; shift
 [[ -e {folder}/closed-$node ]] && {{ echo 'Permission denied (publickey).' >&2; exit 255; }}
+cd {folder}
 exec sh -c "$*"
 """
 
@@ -65,6 +66,8 @@ def probe(head: LocalShell, *nodes: str) -> dict[str, NodeAnswer]:
 
 def test_each_node_reports_its_health(head: LocalShell) -> None:
     head.close_node("node2")
+    # A user's file with the name of a module that the probe needs.
+    (head.folder / "email.py").write_text("raise SystemExit(1)")
     answers = probe(head, "node0", "node1", "node2")
 
     assert list(answers) == ["node0", "node1", "node2"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Mapping
 
 from cluster.nodes import Cluster
+from cluster.ssh_mesh import PUT_NAMES
 from cluster.verify.results import CheckResult, Expected, NodeAnswer, Verdict, asks, typical
 from infra.lifetime import Lifetime
 from provision.facts import NodeHealth
@@ -65,8 +67,7 @@ def restore_names(node: str, expected: Expected) -> str:
     """Return the command that copies the cluster's /etc/hosts entries from another node to this one."""
     other = "node1" if node == "node0" else "node0"
     block = 'sed -n "/^# spr-cluster begin/,/^# spr-cluster end/p" /etc/hosts'
-    put = '"cat - /etc/hosts > /tmp/hosts; sudo cp --no-preserve=all /tmp/hosts /etc/hosts"'
-    return expected.on_node(other, f"{block} | ssh {node} {put}")
+    return expected.on_node(other, f"{block} | ssh {node} {shlex.quote(PUT_NAMES)}")
 
 
 def check_mtu(node: str, health: NodeHealth, expected: Expected) -> CheckResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,19 +27,23 @@ from cluster.ssh_mesh import render_client_ssh_config
 from infra.aws.clients import Clients
 from infra.aws.cloud import Cloud, find_profile
 from infra.ec2 import key_pair, tags
-from infra.ec2.cluster_record import ClusterRecord
+from infra.ec2.cluster_record import ClusterRecord, parse_record
 from infra.ec2.instances import why_gone
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import SecurityGroup
 from infra.errors import SprError, UsageError
 from infra.files import read_text, write_private
 from infra.plan.actions import Action
+from infra.plan.ownership import split_groups
 from infra.spec import or_other_name
-from infra.wait import Clock, Progress, Silent, SystemClock
+from infra.wait import Clock, Progress, Silent, SystemClock, begin
 from provision.host import Host
 from provision.host_keys import pinned_host_keys
 from provision.jump import Gateway, proxy_argv
 from provision.ssh import SshHost
+
+# If the network drops packets, the SDK alone would try for minutes.
+_RECORD_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -220,10 +225,21 @@ class Context:
             return all(each.tags.get(tags.OWNER_KEY, key) != key for each in found)
         return False
 
-    def find_record(self) -> ClusterRecord | None:
-        """Return the cluster's record; ``None`` if EC2 doesn't say."""
-        with suppress(BotoCoreError, ClientError, SprError):
-            return describe_inventory(self.clients.ec2, self.name, ("security_groups",)).record
+    def find_record(self, *, only_own: bool = False) -> ClusterRecord | None:
+        """Return the cluster's record; ``None`` if EC2 doesn't say within seconds.
+
+        With ``only_own``, a cluster of this name that has another key does not count.
+        """
+        ec2 = self.clients.ec2  # boto3 can create clients in one thread only
+
+        def look() -> ClusterRecord | None:
+            found = describe_inventory(ec2, self.name, ("security_groups",))
+            own, _ = split_groups(found, key_pair.read_public(self.files.key))
+            group = own or (None if only_own else found.group)
+            return parse_record(group.tags) if group else None
+
+        with suppress(BotoCoreError, ClientError, SprError, FutureTimeoutError):
+            return begin(look).result(_RECORD_S)
         return None
 
     @property

@@ -22,7 +22,14 @@ _KEY = ".ssh/spr-cluster"
 _BEGIN, _END = "# spr-cluster begin", "# spr-cluster end"
 _BUNDLE = "/tmp/spr-cluster-mesh.tar"
 
-# Write /etc/hosts in place: a rename fails where it is a mount.
+# In place: a rename fails where it is a mount. A hostname must not be a loopback address as well: peers would
+# get both.
+PUT_NAMES = (
+    f'(cat; sed -E "/^{_BEGIN}$/,/^{_END}$/d; '
+    r'/^127\./s/[[:space:]]+$(hostname)([[:space:]]|$)/\1/g" /etc/hosts) > /tmp/spr-cluster-hosts && '
+    "sudo cp --no-preserve=all /tmp/spr-cluster-hosts /etc/hosts"
+)
+"""The shell command that puts our part of /etc/hosts, from standard input, before the rest."""
 _UNPACK = f"""set -e
 umask 077
 tar -C "$HOME" -xf {_BUNDLE}
@@ -32,8 +39,7 @@ keys=~/.ssh/authorized_keys
 {{ grep -v ' spr-cluster-nodes$' $keys || true; cat ~/{_KEY}.pub; }} > $keys.new
 mv $keys.new $keys
 chmod 644 ~/hosts
-{{ sed '/^{_BEGIN}$/,/^{_END}$/d' /etc/hosts; cat ~/.spr-cluster-hosts; }} > /tmp/spr-cluster-hosts
-sudo cp --no-preserve=all /tmp/spr-cluster-hosts /etc/hosts
+cat ~/.spr-cluster-hosts | {PUT_NAMES} || exit 1
 rm -f ~/.spr-cluster-hosts /tmp/spr-cluster-hosts
 {configuration.CONFIGURE}"""
 

@@ -6,8 +6,10 @@ start if another one fails, and sleep in real time, which tests cannot skip.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -73,6 +75,20 @@ def wait_until(
         clock.sleep(min(pause, every_s, deadline_s - passed + 0.01))
         pause *= 2
     return found
+
+
+def begin(call: Callable[[], T]) -> Future[T]:
+    """Start a function in a thread that does not delay the exit of this process."""
+    future = Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 class Progress(Protocol):

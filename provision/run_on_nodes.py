@@ -30,9 +30,10 @@ for name,text in json.loads(sys.stdin.readline()):
 module.main()"""
 SYSTEM_PYTHON = ("python3", "-I", "-S", "-c", _START)
 """The system's Python, isolated from the user's environment: it starts in 10 ms."""
-_FIND = f'p={VENV}/bin/python; [ -x $p ] || p=python3; exec $p -c "$@"'
+_FIND = f'p={VENV}/bin/python; [ -x $p ] || p=python3; exec $p -I -c "$@"'
 STACK_PYTHON = ("sh", "-c", _FIND, "sh", _START)
-"""The Python of the node's stack with its packages, or else the system's."""
+"""The Python of the node's stack with its packages, or else the system's. It too is isolated: a user's
+~/email.py must not stand in for Python's own module."""
 _END = "_END_OF_THE_PROGRAM_"
 _NO_SSH = 255
 # Measured on 256 hosts: beyond about 64 simultaneous logins, cryptography is the bottleneck.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import socket
 import threading
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.jump import Gateway, Proxy, Tunnel, login_hint
 
 _KEEPALIVE_S = 20
-# A connection that loses its packets breaks after this time; TCP alone would try for 15 minutes.
+# Seconds without an answer after which a connection or a transfer is given up.
 _LOST_S = 60
 _SESSION_AGAIN_S = 0.1
 _PORT = 22
@@ -168,6 +167,7 @@ class SshHost:
         self._ask_why_gone, self._proxy_argv, self._region = ask_why_gone, proxy, region
         self._gateway = gateway if proxy else None
         self._connection: Connection | None = None
+        self._sftp: paramiko.SFTPClient | None = None
         self._proxy: Proxy | None = None
         self._opening = threading.Lock()
 
@@ -210,10 +210,7 @@ class SshHost:
                 hint="SSH is open to the address that this machine had at `up`. Has it changed, or "
                 "is port 22 blocked?",
             ) from None
-        connection.transport.set_keepalive(_KEEPALIVE_S)
-        if hasattr(socket, "TCP_USER_TIMEOUT") and not self._proxy_argv:  # Linux
-            limit = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _LOST_S)
-            connection.transport.sock.setsockopt(*limit)
+        _watch(connection.transport)
         self._connection = connection
         return connection
 
@@ -223,7 +220,7 @@ class SshHost:
         self._proxy = proxy = Proxy(self._proxy_argv)
         connection.connect_kwargs["sock"] = proxy.socket
         connection.open()
-        connection.transport.set_keepalive(_KEEPALIVE_S)
+        _watch(connection.transport)
         self._proxy = None
         return Tunnel(self._name, connection, proxy)
 
@@ -383,11 +380,22 @@ class SshHost:
             raise self._lose()
         _require_success(self._name, command, Result(code, "", said.decode(errors="replace")))
 
+    def _open_files(self) -> paramiko.SFTPClient:
+        """Open SFTP once for all threads. Not by fabric, which sets no limit of time."""
+        transport = self._open().transport
+        with self._opening:
+            if self._sftp is None:
+                channel = _open_session(transport)
+                channel.settimeout(_LOST_S)
+                channel.invoke_subsystem("sftp")
+                self._sftp = paramiko.SFTPClient(channel)
+            return self._sftp
+
     @contextmanager
     def _files(self, path: str) -> Iterator[Any]:
         """The machine's files; a failure names ``path``."""
         try:
-            yield self._open().sftp()
+            yield self._open_files()
         except FileNotFoundError:
             raise HostError(self._name, f"there is no {path}") from None
         except (OSError, paramiko.SSHException, EOFError) as error:
@@ -396,7 +404,9 @@ class SshHost:
             lost = not isinstance(error, OSError) or not connected
             self.close()
             kind = ConnectionLostError if lost else HostError
-            raise kind(self._name, f"copying {path}: {error or 'connection closed'}") from None
+            silent = isinstance(error, TimeoutError)
+            why = f"no answer for {_LOST_S} s" if silent else str(error) or "connection closed"
+            raise kind(self._name, f"copying {path}: {why}") from None
 
     def why_gone(self) -> str:
         return self._ask_why_gone()
@@ -404,10 +414,29 @@ class SshHost:
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+            self._connection = self._sftp = None
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
+
+
+def _watch(transport: paramiko.Transport) -> None:
+    """End a connection when the machine stops answering.
+
+    TCP alone would try for 15 minutes, and a proxy command may never notice.
+    """
+
+    def ask() -> None:
+        while transport.is_active():
+            end = threading.Timer(_LOST_S, transport.close)
+            end.daemon = True
+            end.start()
+            with suppress(OSError, paramiko.SSHException, EOFError):
+                transport.global_request("keepalive@openssh.com")  # waits for the answer
+            end.cancel()
+            time.sleep(_KEEPALIVE_S)
+
+    threading.Thread(target=ask, daemon=True).start()
 
 
 def _open_session(transport: paramiko.Transport) -> paramiko.Channel:

@@ -7,7 +7,7 @@ from cluster.cli.spec_options import SpecRequest, read_change
 from cluster.cli.verify import describe_failures, render_results
 from cluster.console.display import make_progress
 from cluster.console.output import emit, wrap
-from cluster.lifecycle.doctor import Examination, examine, look_up_record
+from cluster.lifecycle.doctor import Examination, examine
 from cluster.verify.results import Verdict, worst
 from infra.ec2.cluster_record import merge_options
 from infra.errors import SprError
@@ -24,7 +24,7 @@ def check(request: SpecRequest) -> int:
     cloud = open_chosen_cloud(request, change.name, progress=progress, must_exist=False)
     ctx = open_context(request, change.name, cloud)
     defaults = {"stack": DEFAULT_STACK, "amx_required": ctx.cloud.has_amx}
-    record = look_up_record(ctx)
+    record = ctx.find_record(only_own=True)
     spec = merge_options(change.name, _SOME_CIDRS, change.given, record, defaults)
     where = f"{ctx.cloud.name} {ctx.cloud.region}"
     with progress.phase(f"Examine {where}"):

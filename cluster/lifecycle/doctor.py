@@ -6,14 +6,13 @@ They create and change nothing, run in parallel, and fail independently.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -30,7 +29,7 @@ from infra.cost.quotas import (
     require_quota,
 )
 from infra.ec2 import key_pair, network, tags
-from infra.ec2.cluster_record import ClusterRecord, new_record, parse_record, record_tags
+from infra.ec2.cluster_record import new_record, record_tags
 from infra.ec2.images import Image, find_ubuntu_image
 from infra.ec2.instances import HEAD, WORKER
 from infra.ec2.inventory import describe_inventory
@@ -55,13 +54,13 @@ from infra.plan.ownership import split_groups
 from infra.plan.planner import plan_up, rank_instances
 from infra.s3_url import parse_s3_url
 from infra.spec import AUTO, EICE, SSM, ClusterChange, ClusterSpec, parse_ssh_cidr
+from infra.wait import begin
 from infra.words import counted
 from provision.jump import require_way
 from provision.stacks.load import load_stack
 
 # If the network drops packets, the SDK alone would try for minutes.
 _DEADLINE_S = 60.0
-_RECORD_S = 20.0
 # A documentation address: the request does not say who may use SSH, so none is looked up.
 _NOBODY = "192.0.2.1/32"
 # boto3 can create clients in one thread only:
@@ -115,7 +114,6 @@ class Examination:
         return find_ubuntu_image(clients.ssm, clients.ec2, load_stack(self.spec.stack).ubuntu)
 
 
-T = TypeVar("T")
 Look = Callable[[Examination], Iterable[CheckResult]]
 Futures = Mapping[str, "Future[list[CheckResult]]"]
 
@@ -133,9 +131,9 @@ def examine(exam: Examination) -> list[CheckResult]:
     """Run all checks, in at most a minute."""
     for name in _CLIENTS:
         getattr(exam.ctx.clients, name)
-    futures: Futures = {check.name: Future() for check in CHECKS}
-    for check in CHECKS:
-        _begin(partial(_look, exam, check, futures), futures[check.name])
+    futures: dict[str, Future[list[CheckResult]]] = {}
+    for check in CHECKS:  # each needs only earlier ones
+        futures[check.name] = begin(partial(_look, exam, check, futures))
     deadline = time.monotonic() + _DEADLINE_S
     return [result for check in CHECKS for result in _await(check, futures, deadline)]
 
@@ -148,33 +146,6 @@ def _await(check: Check, futures: Futures, deadline: float) -> Sequence[CheckRes
             return _skipped(check.name, f"not checked: needs {silent[0]}")
         found, remedy = f"no answer within {_DEADLINE_S:.0f} s", "Check the network to AWS."
         return [_result(check.name, Verdict.FAIL, found, remedy)]
-
-
-def _begin(call: Callable[[], T], future: Future[T]) -> None:
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    # At exit, Python waits for threads that are not daemons.
-    threading.Thread(target=run, daemon=True).start()
-
-
-def look_up_record(ctx: Context) -> ClusterRecord | None:
-    """Return the record of an existing cluster, unless it can't be read soon, which a check then explains."""
-    ec2, future = ctx.clients.ec2, Future[ClusterRecord | None]()
-
-    def look() -> ClusterRecord | None:
-        found = describe_inventory(ec2, ctx.name, ("security_groups",))
-        group, _ = split_groups(found, key_pair.read_public(ctx.files.key))
-        return parse_record(group.tags) if group else None
-
-    _begin(look, future)
-    try:
-        return future.result(_RECORD_S)
-    except (SprError, ClientError, BotoCoreError, FutureTimeoutError):
-        return None
 
 
 def _look(exam: Examination, check: Check, futures: Futures) -> list[CheckResult]:

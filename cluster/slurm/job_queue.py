@@ -77,6 +77,7 @@ def ask_head(
 
 
 LIST_QUEUE = shlex.join(unfetched.LIST_QUEUE)
+_LIST_S = 20
 _USABLE = {"idle", "allocated", "mixed", "completing", "planned", "reserved"}
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 # The scripts of all jobs and the marks that they have ended are on every node, except those that were cut
@@ -175,16 +176,13 @@ class QueueSummary:
 
 def summarize_queue(head: Host) -> QueueSummary:
     """Summarize a cluster's queue. Raises :class:`HostError`."""
-    done = head.run(_SUMMARIZE, check=False)
-    if done.exit_code:
-        last = (done.stderr.strip() or "no answer within 2 s").splitlines()[-1]
-        raise HostError(head.name, f"Slurm does not answer: {last}")
-    rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 2]
+    said = _ask_slurm(head, _SUMMARIZE, 2)
+    rows = [line.split("|") for line in said.splitlines() if line.count("|") == 2]
     states = {name: state for name, state, _ in rows}
     # Allocated, idle, other, and all.
     counts = [[*map(int, cores.split("/"))] for _, _, cores in rows]
     cores = sum(each[0] for each in counts), sum(each[3] for each in counts)
-    waiting = [job.is_waiting for job in parse_queue(done.stdout)]
+    waiting = [job.is_waiting for job in parse_queue(said)]
     # Slurm marks states: "down*" does not answer, "idle~" saves power.
     bad = {name: s.rstrip("*~#!%$@^-+") for name, s in states.items() if not is_usable(s)}
     usable = len(states) - len(bad)
@@ -200,7 +198,16 @@ def is_usable(state: str) -> bool:
 
 def list_queue(head: Host) -> tuple[QueuedJob, ...]:
     """Return the cluster's queue in the order of submission. Raises :class:`HostError`."""
-    return parse_queue(head.run(LIST_QUEUE).stdout)
+    return parse_queue(_ask_slurm(head, f"timeout {_LIST_S} {LIST_QUEUE}", _LIST_S))
+
+
+def _ask_slurm(head: Host, command: str, limit_s: int) -> str:
+    done = head.run(command, check=False)
+    if done.exit_code:
+        last = (done.stderr.strip() or f"no answer within {limit_s} s").splitlines()[-1]
+        hint = "`spr-cluster verify` shows how to start it again"
+        raise HostError(head.name, f"Slurm does not answer: {last}", hint=hint)
+    return done.stdout
 
 
 def submit_again(head: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -40,7 +40,7 @@ def launcher_command(nodes: int, deadline_s: int = _DEADLINE_S) -> str:
     """Return mpirun as a job starts it, with a deadline, because it waits forever for a closed port."""
     exports = "; ".join(f"export {name}={shlex.quote(value)}" for name, value in MPIRUN_ENV.items())
     argv = [f"{VENV}/bin/mpirun", "-f", HOSTFILE, "-n", str(nodes), "-ppn", "1"]
-    argv += ["-bootstrap", "ssh", f"{VENV}/bin/python", "-c", _PROGRAM]
+    argv += ["-bootstrap", "ssh", f"{VENV}/bin/python", "-I", "-c", _PROGRAM]
     return f"{exports}; timeout -k 5 {deadline_s} {shlex.join(argv)} < /dev/null"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Mapping
 
 from cluster.nodes import Cluster
+from cluster.ssh_mesh import PUT_NAMES
 from cluster.verify.results import CheckResult, Expected, NodeAnswer, Verdict, asks, typical
 from infra.lifetime import Lifetime
 from provision.facts import NodeHealth
@@ -19,15 +21,18 @@ FIX_CLOCK = "sudo systemctl restart chrony; timedatectl"
 def find_unusable(
     cluster: Cluster, answers: Mapping[str, NodeAnswer], *, amx_required: bool
 ) -> dict[str, str]:
-    """Return the nodes that jobs can't use, with the reason; empty for a healthy cluster."""
+    """Return the nodes to replace, with the reason; empty for a healthy cluster.
+
+    A node that answers over SSH, but whose probe failed, may run jobs: the ``ssh`` check reports it.
+    """
     reasons = {}
     for node in cluster.nodes:
         answer = answers.get(node.name)
         if answer is None:
             reasons[node.name] = "the head got no answer"
-        elif answer.problem or answer.value is None:
+        elif not answer.reached:
             reasons[node.name] = answer.problem
-        elif answer.value.missing_amx and amx_required:
+        elif answer.value and answer.value.missing_amx and amx_required:
             reasons[node.name] = f"no AMX: lacks {', '.join(answer.value.missing_amx)}"
     return reasons
 
@@ -41,6 +46,8 @@ def check_ssh(node: str, answer: NodeAnswer | None, expected: Expected) -> Check
     if not answer.problem:
         return CheckResult(node, "ssh", Verdict.OK, wanted)
     remedy = f"Replace the node:\n{expected.command('repair')}"
+    if answer.reached:
+        remedy = expected.replacement(node, "Its Python or its disk may be damaged")
     return CheckResult(node, "ssh", Verdict.FAIL, answer.problem, wanted, remedy)
 
 
@@ -60,8 +67,7 @@ def restore_names(node: str, expected: Expected) -> str:
     """Return the command that copies the cluster's /etc/hosts entries from another node to this one."""
     other = "node1" if node == "node0" else "node0"
     block = 'sed -n "/^# spr-cluster begin/,/^# spr-cluster end/p" /etc/hosts'
-    put = '"cat - /etc/hosts > /tmp/hosts; sudo cp --no-preserve=all /tmp/hosts /etc/hosts"'
-    return expected.on_node(other, f"{block} | ssh {node} {put}")
+    return expected.on_node(other, f"{block} | ssh {node} {shlex.quote(PUT_NAMES)}")
 
 
 def check_mtu(node: str, health: NodeHealth, expected: Expected) -> CheckResult:

@@ -25,6 +25,7 @@ from cluster.verify.results import (
     sort_results,
     worst,
 )
+from infra.errors import ConnectionLostError, HostError, HostKeyError, NoAnswerError
 from infra.wait import Progress
 from infra.words import counted
 from provision.facts import NodeHealth, describe, parse_health
@@ -79,11 +80,11 @@ def verify_cluster(
 ) -> VerifyReport:
     """Check each node, the network between them, mpirun, and the queue.
 
-    While a job runs, bandwidth and mpirun are skipped. Raises :class:`HostError` if the head can't be
-    reached.
+    While a job may be running, bandwidth and mpirun are skipped. Raises :class:`HostError` if the head
+    can't be reached.
     """
     head = open_host(cluster.head)
-    job = find_running_job(head)
+    busy = _find_busy(head)
     with progress.phase(f"Inspect {counted(len(cluster.nodes), 'node')}"):
         answers = _probe(cluster, expected, open_host, progress)
     reached = [node for node, answer in answers.items() if answer.reached]
@@ -91,13 +92,13 @@ def verify_cluster(
     if len(reached) > 1:
         with progress.phase(f"Test the network between {len(reached)} nodes"):
             network = probe_network(
-                head, reached, bandwidth=bandwidth and not job, note=progress.note
+                head, reached, bandwidth=bandwidth and not busy, note=progress.note
             )
     cold = [node for node, answer in answers.items() if answer.value and answer.value.reading_disk]
     with progress.phase("Start a rank on every node"):
         if cold:
             progress.note(f"{name_some(cold)}: a new disk, read for the first time, is slow")
-        launched = _launch(head, cluster, reached, job, cold=bool(cold))
+        launched = _launch(head, cluster, reached, busy, cold=bool(cold))
     clocks = network.clocks(cluster.head.name) if network else {}
     results = [
         *_describe_cluster(cluster, expected),
@@ -107,6 +108,17 @@ def verify_cluster(
     # A node that the head can't reach has failed already.
     queue = check_queue(probe_queue(head), reached, expected) if reached else []
     return VerifyReport((*results, *launched, *queue), network)
+
+
+def _find_busy(head: Host) -> str:
+    """Return why nothing may use all cores or the whole network now; "" if no job is running."""
+    try:
+        job = find_running_job(head)
+    except (ConnectionLostError, HostKeyError, NoAnswerError):
+        raise
+    except HostError:  # the check of the queue says why
+        return "whether a job is running is unknown"
+    return f"job {job} is running and affects latencies" if job else ""
 
 
 def check_nodes(
@@ -187,12 +199,12 @@ def _probe(
 
 
 def _launch(
-    head: Host, cluster: Cluster, reached: Sequence[str], job: str | None, *, cold: bool
+    head: Host, cluster: Cluster, reached: Sequence[str], busy: str, *, cold: bool
 ) -> list[CheckResult]:
     nodes = [node.name for node in cluster.nodes]
     unreached = [node for node in nodes if node not in reached]
-    if job:
-        found = f"not tested, nor the bandwidth: job {job} is running and affects latencies"
+    if busy:
+        found = f"not tested, nor the bandwidth: {busy}"
     elif unreached:
         found = f"not tested: the head can't connect to {name_some(unreached)}"
     else:

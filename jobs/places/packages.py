@@ -49,7 +49,7 @@ _COMPANIONS = re.compile(r"torch(vision|audio|codec|text)")
 _GPU = re.compile(r"triton.*|nvidia-.*|cuda-.*")
 _INSTALLED = (
     "import importlib.metadata as m,json,platform;"
-    "import subprocess,sys;c=subprocess.run([sys.executable,'-m','pip','config','list'],stdout=-1).stdout;"
+    "import subprocess,sys;c=subprocess.run([sys.executable,'-Im','pip','config','list'],stdout=-1).stdout;"
     "print(json.dumps([platform.python_version(),platform.libc_ver()[1],"
     "{d.metadata['Name']: d.version for d in m.distributions()},c.decode()]))"
 )
@@ -118,7 +118,7 @@ def install_packages(
     if known.strip() or not packages.lines:
         return key if known.strip() else ""
     note(f"resolving {packages}")
-    said = head.run(f"{VENV}/bin/python -c {shlex.quote(_INSTALLED)}").stdout
+    said = head.run(f"{VENV}/bin/python -I -c {shlex.quote(_INSTALLED)}").stdout
     version, glibc, found, pip = json.loads(said)
     installed = {str(canonicalize_name(name)): number for name, number in found.items()}
     wanted = resolve(packages, stack, installed, NodePython(version, glibc), find_resolver())

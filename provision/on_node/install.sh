@@ -6,6 +6,8 @@ set -euo pipefail
 # The login path begins with the environment, which this replaces.
 PATH=${PATH//"$venv/bin:"/}
 export DEBIAN_FRONTEND=noninteractive
+# Python imports what a user has in the current folder, such as ~/queue.py.
+cd /
 
 sudo install -d -o "$(id -un)" "$root"
 # An earlier run whose connection broke may still be running.
@@ -64,9 +66,13 @@ done
 if ((${#missing[@]})); then
     echo "@step system packages: ${missing[*]}"
     apt() { sudo -E apt-get -q -o DPkg::Lock::Timeout=900 -o Acquire::Retries=5 "$@"; }
-    # The package lists have another lock, for which apt has no timeout.
-    for attempt in {1..30}; do apt update && break; [ "$attempt" = 30 ] && exit 1; sleep 10; done
-    apt install -y --no-install-recommends "${missing[@]}"
+    # The package lists have another lock, for which apt has no timeout. `apt update` succeeds without the
+    # lists of a mirror that does not answer, which then lack packages.
+    for attempt in {1..30}; do
+        apt update && apt install -y --no-install-recommends "${missing[@]}" && break
+        [ "$attempt" = 30 ] && exit 1
+        sleep 10
+    done
 fi
 
 # Slurm's daemons start once the node is connected, with a key that no other cluster has.

@@ -100,12 +100,13 @@ def hold(job: str, pid: int, part: Part) -> str:
     # systemd-run would start a program: this one runs already, with files that mpirun opened.
     scope = [f"spr-{job}-{pid}.scope", "fail", "3", "PIDs", "au", "1", str(pid), "Slice", "s", unit]
     scope += ["TasksMax", "t", str((1 << 64) - 1)]
-    why = _find_error(*_ROOT, "busctl", "call", *start, "ssa(sv)a(sa(sv))", *scope, "0")
+    if why := _find_error(*_ROOT, "busctl", "call", *start, "ssa(sv)a(sa(sv))", *scope, "0"):
+        return why
     guard = ["python3", "-I", "-S", PROGRAM, "guard", job, name, memory]
     how = ["--quiet", "--collect", f"--unit=spr-guard-{job}", f"--uid={os.getuid()}"]
     unguarded = _find_error(*_ROOT, "systemd-run", *how, *guard)
     # An earlier task of the job has started it.
-    return why or ("" if "already" in unguarded else unguarded)
+    return "" if "already" in unguarded else unguarded
 
 
 class Guard:
@@ -114,6 +115,9 @@ class Guard:
     def __init__(self, job: str, name: str, memory_mib: int) -> None:
         unit = f"spr-{job}.slice"
         group = _ask("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
+        if not group.endswith(f"/{unit}"):
+            # A unit that does not run has none, and that would be the whole machine.
+            sys.exit(f"{unit} has no control group")
         # With cgroups version 1, systemd has its own hierarchy.
         base = Path("/sys/fs/cgroup")
         self.group = Path(f"{base / 'systemd' if (base / 'systemd').is_dir() else base}{group}")

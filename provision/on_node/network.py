@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from provision.on_node.everywhere import over_ssh
@@ -27,7 +28,7 @@ from provision.on_node.everywhere import over_ssh
 _MESSAGE = struct.Struct("!d")
 _CONNECT_S = 5.0
 _SSH_S = 10.0
-_TRIPS = 30
+_TRIPS, _TRIPS_S = 30, 0.1
 _STREAMS = 4
 _SEND_S = 1.0
 _BLOCK = b"\0" * (1 << 20)
@@ -105,14 +106,22 @@ def resolve(name: str) -> str | None:
         return None
 
 
-def reach(peer: dict[str, Any], token: bytes) -> dict[str, Any]:
-    """Test name, port, round trip, and clock of one peer. Times are in seconds."""
+def reach(peer: dict[str, Any], token: bytes, turn: threading.Lock) -> dict[str, Any]:
+    """Test name, port, round trip, and clock of one peer. Times are in seconds.
+
+    Threads that measure together would measure each other, so each waits for its ``turn``.
+    """
     answer: dict[str, Any] = {"address": resolve(peer["name"])}
     if answer["address"] is None:
         return {**answer, "error": "its name does not resolve"}
     try:
         with connect(peer, token, b"t") as connection:
-            trips = [measure_round_trip(connection) for _ in range(_TRIPS)]
+            measure_round_trip(connection)  # a peer that does not answer holds up no other
+            with turn:
+                end = time.perf_counter() + _TRIPS_S
+                trips = [measure_round_trip(connection)]
+                while len(trips) < _TRIPS and time.perf_counter() < end:
+                    trips.append(measure_round_trip(connection))
     except OSError as error:
         answer["error"] = describe_error(error)
         return answer
@@ -196,7 +205,7 @@ def serve(token: bytes) -> None:
         order = json.loads(line)
         peers = order["peers"]
         if order["stage"] == "reach":
-            reply(for_each(lambda peer: reach(peer, token), peers, 32))
+            reply(for_each(partial(reach, token=token, turn=threading.Lock()), peers, 32))
         elif order["stage"] == "ssh":
             # sshd accepts few pending logins (MaxStartups): a few at a time, and every node begins
             # with another peer.

@@ -29,7 +29,7 @@ is_spot() {
         read -r market <$folder/market
     elif [ -e $folder/no-imds ] && [ -n "$(find $folder/no-imds -mmin -5)" ]; then
         return 1
-    elif get_token && market=$(get instance-life-cycle); then
+    elif get_token && market=$(get instance-life-cycle) && [ -z "${market##*200}" ]; then
         market=${market%%[!a-z-]*}
         echo "$market" >$folder/market
     else

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 from cluster.nodes import Cluster
 from infra.errors import HostError, HostKeyError, JobError, UsageError
@@ -69,61 +70,8 @@ _MOST_GRACE_S = 3600
 _CHECKPOINT = '%s[{]"event": "checkpoint(_estimate)?"'
 # The keeper looks twice a minute, and first stores the results.
 END_S, _END_POLL_S = 120.0, 2.0
-# The queue takes the job before anything changes, and starts it when all nodes have it: a job to resume that
-# is refused stays as it ended on every node. An earlier log belongs to a resumed job, or to another run of
-# a study with the same folder. The rest continues without this shell, which waits for it.
-_SUBMIT = """# submitting a job
-cd {root} && chmod 700 .. || exit
-{guard}refuse() {{
-  if [ -e {secrets} ]; then
-    rm {secrets}
-    tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=10 @ "rm -f {root}/{secrets}"
-  fi
-  rm -f *.{new}
-  exit $1
-}}
-if [ -e {secrets}.{new} ]; then
-  mv {secrets}.{new} {secrets}
-  export keep="mkdir -p {root} && cd {root} && umask 077 && cat > {secrets}"
-  tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh -o ConnectTimeout=10 @ "$keep" < {secrets} ||
-    {{ echo "@ does not take the variables" >&2; exit 1; }}' || refuse 1
-fi
-sent=$(echo *.{new})
-id=$(sbatch --hold --parsable run.sh.{new}) || refuse $?
-{{ [ ! -s log ] || cat log >> log.earlier; }} && {move} &&
-  rm -rf begin.json first.json end.json cancelled log gathered && touch log ||
-  {{ scancel $id; refuse 1; }}
-# With these files, the job starts again after the loss of the head.
-export sent="${{sent//.{new}/}}"
-export take="mkdir -p {root} && cd {root} && chmod 700 .. && tar -xmf - &&
-  rm -f first.json end.json cancelled && {move}"
-# A node that does not answer must not end xargs.
-export send='tar -cf - --transform "s/$/.{new}/" $sent | timeout 60 ssh -o ConnectTimeout=10 @ "$take" || :'
-: "$(setsid -f sh -c '{release}' $id 2>&1 </dev/null 9<&-)"
-"""
-# Two commands may resume a job at the same time: the lock, on its folder, shows the second the first's job.
-_GUARD = """exec 9< . && flock 9 && queue=$(squeue --noheader --name={job} --format=%T) || exit
-case $queue in ""|COMPLETING) ;; *) rm -f *.{new}; exit {active};; esac
-"""
+# The exit code of submit.sh for a job that is in the queue already.
 _ACTIVE = 75
-_MOVE = """{{ [ ! -e job.json.{new} ] || mv job.json.{new} job.json; }} &&
-  mv launch.json.{new} launch.json && mv run.sh.{new} run.sh"""
-# slurmctld saves its state within 5 s. If killed sooner, it forgets that it may start the job, or the whole
-# job, and may reuse its number.
-_SAVED_S = 8
-_RELEASE = """
-tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c "$send"
-scontrol release $0
-exec >/dev/null 2>&1
-while [ -e run.sh ]; do
-  sleep {pause}
-  case "$(scontrol -o show job $0 2>&1)" in
-    *" JobName=${{PWD##*/}} "*" Reason=JobHeldUser "*) scontrol release $0;;
-    *" JobName=${{PWD##*/}} "*) exit;;
-    JobId=*|*"Invalid job id"*) [ -e cancelled ] || [ -e end.json ] || sbatch --parsable run.sh; exit;;
-  esac
-done
-"""
 # Slurm lists a job until none of its processes is left on a node that answers. scancel alone would leave
 # the ranks too little time for a checkpoint, so the batch script gets the signal first.
 _CANCEL = """# ending a job on all nodes
@@ -262,19 +210,17 @@ class SlurmLauncher:
             self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.{paths.new}")
         self.head.put(launch.render(), paths.new_launch)
         self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
-        release = _RELEASE.format(pause=_SAVED_S)
-        new, move = paths.new, _MOVE.format(new=paths.new)
-        guard = ""
-        if launch.spec.recovery.resumed_job:
-            guard = _GUARD.format(job=paths.job_id, new=new, active=_ACTIVE)
-        named = {
+        values = {
+            "job": paths.job_id,
             "root": paths.root,
-            "new": new,
-            "move": move,
-            "release": release,
+            "new": paths.new,
             "secrets": SECRETS,
+            "resumed": launch.spec.recovery.resumed_job or "",
+            "active": str(_ACTIVE),
         }
-        done = self.head.run(_SUBMIT.format(**named, guard=guard), check=False)
+        lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+        script = resources.files("jobs.places.queue").joinpath("submit.sh").read_text()
+        done = self.head.run("\n".join(["# submitting a job", *lines, script]), check=False)
         if done.exit_code == _ACTIVE:
             raise UsageError(
                 f"job {paths.job_id} is queued or running already",

@@ -221,8 +221,8 @@ def test_a_check_without_an_answer_does_not_hold_up_the_others(
     silent, after = Check("silent", wait, needs=()), Check("after", wait, needs=("silent",))
     monkeypatch.setattr(doctor, "CHECKS", [*doctor.CHECKS[:1], silent, after])
     monkeypatch.setattr(doctor, "_DEADLINE_S", 1.0)
-    monkeypatch.setattr(doctor, "_RECORD_S", 1.0)
-    monkeypatch.setattr(doctor, "describe_inventory", lambda *_: end.wait())
+    monkeypatch.setattr("cluster.context._RECORD_S", 1.0)
+    monkeypatch.setattr("cluster.context.describe_inventory", lambda *_: end.wait())
 
     code, bad = examine(line)
     end.set()

@@ -14,6 +14,7 @@ from cluster.cli.verify import PROGRAMS, build_table, list_remedies
 from cluster.verify.machine import check_governor
 from cluster.verify.results import Verdict
 from infra.errors import HostError
+from provision.host import Result
 from tests.cluster.verify.fleet import NODES, judge
 from tests.cluster.verify.test_nodes import DEFECTS
 from tests.harness.command_line import CommandLine, CommandResult
@@ -136,6 +137,18 @@ def test_a_running_job_is_not_disturbed(cluster: CommandLine) -> None:
     assert (launcher["verdict"], "job squad-1 is running" in launcher["found"]) == ("skipped", True)
     assert not [c for c in found if c["check"] == "bandwidth"]
 
+    why = "slurm_load_partitions: Unable to contact slurm controller"
+    cluster.stage("node0", "^timeout 20 squeue", Result(1, "", why))
+    cluster.stage("node0", "# asking the queue", Result(0, why, ""))
+    found = checks(cluster, code=1)
+
+    assert wrong(found) == [("cluster", "queue", "fail")]
+    (launcher,) = [c for c in found if c["check"] == "mpirun"]
+    assert (launcher["verdict"], launcher["found"].partition(": ")[2]) == (
+        "skipped",
+        "whether a job is running is unknown",
+    )
+
 
 def test_a_single_node_has_no_peers(line: CommandLine) -> None:
     line.begin("--nodes", "1")
@@ -156,12 +169,17 @@ def test_an_unreachable_head_is_an_error(cluster: CommandLine) -> None:
 def test_up_reports_problems_at_the_end(line: CommandLine) -> None:
     line.begin("--nodes", "3")
     change(line, 1, health={"versions": {"torch": "2.6.0"}})
+    change(line, 2, health={"disk": {"size": None}})  # the probe fails there
+    before = line.ids()
 
     result = line.must("up", "--nodes", "3", "--yes")
 
-    assert (
-        "3 of 3 nodes reachable from the head, 3 with AMX; problems: node1: stack: " in result.err
+    assert line.ids() == before
+    start = (
+        "3 of 3 nodes reachable from the head, 2 with AMX; problems: node2: ssh: the probe failed"
     )
+    assert start in result.err
+    assert "; node1: stack: " in result.err
     assert "(details: spr-cluster verify --name spr)" in result.err
 
 

@@ -103,7 +103,7 @@ def test_repair_takes_an_unhealthy_node_for_lost(three: CommandLine) -> None:
 
 
 def test_nothing_is_taken_if_the_head_can_not_be_asked(three: CommandLine) -> None:
-    three.stage("node0", "^squeue ", HostError("node0", "Slurm does not answer"))
+    three.stage("node0", "^timeout 20 squeue ", HostError("node0", "Slurm does not answer"))
     before = three.changes
     assert three.run("up", "--nodes", "2", "--yes").message.startswith("[node0] Slurm does not")
     assert three.changes == before
@@ -115,5 +115,5 @@ def test_nothing_is_taken_if_the_head_can_not_be_asked(three: CommandLine) -> No
 
 def test_nodes_in_slurms_short_form_are_found(three: CommandLine) -> None:
     row = "12|RUNNING|node[0,2]|None|squad-1\n13|PENDING||Resources|run-2\n"
-    three.stage("node0", "^squeue ", Result(0, row, ""))
+    three.stage("node0", "^timeout 20 squeue ", Result(0, row, ""))
     assert three.run("up", "--nodes", "2", "--yes").message == _BUSY

@@ -179,12 +179,17 @@ def test_without_amx_the_check_never_reports_ok() -> None:
 
 def test_an_unreachable_node_fails_only_the_ssh_check() -> None:
     lost = NodeAnswer("node1", False, reason="no route")
+    ill = NodeAnswer("node2", True, reason="Segmentation fault")
 
-    results = check_nodes({**answers("node0", "node2"), "node1": lost}, ON_AWS)
+    results = check_nodes({**answers("node0"), "node1": lost, "node2": ill}, ON_AWS)
 
-    assert [r.check for r in results if r.node == "node1"] == ["ssh"]
+    assert [r.check for r in results if r.node in ("node1", "node2")] == ["ssh", "ssh"]
     assert one(results, "node1", "ssh").found == "the head can't connect over SSH: no route"
-    assert "spr-cluster repair --name bert" in one(results, "node1", "ssh").remedy
+    assert one(results, "node2", "ssh").found == "the probe failed: Segmentation fault"
+    repair = "spr-cluster repair --name bert"
+    assert one(results, "node1", "ssh").remedy == f"Replace the node:\n{repair}"
+    # `repair` alone would keep it.
+    assert f"--instance-ids i-2\n{repair}" in one(results, "node2", "ssh").remedy
 
 
 def test_the_command_that_ends_a_node_names_its_region() -> None:

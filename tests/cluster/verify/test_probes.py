@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import sys
+import threading
+import time
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +21,7 @@ from cluster.verify.results import NodeAnswer
 from cluster.verify.verify import probe_directly, probe_nodes
 from infra.errors import HostError
 from provision.host import Result
+from provision.on_node import network
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost, run_here
 
@@ -24,6 +32,7 @@ _SSH = """#!/bin/bash
 while [[ "$1" == -* ]]; do [[ "$1" == -o ]] && shift; shift; done
 node=$1; shift
 [[ -e {folder}/closed-$node ]] && {{ echo 'Permission denied (publickey).' >&2; exit 255; }}
+cd {folder}
 exec sh -c "$*"
 """
 
@@ -65,6 +74,8 @@ def probe(head: LocalShell, *nodes: str) -> dict[str, NodeAnswer]:
 
 def test_each_node_reports_its_health(head: LocalShell) -> None:
     head.close_node("node2")
+    # A user's file with the name of a module that the probe needs.
+    (head.folder / "email.py").write_text("raise SystemExit(1)")
     answers = probe(head, "node0", "node1", "node2")
 
     assert list(answers) == ["node0", "node1", "node2"]
@@ -153,6 +164,33 @@ def test_the_nodes_measure_the_network_between_them(
     assert all(isinstance(speed, float) and speed > 0 for speed in report.gbit.values())
     assert len(report.gbit) == 3
     assert len(notes) == 3
+
+
+def test_round_trips_to_many_peers_are_measured_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen, turn, replies = Counter[str](), threading.Lock(), list[dict[str, Any]]()
+    alone: list[bool] = []
+
+    def measure(peer: str) -> tuple[float, float]:
+        seen[peer] += 1
+        if seen[peer] > 1:  # the first one only waits for the peer
+            alone.append(turn.acquire(blocking=False))
+            time.sleep(0.001)
+            turn.release()
+        return 1e-5, 0.0
+
+    monkeypatch.setattr(network, "connect", lambda peer, *_: nullcontext(peer["name"]))
+    monkeypatch.setattr(network, "measure_round_trip", measure)
+    monkeypatch.setattr(network, "reply", replies.append)
+    peers = [{"name": f"127.0.0.{number}", "port": 1} for number in range(1, 9)]
+    order = json.dumps({"stage": "reach", "peers": peers})
+    monkeypatch.setattr("sys.stdin", io.StringIO(order))
+    network.serve(b"token")
+
+    assert [answer["round_trip"] for answer in replies[1].values()] == [1e-5] * 8
+    assert alone
+    assert all(alone)
 
 
 def test_a_node_that_refuses_ssh_is_left_out_and_named(head: LocalShell) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.nodes import Cluster
 from cluster.verify.machine import require_amx
-from cluster.verify.reachability import compare_clocks, find_unusable
+from cluster.verify.reachability import compare_clocks, find_unusable, restore_names
 from cluster.verify.results import NodeAnswer
 from cluster.verify.verify import probe_nodes
 from infra.errors import HostError
 from provision.facts import parse_facts
 from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES
+from tests.cluster.verify.fleet import ON_AWS
 from tests.fakes import AMX, FakeHost, facts_answer, health_answer
+from tests.provision.machine import Machine
 
 CLUSTER = Cluster("bert", NODES, len(NODES))
 STACK = load_stack("upstream")
@@ -93,7 +97,7 @@ REFUSED = "Permission denied (publickey)."
         ),
         (
             [answer("node0"), answer("node1"), row("node2", 1, "Segmentation fault")],
-            {"node2": "the probe failed: Segmentation fault"},
+            {},
         ),
         (
             [answer("node0"), answer("node1"), answer("node2", processor={"amx": ["amx_tile"]})],
@@ -105,12 +109,28 @@ REFUSED = "Permission denied (publickey)."
         ),
     ],
 )
-def test_nodes_that_jobs_can_not_use_are_named_with_the_reason(
+def test_nodes_to_replace_are_named_with_the_reason(
     answers: list[str], expected: dict[str, str]
 ) -> None:
     assert find_unusable(CLUSTER, ask("".join(answers)), amx_required=True) == expected
     others = {node: why for node, why in expected.items() if "AMX" not in why}
     assert find_unusable(CLUSTER, ask("".join(answers)), amx_required=False) == others
+
+
+def test_names_are_restored_once_and_before_a_loopback_address(tmp_path: Path) -> None:
+    """Both nodes are one machine, whose part of the file is in the wrong place."""
+    machine = Machine.make(tmp_path)
+    block = "# spr-cluster begin\n10.0.0.5 node1 ip-10-0-0-5\n# spr-cluster end\n"
+    rest = "127.0.0.1 localhost{0}\n127.0.1.1 ip-10-0-0-5.ec2.internal{0}\n10.0.0.50 ip-10-0-0-50\n"
+    hosts = machine.path("/etc/hosts")
+    hosts.write_text(rest.format("  ip-10-0-0-5") + block)
+    machine.replace("hostname", "echo ip-10-0-0-5")
+    machine.replace("ssh", 'exec sh -c "$2"')
+    (script,) = shlex.split(restore_names("node1", ON_AWS).partition(" -- ")[2])
+    for _ in range(2):
+        done = machine.shell(script)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert hosts.read_text() == block + rest.format("")
 
 
 @pytest.mark.parametrize("flag", ["amx_bf16", "amx_tile", "amx_int8"])

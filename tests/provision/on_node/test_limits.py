@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ Start = Callable[[str], "subprocess.Popen[str]"]
 @pytest.fixture
 def guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Guard:
     """A guard of at most 128 MiB; the job's control group is a folder."""
-    monkeypatch.setattr(limits, "_ask", lambda *_: "")
+    monkeypatch.setattr(limits, "_ask", lambda *_: "/spr.slice/spr-7.slice\n")
     monkeypatch.setattr(limits, "_JOBS", tmp_path / "jobs")
     monkeypatch.setattr(limits, "_KILL_S", 0.1)  # unlike a control group, the folder keeps them
     (tmp_path / "jobs/run-1").mkdir(parents=True)
@@ -55,6 +56,13 @@ def start(guard: Guard) -> Iterator[Start]:
             os.kill(pid, signal.SIGKILL)
     for process in started:
         process.communicate(timeout=10)
+
+
+def test_a_job_without_a_control_group_has_no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    for group in ("", "/", "/spr-17.slice"):
+        monkeypatch.setattr(limits, "_ask", lambda *_, group=group: f"{group}\n")
+        with pytest.raises(SystemExit, match="spr-7.slice has no control group"):
+            Guard("7", "run-1", 128)
 
 
 def test_numbers_of_cores() -> None:
@@ -149,13 +157,16 @@ def test_a_task_that_is_not_held_says_so_in_its_output(
     warned: str,
 ) -> None:
     (cores := tmp_path / "cores").write_text('{"node1": [[0, 0], [0, 1]]}')
+    started: list[Any] = []
     shown = {"show job": " Nodes=node1 CPU_IDs=0 Mem=100", "show hostnames": "node1"}
     monkeypatch.setattr(limits, "CORES", str(cores))
     monkeypatch.setattr(
         limits, "_ask", lambda *a: next((v for k, v in shown.items() if k in " ".join(a)), "")
     )
     monkeypatch.setattr(
-        limits, "_find_error", lambda *a: next((v for k, v in said.items() if k in a), "")
+        limits,
+        "_find_error",
+        lambda *a: started.append(a) or next((v for k, v in said.items() if k in a), ""),
     )
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
@@ -164,6 +175,8 @@ def test_a_task_that_is_not_held_says_so_in_its_output(
     limits.main()
     start = "print warning: on node1, this job can take its neighbors' cores "
     assert capsys.readouterr().out == (start + warned if warned else "")
+    # The guard of a job that systemd does not hold would watch the whole machine.
+    assert ("systemd-run" in started[-1]) == ("busctl" not in said)
 
     cores.write_text('{"node1": [[0, 0]]}')  # all of the node's cores
     limits.main()

@@ -1,0 +1,60 @@
+# Submits a job. slurm.py sets the variables before these lines: the job, its folder root, the suffix new of
+# the files that it has uploaded there, the name of the file with secrets, whether the job is resumed, and the
+# exit code active for one that is in the queue.
+#
+# The queue takes the job before anything changes, and starts it when all nodes have it: a job to resume that
+# is refused stays as it ended on every node. An earlier log belongs to a resumed job, or to another run of a
+# study with the same folder. The rest continues without this shell, which waits for it.
+cd "$root" && chmod 700 .. || exit
+if [ -n "$resumed" ]; then
+    # Two commands may resume a job at the same time: the lock shows the second the first's job.
+    exec 9<. && flock 9 && queue=$(squeue --noheader --name="$job" --format=%T) || exit
+    case $queue in '' | COMPLETING) ;; *) rm -f ./*."$new"; exit "$active" ;; esac
+fi
+
+# Runs a command for each other node, @.
+on_others() { tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c "$1"; }
+refuse() {
+    if [ -e "$secrets" ]; then
+        rm "$secrets"
+        on_others 'ssh -n -o ConnectTimeout=10 @ "rm -f $root/$secrets"'
+    fi
+    rm -f ./*."$new"
+    exit "$1"
+}
+release() {
+    # A node that does not answer must not end xargs.
+    on_others 'tar -cf - --transform "s/$/.$new/" $sent | timeout 60 ssh -o ConnectTimeout=10 @ "$take" || :'
+    scontrol release "$1"
+    exec >/dev/null 2>&1
+    # slurmctld saves its state within 5 s. If killed sooner, it forgets that it may start the job, or the
+    # whole job, and may reuse its number.
+    while [ -e run.sh ]; do
+        sleep 8
+        case "$(scontrol -o show job "$1" 2>&1)" in
+        *" JobName=$job "*" Reason=JobHeldUser "*) scontrol release "$1" ;;
+        *" JobName=$job "*) exit ;;
+        JobId=* | *'Invalid job id'*) [ -e cancelled ] || [ -e end.json ] || sbatch --parsable run.sh; exit ;;
+        esac
+    done
+}
+enter="mkdir -p $root && cd $root"
+move="{ [ ! -e job.json.$new ] || mv job.json.$new job.json; } &&
+    mv launch.json.$new launch.json && mv run.sh.$new run.sh"
+take="$enter && chmod 700 .. && tar -xmf - && rm -f first.json end.json cancelled && $move"
+export job root new secrets enter take
+export -f on_others release
+
+if [ -e "$secrets.$new" ]; then
+    mv "$secrets.$new" "$secrets"
+    on_others 'ssh -o ConnectTimeout=10 @ "$enter && umask 077 && cat >$secrets" <"$secrets" ||
+        { echo "@ does not take the variables" >&2; exit 1; }' || refuse 1
+fi
+# With these files, the job starts again after the loss of the head.
+sent=$(echo *."$new")
+export sent="${sent//.$new/}"
+id=$(sbatch --hold --parsable "run.sh.$new") || refuse $?
+{ [ ! -s log ] || cat log >>log.earlier; } && eval "$move" &&
+    rm -rf begin.json first.json end.json cancelled log gathered && touch log ||
+    { scancel "$id"; refuse 1; }
+: "$(setsid -f bash -c 'release "$1"' release "$id" 2>&1 </dev/null 9<&-)"

@@ -61,7 +61,7 @@ def start(guard: Guard) -> Iterator[Start]:
 def test_a_job_without_a_control_group_has_no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     for group in ("", "/", "/spr-17.slice"):
         monkeypatch.setattr(limits, "_ask", lambda *_, group=group: f"{group}\n")
-        with pytest.raises(SystemExit, match="spr-7.slice has no control group"):
+        with pytest.raises(SystemExit, match=r"spr-7\.slice has no control group"):
             Guard("7", "run-1", 128)
 
 

@@ -117,7 +117,9 @@ def test_an_unreachable_index_is_skipped_if_pip_is_configured(node: Machine) -> 
 
 def test_missing_system_packages_are_installed_waiting_for_the_lock(node: Machine) -> None:
     # The first `apt update` does not reach its mirror, and succeeds all the same.
-    fails_once = 'case "$*" in *install*) [ -e {0}/once ] || {{ touch {0}/once; exit 100; }} ;; esac'
+    fails_once = (
+        'case "$*" in *install*) [ -e {0}/once ] || {{ touch {0}/once; exit 100; }} ;; esac'
+    )
     node.replace("apt-get", fails_once.format(node.folder))
     node.replace("sleep")
     apt = [call for call in run_script(node, make_stack()) if call.startswith("apt-get")]

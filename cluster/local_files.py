@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -41,15 +42,13 @@ def home() -> Path:
 
 
 def machine_id() -> str:
-    """Return a random ID of this machine, drawn when it is first needed."""
-    home().mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (home() / ".machine-id").open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        known = file.read() or secrets.token_hex(8)
-        file.truncate(0)
-        file.write(known)
-    return known
+    """Return a random ID of this machine, drawn when it is first needed, or its name if none can be kept."""
+    path = home() / ".machine-id"
+    with suppress(OSError):  # such as that another process has written it
+        home().mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("x") as file:
+            file.write(secrets.token_hex(8))
+    return read_text(path, "") or socket.gethostname()
 
 
 @dataclass(frozen=True)

@@ -78,15 +78,23 @@ def run(request: CopyRequest) -> int:
     cluster = ctx.find_cluster()
     ctx.require_ssh(cluster, cluster.node(source.node or target.node))
     config = ctx.files.ssh_config
-    if source.node and not request.recursive and shutil.which("ssh"):
-        # rsync would skip it, and succeed.
-        look = f"test -d {shlex.quote(source.path or '.')}"
-        if run_client(["ssh", "-F", str(config), source.node, look]) == 0:
-            raise _folder_error(str(source))
-    argv = build_argv(source, target, config, recursive=request.recursive)
-    code = run_client(argv)
-    if code == NOT_CONNECTED and ctx.access.repair_rule():
+
+    def run_there(argv: list[str]) -> int:
         code = run_client(argv)
+        return run_client(argv) if code == NOT_CONNECTED and ctx.access.repair_rule() else code
+
+    code, is_link = 0, not source.node and _is_linked_folder(source.path)
+    if source.node and shutil.which("ssh"):
+        place = shlex.quote(source.path or ".")
+        look = f"test -d {place}" + (f" && test -L {place}" if request.recursive else "")
+        argv = ["ssh", "-n", "-F", str(config), source.node, look]
+        code = run_there(argv)
+        is_link = code == 0
+        if is_link and not request.recursive:  # rsync would skip it, and succeed
+            raise _folder_error(str(source))
+    if code != NOT_CONNECTED:
+        argv = build_argv(source, target, config, recursive=request.recursive, is_link=is_link)
+        code = run_there(argv)
     if code:
         hint = "the same command continues the copy" if code in _BROKEN else None
         raise SprError(f"{Path(argv[0]).name} failed with exit code {code}", hint=hint)
@@ -100,14 +108,29 @@ def _require_source(path: Path, *, recursive: bool) -> None:
         raise _folder_error(str(path))
 
 
+def _is_linked_folder(path: str) -> bool:
+    # Unlike pathlib, these know that `link/` stands for the folder's content.
+    return os.path.islink(path) and os.path.isdir(path)  # noqa: PTH112, PTH114
+
+
 def _folder_error(path: str) -> UsageError:
     return UsageError(f"{path} is a folder", hint="-r copies folders")
 
 
-def build_argv(source: Place, target: Place, ssh_config: Path, *, recursive: bool) -> list[str]:
-    """Return the command that copies: rsync, else scp. Raises :class:`UsageError` without either."""
+def build_argv(
+    source: Place, target: Place, ssh_config: Path, *, recursive: bool, is_link: bool = False
+) -> list[str]:
+    """Return the command that copies: rsync, else scp. Raises :class:`UsageError` without either.
+
+    ``is_link`` says that the source is a link to a folder, which is then copied under the link's name.
+    """
     if rsync := shutil.which("rsync"):
-        argv = [rsync, "-Lptz", "--partial", *(["-r"] if recursive else [])]
+        # Links in a folder may lead to nothing, or to a folder that they are in.
+        argv = [rsync, "-rlptz" if recursive else "-Lptz", "--partial"]
+        if is_link:
+            above, name = os.path.split(source.path)
+            source = replace(source, path=os.path.join(above, ".", name, ""))  # noqa: PTH118
+            argv += ["-R"]
         known = subprocess.run(
             [rsync, "--help"], capture_output=True, text=True, check=False
         ).stdout

@@ -51,8 +51,8 @@ from jobs.program.plan import (
     find_script,
     plan_program,
 )
-from jobs.program.pyproject import OwnPackage, needs_packages, read_own_package
-from jobs.train.request import check_results, expand_home
+from jobs.program.pyproject import OwnPackage, needs_packages, read_own_package, runs_python
+from jobs.train.request import check_results
 from jobs.worker.spec import JobSpec, Work
 from jobs.worker.training.options import is_url
 from provision.install import VENV
@@ -103,8 +103,8 @@ class RunCommand(DryRunRequest, QueueRequest, PlacementRequest, ResultsRequest, 
     )
     packages: str | None = option(
         "what to install beside the stack: a uv.lock, pyproject.toml, requirements file, or script with "
-        "a header; pyproject.toml[train] adds an extra or group; `none` for nothing (default: the "
-        "script's header, else the project's first of these)",
+        "a header, in the working folder, else in the project; pyproject.toml[train] adds an extra or "
+        "group; `none` for nothing (default: the script's header, else the project's first of these)",
         metavar="FILE",
         **_PROGRAM,
     )
@@ -288,9 +288,13 @@ def _read_packages(
         given = str(start / script) if script and script.endswith(".py") else "none"
     elif given is None and not needs_packages(request.program, own.scripts):
         return None
-    elif given not in (None, "none"):
-        given = str(Path.cwd() / expand_home(given))
-    packages = find_packages(given, root, start / script if script else None)
+    try:
+        packages = find_packages(given, root, start / script if script else None, Path.cwd())
+    except UsageError as error:
+        if request.packages or runs_python(request.program, own.scripts):
+            raise
+        say(f"no packages are installed: {error.message}")
+        return None
     if packages and packages.imports and not sent.project:
         raise UsageError(
             f"{packages.source} lists folders, and no folder is sent",

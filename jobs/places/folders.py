@@ -133,6 +133,6 @@ def _rsync(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Pa
             if done.returncode != _PARTIAL:
                 break
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
-        raise HostError(node, f"rsync of {folder.root} failed: {lines[0]}", hint=_HINT)
+        reason = spread.find_reason(done.stderr)
+        raise HostError(node, f"rsync of {folder.root} failed: {reason}", hint=_HINT)
     return done.stdout

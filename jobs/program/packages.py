@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -35,20 +36,28 @@ _LISTS = re.compile(
 """Files that are not read, and the beginnings of their lists of packages."""
 
 
-def find_packages(given: str | None, root: Path, script: Path | None) -> PackageList | None:
+def find_packages(
+    given: str | None, root: Path, script: Path | None, here: Path | None = None
+) -> PackageList | None:
     """Return what to install; ``None`` for nothing. ``given`` is a file, ``none``, or ``None``: search.
 
-    A file may have extras or dependency groups: ``uv.lock[train]``. The first of: the script's header,
-    ``uv.lock``, ``pyproject.toml``, ``requirements.txt``. Raises :class:`UsageError` for a damaged file,
-    and for packages that would be ignored, or replaced by others of their name.
+    A file is in the folder ``here``, or else in the project's ``root``. It may have extras or dependency
+    groups: ``uv.lock[train]``. The first of: the script's header, ``uv.lock``, ``pyproject.toml``,
+    ``requirements.txt``. Raises :class:`UsageError` for a damaged file, and for packages that would be
+    ignored, or replaced by others of their name.
     """
     if given == "none":
         return None
     if given is not None:
         name, extras = split_extras(given)
-        if not is_file(root / name):
-            raise UsageError(f"--packages {given}: no such file", hint="`none` installs nothing")
-        return _read(root / name, root, extras)
+        name = os.path.expanduser(name)  # noqa: PTH111 - pathlib's fails for unknown users
+        files = dict.fromkeys(folder.absolute() / name for folder in (here or root, root))
+        for file in filter(is_file, files):
+            return _read(file, root, extras)
+        raise UsageError(
+            f"--packages {given}: no such file: {' or '.join(map(str, files))}",
+            hint="`none` installs nothing",
+        )
     if script and (found := _read_header(script, root)):
         return found
     python = ""

@@ -62,15 +62,17 @@ def collect_files(
     start = start or folder
     script = find_script(command, start, root)
     wanted = [*([(script, start)] if script else []), *((each, folder) for each in named)]
+    names = frozenset(project.names or ()) if project else frozenset[str]()
     for given, here in dict.fromkeys(wanted):
-        for name, path in _expand(given, here, root):
+        for place, path in _expand(given, here, root):
+            is_own = (root / place).resolve() == path
+            name = _follow(place, root, names) if is_own else place
             if _is_data(name, path, data):
                 continue
             if found.setdefault(name, path) != path:
                 raise UsageError(f"--files: {found[name]} and {path} would both be {name}")
-    names = {*(project.names or ())} if project else set[str]()
-    # A file takes the place of a link, unless the nodes can follow that.
-    sent = {name for name in names if not _is_lost(root / name, root, names)}
+    # A file takes the place of a link that leads nowhere on the nodes.
+    sent = {name for name in names if not (root / name).is_symlink()}
     files = ProgramFiles({name: path for name, path in found.items() if name not in sent})
     if files.size > MAX_BYTES and not large:
         raise _too_large(files)
@@ -85,12 +87,20 @@ def leads_out(path: Path, root: Path) -> bool:
     return path.readlink().is_absolute() or not is_inside
 
 
-def _is_lost(path: Path, root: Path, names: Collection[str]) -> bool:
-    """Whether a path is a link to what is not among a project's files."""
-    if not path.is_symlink():
-        return False
-    base = root.resolve()
-    return leads_out(path, root) or path.resolve().relative_to(base).as_posix() not in names
+def _follow(name: str, root: Path, names: Collection[str]) -> str:
+    """Return where a file's name leads on the nodes, which get the links among a project's ``names``.
+
+    A link that can't be followed there, as it is absolute or leads out of the project, is part of the result.
+    """
+    path = Path(name)
+    for link in (*reversed(path.parents), path):
+        if str(link) in names and (root / link).is_symlink():
+            target = (root / link).readlink()
+            end = os.path.normpath(link.parent / target / path.relative_to(link))
+            is_plain = os.path.normpath(target) == str(target)  # not such as a/../b, if a is a link
+            is_inside = is_plain and not end.startswith(("/", "../"))
+            return _follow(end, root, names) if is_inside else name
+    return name
 
 
 def _is_data(name: str, path: Path, data: Sequence[JobFolder]) -> bool:

@@ -29,8 +29,9 @@ sys.exit({{function}}())
 
 _PLAIN_TOOL = re.compile(
     "cat|date|df|du|echo|false|free|head|hostname|id|ip|ls|lsblk|lscpu|lsmem|nproc|numastat|nvidia-smi|pwd"
-    "|printenv|ps|sleep|tail|true|uname|uptime|whoami"
+    "|lstopo|printenv|ps|sleep|tail|true|uname|uptime|whoami"
 )
+_PYTHON = re.compile(r"(i?python|torchrun|accelerate|pytest)[\d.]*|(ba)?sh|.+\.py")
 _T = TypeVar("_T")
 _Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
@@ -214,4 +215,10 @@ def read_own_package(root: Path) -> OwnPackage:
 
 def needs_packages(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
     """Whether a command can need Python packages: `hostname` does not, other programs may run Python."""
-    return command[0] in scripts or not _PLAIN_TOOL.fullmatch(command[0])
+    program = Path(command[0]).name if command[0].startswith("/") else command[0]
+    return command[0] in scripts or not _PLAIN_TOOL.fullmatch(program)
+
+
+def runs_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
+    """Whether a command clearly runs Python or a shell, such as `env A=1 python a.py`."""
+    return command[0] in scripts or any(_PYTHON.fullmatch(Path(word).name) for word in command)

@@ -87,18 +87,24 @@ def use(folder: dict[str, Any]) -> None:
         place.unlink() if place.is_symlink() else None
         place.symlink_to(store.absolute())
     if folder["keep"]:
-        for begun in store.parent.glob(".*"):
-            # rsync sets the time of modification, but not that of change.
-            is_old = time.time() - begun.lstat().st_ctime > _ARRIVES_S
-            if is_old and begun.is_dir() and not begun.is_symlink():
-                shutil.rmtree(begun, ignore_errors=True)
-        kept = sorted(store.parent.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
-        # A job that has not ended may need what it links to.
-        links = [link for link in Path("spr-jobs").glob("*/*") if link.is_symlink()]
-        used = {link.resolve() for link in links if not (link.parent / "end.json").exists()}
-        for old in kept[: -folder["keep"]]:
-            if old.resolve() not in used:
-                shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another job renames or removes what is listed here
+            remove_old(store.parent, folder["keep"])
+
+
+def remove_old(parent: Path, keep: int) -> None:
+    """Remove the oldest versions, and those that never arrived."""
+    for begun in parent.glob(".*"):
+        # rsync sets the time of modification, but not that of change.
+        is_old = time.time() - begun.lstat().st_ctime > _ARRIVES_S
+        if is_old and begun.is_dir() and not begun.is_symlink():
+            shutil.rmtree(begun, ignore_errors=True)
+    kept = sorted(parent.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
+    # A job that has not ended may need what it links to.
+    links = [link for link in Path("spr-jobs").glob("*/*") if link.is_symlink()]
+    used = {link.resolve() for link in links if not (link.parent / "end.json").exists()}
+    for old in kept[:-keep]:
+        if old.resolve() not in used:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def pass_on(plan: dict[str, Any], nodes: list[str]) -> list[str]:
@@ -115,7 +121,7 @@ def pass_on(plan: dict[str, Any], nodes: list[str]) -> list[str]:
         # One connection takes the last folder and runs the program: a login takes longer than most changes.
         done = give(lacking[-1], first, program) if lacking else _run([*_SSH, first, program])
     if done.returncode:
-        return [f"{first}: {_last_line(done.stderr)}", *pass_on(plan, others)]
+        return [f"{first}: {find_reason(done.stderr)}", *pass_on(plan, others)]
     said = f"{done.stdout}{done.stderr}".splitlines()
     return [line for line in said if line.partition(": ")[0] in others]
 
@@ -161,7 +167,8 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _last_line(text: str) -> str:
+def find_reason(text: str) -> str:
+    """Return the line of rsync's or ssh's messages that says why it failed."""
     lines = [
         line for line in text.splitlines() if line and "--link-dest arg does not exist" not in line
     ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 
 import pytest
 
-from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
+from cluster.local_files import ClusterFiles, cluster_names, home, machine_id, remembered_cloud
 from infra.errors import UsageError
 from infra.files import write_private
 
@@ -127,3 +128,14 @@ def test_a_lock_is_free_again_after_an_error() -> None:
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), files.lock():
             raise KeyboardInterrupt
+
+
+def test_a_machine_keeps_its_id_or_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = machine_id()
+    kept = home() / ".machine-id"
+    assert first == kept.read_text()
+    kept.write_text("another process was first")
+    kept.chmod(0o400)
+    assert machine_id() == "another process was first"
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(kept))
+    assert machine_id() == socket.gethostname(), "nothing can be written there"

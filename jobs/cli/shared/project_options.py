@@ -316,6 +316,8 @@ class _Options:
         path = root / os.path.expanduser(value.removeprefix(mark))  # noqa: PTH111 - see expand_home
         # A word that is no file of the project may be a model on the hub.
         is_name = len(kinds) > 1 and not value.startswith(".") and not path.exists()
+        if option.name == "packages":  # such as FILE[train]; also in the folder that `folder` names
+            is_name = not path.with_name(path.name.partition("[")[0]).exists()
         return value if is_name else f"{mark}{path}"
 
     def _variables(self, table: Mapping[str, Any]) -> Iterator[str]:

@@ -134,18 +134,15 @@ def keep_log(output: Path, rank: int, *, append: bool) -> int | None:
 
     That process, :mod:`.copy_output`, prints whole lines, and outlives this one, so that a crash's last lines
     are kept. If the folder can't be written, there is no log, and no process; :func:`prepare_output` reports
-    the error. On a cluster's node, whose folders are its own, files of ranks that were on it before are
-    removed.
+    the error.
     """
-    path, local = _log_of(output, rank), read_local_place(os.environ)
+    path = _log_of(output, rank)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if local.rank == 0 and os.environ.get(NODES):
-            own = {f"rank-{rank + each}" for each in range(local.size)}
-            metrics = state_folder(output) / METRICS
-            for former in (*path.parent.glob("rank-*.log"), *metrics.glob("rank-*.jsonl")):
-                if former.stem not in own:
-                    former.unlink()
+        if os.environ.get(NODES):  # the node's folders are its own
+            local = read_local_place(os.environ)
+            first = rank - local.rank
+            _take_over(state_folder(output), range(first, first + local.size))
         if not append:
             path.write_bytes(b"")
         sys.stdout.flush()
@@ -159,6 +156,26 @@ def keep_log(output: Path, rank: int, *, append: bool) -> int | None:
         copier.returncode = 0
         return copier.pid
     return None
+
+
+def _take_over(state: Path, ranks: range) -> None:
+    """Give the files of ranks that this node had before to those that it has now, in their order.
+
+    Unless there are as many, files of other ranks are removed. The first of the node's ranks does it.
+    """
+    with (state / "ranks.lock").open("w") as lock:
+        hold_lock(lock)
+        for folder in (LOGS, METRICS):
+            files = {int(path.stem[5:]): path for path in (state / folder).glob("rank-*.*")}
+            if len(files) == len(ranks):
+                moves = [*zip(sorted(files), ranks, strict=True)]
+                # From the end whose new names are free.
+                for former, rank in sorted(moves, reverse=min(files) < ranks[0]):
+                    path = files[former]
+                    path.replace(path.with_name(f"rank-{rank}{path.suffix}"))
+            else:
+                for former in files.keys() - {*ranks}:
+                    files[former].unlink()
 
 
 def last_words(output: Path, rank: int) -> str:

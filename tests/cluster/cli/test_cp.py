@@ -48,7 +48,7 @@ def test_rsync_copies_else_scp(
     places = (Place("", "a"), Place("node0", "b c"))
     first = build_argv(*places, Path("/my home/c"), recursive=True)
     assert first[0] == str(rsync)
-    assert "-r" in first
+    assert "-rlptz" in first
     assert ("--protect-args" in first) is (path == "b c")
     assert first[-5:] == ["-e", "ssh -F '/my home/c'", "--", "a", f"node0:{path}"]
     del found["rsync"]
@@ -68,30 +68,60 @@ def test_a_folder_needs_r(
     assert "folder is a folder\n  → -r copies folders" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("code", [0, 1, 255])
+@pytest.mark.parametrize(
+    ("codes", "repairs", "programs", "said"),
+    [
+        ([0], False, "ssh", "node0:a b is a folder\n  → -r"),
+        ([1, 0], False, "ssh rsync", ""),
+        ([255], False, "ssh", "ssh failed with exit code 255"),
+        ([255, 1, 0], True, "ssh ssh rsync", ""),
+    ],
+)
 def test_a_nodes_folder_needs_r_as_well(
-    code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    codes: list[int],
+    repairs: bool,
+    programs: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    programs: list[str] = []
-
-    def run_client(argv: list[str]) -> int:
-        programs.append(Path(argv[0]).name)
-        return code if programs == ["ssh"] else 0
-
-    monkeypatch.setattr("cluster.cli.cp.open_cluster", lambda _: Mock())
+    context, run_client = Mock(), Mock(side_effect=codes)
+    context.access.repair_rule.return_value = repairs
+    monkeypatch.setattr("cluster.cli.cp.open_cluster", lambda _: context)
     monkeypatch.setattr("cluster.cli.cp.run_client", run_client)
-    assert main(["cp", "node0:a b", "."]) == (0 if code else 2)
-    assert programs == (["ssh", "rsync"] if code else ["ssh"])
-    assert ("node0:a b is a folder\n  → -r" in capsys.readouterr().err) is (code == 0)
+    assert (main(["cp", "node0:a b", "."]) == 0) is (said == "")
+    called = [call.args[0] for call in run_client.call_args_list]
+    assert " ".join(Path(argv[0]).name for argv in called) == programs
+    assert called[0][1] == "-n", "the input is the caller's"
+    assert said in capsys.readouterr().err
 
 
-def test_what_links_lead_to_is_copied(tmp_path: Path) -> None:
-    (tmp_path / "model").write_text("x")
-    (tmp_path / "last").symlink_to("model")
-    places = (Place("", f"{tmp_path}/last"), Place("", f"{tmp_path}/out/"))
-    subprocess.run(build_argv(*places, Path("c"), recursive=False), check=True)
-    assert not (tmp_path / "out/last").is_symlink()
-    assert (tmp_path / "out/last").read_text() == "x"
+@pytest.mark.parametrize("above", ["", "HERE/", "../HERE/"])
+def test_a_link_is_followed_and_those_in_a_folder_are_kept(
+    above: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy(name: str, *, recursive: bool) -> None:
+        places = (Place("", above.replace("HERE", tmp_path.name) + name), Place("", "out/"))
+        is_link = name == "latest"
+        argv = build_argv(*places, Path("c"), recursive=recursive, is_link=is_link)
+        subprocess.run(argv, check=True)
+
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/model").write_text("x")
+    links = {"run/last": "model", "run/loop": ".", "run/dangling": "gone", "latest": "run"}
+    for name, target in links.items():
+        Path(name).symlink_to(target)
+    Path(tmp_path.name).symlink_to(".")
+    copy("run/last", recursive=False)
+    assert not Path("out/last").is_symlink()
+    assert Path("out/last").read_text() == "x"
+    for name in ("run", "latest"):
+        copy(name, recursive=True)
+        assert not Path("out", name).is_symlink()
+        assert Path(f"out/{name}/model").read_text() == "x"
+        for link in ("last", "loop", "dangling"):
+            assert Path(f"out/{name}/{link}").readlink() == Path("run", link).readlink()
 
 
 @pytest.mark.parametrize(("code", "continues"), [(23, False), (12, True), (255, True)])

@@ -296,10 +296,12 @@ def test_a_project_is_found_from_a_folder_below(
         '[jobs.b]\ncommand = "x"\nfiles = "a"\ndata-dir = ["d", "s3://b/c"]\narray = "x.csv:3,17"\n'
         'output-dir = "out"\npackages = "pyproject.toml[train]"\n[jobs.c]\ncommand = "x"\n'
         'array = "1-9"\nfolder = "none"\n'
+        '[jobs.d]\ncommand = "x"\nfolder = "../other"\npackages = "b.txt"\n'
     )
     (folder / "data").mkdir()
     (folder / "data" / "x.json").touch()
     (folder / "src").mkdir()
+    (folder / "pyproject.toml").touch()
     monkeypatch.chdir(folder / "src")
     monkeypatch.setenv("HOME", "/home/me")
 
@@ -317,6 +319,7 @@ def test_a_project_is_found_from_a_folder_below(
         "--array=HERE/x.csv:3,17 --output-dir=out '--packages=HERE/pyproject.toml[train]' -- x"
     )
     assert words("c") == "run --folder=none --array=1-9 -- x"
+    assert words("d") == "run --folder=HERE/../other --packages=b.txt -- x"
 
 
 def test_the_schema_accepts_what_the_parsers_accept() -> None:

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from infra.errors import UsageError
+from infra.errors import HostError, UsageError
 from jobs.places.folders import _send, send_folders
 from jobs.places.plan import JobPaths
 from jobs.program.folder import read_project
@@ -55,6 +55,9 @@ def test_a_store_has_the_content_that_its_name_stands_for(
         (interrupted / "#a").write_text("old")
         assert "2 changed files" in _send(folder, "spr-folders/.y", "", "node0", Path("config"))
         assert sorted(path.name for path in (head / "spr-folders/.x").iterdir()) == names
+        (head / "spr-folders/.z/#a/full").mkdir(parents=True)
+        with pytest.raises(HostError, match=r"failed: (?!.*link-dest).*#a"):
+            _send(folder, "spr-folders/.z", "none", "node0", Path("config"))
 
 
 def test_packages_are_installed_once_the_files_are_there(head: Path, tmp_path: Path) -> None:

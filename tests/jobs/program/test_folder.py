@@ -320,21 +320,35 @@ def test_links_out_of_the_project_are_named(project: Path, tmp_path: Path) -> No
     files = collect_files(("python", "a.py"), ("one",), project, sent.project)
     assert files.files == {"one": tmp_path / "one.txt"}, "a file takes the place of the link"
     data = collect_files(("python", "a.py"), ("outer", "inner"), project, sent.project)
-    assert sorted(data.files) == ["inner/inside.txt", "outer/words.txt"]
+    assert sorted(data.files) == ["outer/words.txt"], "and the nodes can follow the other one"
     both = replace_links(sent, [*files.files, *data.files])
     assert both.project is not None
-    assert both.project.names == ("a.py", "no", "real/inside.txt"), "and no link is sent beside it"
+    names = ("a.py", "inner", "no", "real/inside.txt")
+    assert both.project.names == names, "and no link is sent beside it"
     assert both.project.store != sent.project.store
     (project / "no").unlink()
     (project / "absolute").symlink_to(project / "a.py")
     assert left_out(project, "outer", files=("one",)).startswith("not sent: absolute (a link to /")
     (project / "absolute").unlink()
-    (project / "start.py").symlink_to("a.py")
-    sent = choose_folders(None, (), project, None)
-    assert collect_files(("python", "start.py"), (), project, sent.project).files == {}
-    (project / "start.py").unlink()
     (tmp_path / "outside/link").symlink_to("../one.txt")
     (tmp_path / "outside/inner").symlink_to("words.txt")
     assert left_out(project, "outer", files=("one",)) == (
         "not sent: outer/link (a link to ../one.txt); replace links in data by what they lead to"
     )
+
+
+def test_a_file_is_sent_to_where_the_nodes_find_it(project: Path) -> None:
+    write(project, "a.py", "real/b.py", "real/ignored.py")
+    (project / "real/.gitignore").write_text("ignored.py\n")
+    links = {"start.py": "a.py", "first": "second", "second": "real", "out": f"{project}/real"}
+    for name, target in (links | {"last": "out/ignored.py"}).items():
+        (project / name).symlink_to(target)
+    sent = choose_folders(None, (), project, None)
+    places = {"start.py": [], "first/b.py": [], "first/ignored.py": ["real/ignored.py"]}
+    places |= {"out/b.py": ["out/b.py"], "last": ["out/ignored.py"]}
+    for name, found in places.items():
+        files = collect_files(("python", name), (), project, sent.project).files
+        assert [*files] == found
+        kept = replace_links(sent, files).project
+        assert kept
+        assert {"first", "second", "last"} <= {*(kept.names or ())}

@@ -184,7 +184,14 @@ def test_a_project_is_as_if_installed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "can"),
-    [("python a.py", True), ("env A=1 python a.py", True), ("./run.sh", True), ("hostname", False)],
+    [
+        ("python a.py", True),
+        ("env A=1 python a.py", True),
+        ("./run.sh", True),
+        ("./ls", True),
+        ("hostname", False),
+        ("/usr/bin/hostname", False),
+    ],
 )
 def test_plain_tools_need_no_packages(command: str, can: bool) -> None:
     assert needs_packages(command.split()) is can

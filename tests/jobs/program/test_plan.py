@@ -308,7 +308,12 @@ def test_packages_are_those_named_of_the_script_or_of_the_project(
 
     header = '# /// script\n# dependencies = ["one"]\n# ///\n'
     texts = {"a.py": header, "b.py": "", "requirements.txt": "two", "-e.txt": "-e ./sub"}
-    texts |= {"sub/requirements.txt": "three", "sub/pyproject.toml": "", "sub/c.py": ""}
+    texts |= {
+        "sub/requirements.txt": "three",
+        "sub/pyproject.toml": "",
+        "sub/c.py": "",
+        "sub/run.sh": "",
+    }
     (tmp_path / "sub").mkdir()
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -323,6 +328,15 @@ def test_packages_are_those_named_of_the_script_or_of_the_project(
     monkeypatch.chdir(tmp_path / "sub")
     assert packages("timeout", "60", "python", "c.py") == ("two",)
     assert packages("--packages=./requirements.txt", "python", "c.py") == ("three",)
+    assert packages("--packages=a.py", "--folder=..", "python", "b.py") == ("one",)
+    with pytest.raises(UsageError, match=f"{tmp_path}/sub/missing or {tmp_path}/missing"):
+        packages("--packages=missing", "python", "c.py")
+    (tmp_path / "requirements.txt").unlink()
+    (tmp_path / "pyproject.toml").write_text('[tool.poetry.dependencies]\neinops = "*"\n')
+    for command in ("mpirun -V", "lstopo", "/usr/bin/hostname", "./run.sh"):
+        assert packages("--", *command.split()) == ()
+    with pytest.raises(UsageError, match="dependencies are not read"):
+        packages("env", "A=1", "python3.11", "c.py")
 
 
 def test_a_terminal_has_one_rank_also_on_a_node_with_several_numa_nodes(

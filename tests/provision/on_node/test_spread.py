@@ -158,6 +158,10 @@ def test_old_versions_are_removed_unless_a_job_needs_them(
     monkeypatch.chdir(nodes / "node0")
     spread.use(first)
     assert [path.name for path in begun.parent.glob(".*")] == [".last-p"]
+    for gone in (".*", "[!.]*"):  # another job has renamed or removed it
+        found = {gone: [Path("gone")]}
+        monkeypatch.setattr(Path, "glob", lambda _, text, found=found: found.get(text, []))
+        spread.use(first)
 
 
 def test_nodes_are_split_in_halves() -> None:

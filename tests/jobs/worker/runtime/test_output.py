@@ -113,26 +113,33 @@ keep_log(Path(sys.argv[1]), int(sys.argv[2]), append=True)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "local", "left"),
-    [("node0,node1", 0, [2, 3]), ("node0,node1", 1, [0, 2, 3, 4]), ("", 0, [0, 2, 3, 4])],
-    ids=["its first rank", "another rank", "a shared folder"],
+    ("nodes", "former", "left"),
+    [
+        ("node0,node1", [4, 5], {2: 4, 3: 5}),
+        ("node0,node1", [1, 2], {2: 1, 3: 2}),
+        ("node0,node1", [2, 3], {2: 2, 3: 3}),
+        ("node0,node1", [0, 2, 3, 10], {2: 2, 3: 3}),
+        ("", [4, 5], {4: 4, 5: 5}),
+    ],
+    ids=["it lost another node", "it has another node", "as before", "other", "a shared folder"],
 )
-def test_a_node_removes_the_files_of_ranks_that_it_no_longer_has(
-    node: Path, node_environ: dict[str, str], nodes: str, local: int, left: list[int]
+def test_a_nodes_ranks_continue_the_files_of_those_that_it_had_before(
+    node: Path, node_environ: dict[str, str], nodes: str, former: list[int], left: dict[int, int]
 ) -> None:
     state = state_folder(node)
     for folder, end in (("logs", "log"), ("metrics", "jsonl")):
         (state / folder).mkdir(parents=True)
-        for rank in (0, 2, 3, 4):
-            (state / folder / f"rank-{rank}.{end}").write_text("kept\n")
-    place = {"PMI_RANK": f"{2 + local}", "PMI_SIZE": "4", "SPR_NODES": nodes}
-    place |= {"MPI_LOCALRANKID": f"{local}", "MPI_LOCALNRANKS": "2"}
-    argv = [sys.executable, "-c", _BEGIN, str(node), place["PMI_RANK"]]
-    subprocess.run(argv, env={**node_environ, **place}, check=True)
-    for folder in ("logs", "metrics"):
-        found = sorted(path.stem for path in (state / folder).iterdir())
-        assert found == [f"rank-{rank}" for rank in left]
-        assert {path.read_text() for path in (state / folder).iterdir()} == {"kept\n"}
+        for rank in former:
+            (state / folder / f"rank-{rank}.{end}").write_text(f"{rank}\n")
+    place = {"PMI_SIZE": "4", "SPR_NODES": nodes, "MPI_LOCALNRANKS": "2"}
+    for local in (1, 0):  # they start in any order
+        place |= {"PMI_RANK": f"{2 + local}", "MPI_LOCALRANKID": f"{local}"}
+        argv = [sys.executable, "-c", _BEGIN, str(node), place["PMI_RANK"]]
+        subprocess.run(argv, env={**node_environ, **place}, check=True)
+    for folder, end in (("logs", "log"), ("metrics", "jsonl")):
+        found = {path.name: path.read_text() for path in (state / folder).iterdir()}
+        kept = {f"rank-{rank}.{end}": f"{old}\n" for rank, old in left.items()}
+        assert {name: text for name, text in found.items() if text} == kept
 
 
 _RANK = """

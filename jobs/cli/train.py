@@ -361,11 +361,7 @@ def _write_elsewhere(request: TrainCommand, now: datetime) -> tuple[str, dict[st
 def _tell_needs(request: TrainCommand, how: str) -> None:
     """Tell what the user must add for trackers: logins are not written into files."""
     for name, needs in tracker_needs(request.given.get("report_to", "none")).items():
-        text = f"--report-to {name} needs {' or '.join(needs)}"
-        if request.apply:
-            hint = "omit --apply, and add it to env in job.yaml"
-            raise UsageError(f"{text}, which --apply can't send", hint=hint)
-        say(f"note: {text}: {how.format(key=needs[0])}")
+        say(f"note: --report-to {name} needs {' or '.join(needs)}: {how.format(key=needs[0])}")
 
 
 def render_pods(request: TrainCommand, now: datetime) -> Rendered:

@@ -130,7 +130,7 @@ def plan_for_script(request: TrainRequest, stack: Stack) -> JobPlan:
     require_able_stack(stack, f"train {options.task} --to slurm-script")
     refuse_s3(options, "on another Slurm cluster")
     is_auto = options.backend == "auto"
-    if "ccl" in (options.backend, stack.backend if is_auto else ""):
+    if (stack.backend if is_auto else options.backend) == "ccl":
         raise UsageError(
             "--to slurm-script has no oneCCL: its transport has to fit the center's network and MPI",
             hint="use --backend gloo" + (", or --stack upstream" if is_auto else ""),

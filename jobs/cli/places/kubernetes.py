@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from cluster.console.output import confirm, say
@@ -95,14 +96,15 @@ def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
     pods, kubectl = rendered.pods, _prefix(rendered)
     names = ("claim.yaml", "job.yaml", "copy.yaml")
     claim, job, copy = (shlex.quote(str((folder or Path()) / name)) for name in names)
-    # The claim, which later jobs share, may exist. Without a folder, it is in the job's file.
-    creates = ["apply -f " + claim] if rendered.claim and folder else []
-    creates.append(f"{'apply' if rendered.claim and not folder else 'create'} -f {job}")
+    creates = [f"{kubectl} create -f {job}"]
+    # Without a folder, the claim is in the job's file. Not `apply`: most of a claim's fields can't change.
+    if rendered.claim and folder:
+        creates.insert(0, f"{kubectl} get pvc {pods.claim.name} || {kubectl} create -f {claim}")
     own = f"results/{pods.name}"
     # Transformers' script has no metrics of ours, and `report` can't read its results.
     ours = () if rendered.is_reference else (METRICS,)
     return [
-        *(f"{kubectl} {each}" for each in creates),
+        *creates,
         *_watch(rendered),
         f"{kubectl} create -f {copy}  # a pod with the claim; --output writes it",
         f"{kubectl} wait --for=condition=Ready --timeout=10m pod/copy",
@@ -146,11 +148,11 @@ def describe(rendered: Rendered, folder: Path | None = None) -> dict[str, object
     }
 
 
-def summarize(rendered: Rendered, claim: str = "") -> str:
-    """Return the job in a line: its pods, their ranks, and its claim, which is "new" or "existing"."""
+def summarize(rendered: Rendered) -> str:
+    """Return the job in a line: its pods, their ranks, and its claim."""
     pods, placement, size = rendered.pods, rendered.placement, rendered.size
     ranks = counted(placement.nproc_per_node, "rank")
-    claim = claim or ("new" if rendered.claim else "existing")
+    claim = "new" if rendered.claim else "existing"
     return (
         f"{pods.kind.name} {pods.name}: {counted(pods.nodes, 'pod')} of {size.cpus} CPUs and "
         f"{size.memory_gib} GiB, each with {ranks} of {counted(placement.omp_threads, 'thread')}; "
@@ -162,29 +164,27 @@ def apply(rendered: Rendered, *, yes: bool, dry_run: bool) -> Result:
     """Create a job through kubectl; with ``dry_run``, the cluster only validates it.
 
     A job that the cluster refuses leaves no claim behind. Raises :class:`UsageError` without kubectl, and for
-    a claim that is missing or can't serve all pods.
+    a claim that is missing.
     """
     if not shutil.which("kubectl"):
-        hint = "install it, or omit --apply and give the YAML to `kubectl apply -f -` elsewhere"
+        hint = "install it, or omit --apply and give the YAML to `kubectl create -f -` elsewhere"
         raise UsageError("--apply: kubectl is not installed here", hint=hint)
     context, name = _kubectl("config", "current-context").strip(), rendered.pods.claim.name
     namespace = rendered.pods.namespace
     where = ("--namespace", namespace) if namespace else ()
     modes = _kubectl("get", "pvc", name, "--ignore-not-found", _MODES, *where)
-    files = rendered.yaml_files()
     if not modes and rendered.claim is None:
         raise UsageError(f"claim {name} doesn't exist", hint="without --claim, a new one is made")
     if modes and _SHARED not in modes and rendered.pods.nodes > 1:
-        raise UsageError(
-            f"claim {name} exists and is not {_SHARED}: it can serve only one node",
-            hint="use --nodes 1, or another claim: --claim NAME",
+        say(
+            f"warning: claim {name} is not {_SHARED}: unless its storage serves several nodes anyway, as NFS "
+            "does, only pods on one node can start"
         )
-    if modes:
-        files.pop("claim.yaml", None)
-    say(summarize(rendered, "existing" if modes else "new"))
+    rendered = replace(rendered, claim=None) if modes else rendered
+    say(summarize(rendered))
     if not dry_run:
         confirm(f"Create it in context {context}?", yes=yes, about=f"in context {context}")
-    yaml = "---\n".join(files.values())
+    yaml = "---\n".join(rendered.yaml_files().values())
     _kubectl("create", "--dry-run=server", "-f", "-", stdin=yaml)
     if dry_run:
         text = f"The cluster accepts job {rendered.pods.name}; nothing was created."

@@ -22,9 +22,10 @@ from jobs.places.placement import Placement
 from jobs.places.plan import STOP_SECONDS, JobPaths, JobPlan
 from jobs.places.queue.history import LostHeadError, list_jobs
 from jobs.worker.runtime.events import MARK, mark_of, prefix_of
+from jobs.worker.runtime.process import FOLDER
 from jobs.worker.supervisor import log_reader
 from jobs.worker.supervisor.deadline import CHECKPOINTS
-from jobs.worker.supervisor.launch import FOLDER, LAUNCH, SECRETS, Launch, build_argv
+from jobs.worker.supervisor.launch import LAUNCH, SECRETS, Launch, build_argv
 from jobs.worker.supervisor.nodes import PACK
 from provision.host import Host, TextSink
 from provision.install import MPIRUN_ENV, VENV

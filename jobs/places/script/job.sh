@@ -27,7 +27,7 @@ saved() { ls -d output.state/checkpoints/step-*[0-9] 2>/dev/null; }
 before=$(saved)
 too_short() {
     echo "the time limit came before a checkpoint was saved: submit the job with a longer --time, or write it again" \
-        "with --checkpoint-every STEPS (stack intel kills the ranks after 30 s, which may be too short)" >&2
+        "with --checkpoint-every STEPS" >&2
 }
 if [ "$again" ]; then
     too_short

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, overload
 
 from ..runtime.errors import LARGER_DISKS, MORE_SPACE, DatasetError
 from ..runtime.output import hold_lock, new_file
-from ..runtime.process import NODES
+from ..runtime.process import has_supervisor
 
 TOGETHER = 10_000
 """Rows of an Arrow batch."""
@@ -132,7 +132,7 @@ def map_rows(
             return MappedRows(target)
     except OSError as error:
         why = f"its rows can't be kept in {folder}: {error.strerror or error}"
-        more = LARGER_DISKS if os.environ.get(NODES) else f"it needs {MORE_SPACE}"
+        more = LARGER_DISKS if has_supervisor() else f"it needs {MORE_SPACE}"
         hint = more if error.errno == errno.ENOSPC else None
         raise DatasetError(f"{path}: {why}", hint=hint) from error
 

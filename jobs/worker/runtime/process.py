@@ -33,8 +33,18 @@ _TORCHRUN = ("RANK", "WORLD_SIZE")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE")
 NODES = "SPR_NODES"
 """The environment variable with the job's nodes in rank order, such as ``node0,node2``."""
+FOLDER = "SPR_JOB_FOLDER"
+"""The environment variable with the job's folder, in all processes of a job on one of our clusters.
+
+The script on the first node sets it. mpirun passes it to the ranks on all nodes [tried: 2021.18].
+"""
 PLANNED = "SPR_PLANNED_RANKS"
 """The environment variable with the planned number of ranks, for a job that continues with fewer."""
+
+
+def has_supervisor() -> bool:
+    """Return whether this process belongs to a job on one of our clusters, which a supervisor runs."""
+    return FOLDER in os.environ
 
 
 def explain_kill(number: int, pid: int | None, on: Sequence[str] = ()) -> str:

@@ -25,8 +25,6 @@ FIRST = "first.json"
 LAUNCH = "launch.json"
 """In a job's folder on every node: its launch, as last submitted."""
 SECRETS = VARIABLES
-FOLDER = "SPR_JOB_FOLDER"
-"""The environment variable of all processes of a job on its first node."""
 MASTER_PORT = 29500
 _PORTS = 4
 """A job's ports on its first node: one more than those that its ranks and a user's program may take."""

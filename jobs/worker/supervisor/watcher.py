@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..runtime.process import STOPPED
+from ..runtime.process import FOLDER, STOPPED
 from .commands import DRAINED, IDLE, SlurmJob
 from .deadline import SHOW, Deadline, time_to_save
-from .launch import FOLDER, Launch, build_argv
+from .launch import Launch, build_argv
 from .nodes import newest_step
 from .transfers import Transfer
 from .watch import (

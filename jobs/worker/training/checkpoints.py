@@ -26,8 +26,8 @@ import torch
 from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, step_of
 from ..runtime.errors import MORE_SPACE, CheckpointError, first_line
 from ..runtime.output import state_folder
+from ..runtime.process import has_supervisor
 from ..runtime.ranks import Ranks
-from ..supervisor.launch import FOLDER
 from .options import ANY_RUN, MAY_CHANGE, NEVER, TrainOptions, flag
 from .state import (
     State,
@@ -135,23 +135,21 @@ def expect_checkpoints(
         # A new one is complete before the oldest one goes, and the model comes beside the others.
         return max(min(keep + 1, count) * one, min(keep, count) * one + saved)
 
-    room = _find_room(state_folder(context.output) / CHECKPOINTS)
-    found: list[tuple[int, bool]] = context.ranks.gather((room, FOLDER in os.environ))
-    free, has_supervisor = [each for each, _ in found], found[0][1]
+    free = context.ranks.gather(_find_room(state_folder(context.output) / CHECKPOINTS))
     keep, where = options.keep_checkpoints, f" on {hosts[0]}" if hosts else ""
     if (lack := need(keep) - free[0]) > 0:
         ways = ["--keep-checkpoints 1"] * (keep > 1 and need(1) <= free[0])
         ways += ["--lora"] * (getattr(options, "lora", None) is False)
         more = f"{-(-lack // 2**30)} GiB"
         larger = f"disks that are {more} larger (`up --volume-gib`)"
-        ways.append(larger if has_supervisor else f"{more} more: {MORE_SPACE}")
+        ways.append(larger if has_supervisor() else f"{more} more: {MORE_SPACE}")
         what = "checkpoints need" if count else "the model needs"
         raise CheckpointError(
             f"{what} {need(keep) / 1e9:.1f} GB of disk, and {free[0] / 1e9:.1f} GB are free{where}",
             hint=f"use {' or '.join(ways)}",
         )
     # Elsewhere, nodes often share a disk, and there are no copies.
-    others = [n for n in range(len(hosts)) if hosts[n] != hosts[0]] if has_supervisor else []
+    others = [n for n in range(len(hosts)) if hosts[n] != hosts[0]] if has_supervisor() else []
     best, copies = max((free[n] for n in others), default=0), min(_COPIES + 1, count) * one
     if others and best < copies:
         context.events.note(
@@ -310,10 +308,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 def _start_over() -> str:
     """Return how to start over. Without a supervisor, each attempt resumes, and has the same command."""
-    has_supervisor = FOLDER in os.environ
-    return (
-        "start over without --resume" if has_supervisor else "move output.state/ away to start over"
-    )
+    elsewhere = "by moving output.state/ away or, on Kubernetes, with another --job-name"
+    return f"start over {'without --resume' if has_supervisor() else elsewhere}"
 
 
 def require_same(saved: RunIdentity, now: RunIdentity) -> list[str]:

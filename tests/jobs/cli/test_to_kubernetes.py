@@ -37,7 +37,7 @@ def test_without_a_folder_it_prints_what_kubectl_takes(render: K8s) -> None:
     assert "kubectl" not in yaml_
     label = "jobset.sigs.k8s.io/jobset-name=bert"
     assert comments.splitlines() == [
-        "# kubectl apply -f job.yaml",
+        "# kubectl create -f job.yaml",
         f"# kubectl get pods -l {label}",
         f"# kubectl logs -f --tail=-1 -l {label},batch.kubernetes.io/job-completion-index=0",
         "# kubectl create -f copy.yaml  # a pod with the claim; --output writes it",
@@ -76,9 +76,8 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(render: K8s, tmp_path:
     assert (result.code, result.err) == (0, "")
     quoted = f"{tmp_path}/it'\"'\"'s here"
     assert f"docker build --tag me/spr:1 '{quoted}' && docker push me/spr:1\n" in result.out
-    # For the second job, the claim exists.
-    created = f"kubectl apply -f '{quoted}/claim.yaml'\n  kubectl create -f '{quoted}/job.yaml'\n"
-    assert created in result.out
+    claim = f"kubectl get pvc spr-cluster || kubectl create -f '{quoted}/claim.yaml'"
+    assert f"  {claim}\n  kubectl create -f '{quoted}/job.yaml'\n" in result.out
     assert result.out.endswith(f"kubectl delete -f '{quoted}/job.yaml'\n")
     names = {path.name for path in folder.iterdir()}
     assert names == {
@@ -173,21 +172,22 @@ def test_kubectl_creates_the_claim_and_the_job(render: K8s, kubectl: Path) -> No
 
 def test_an_existing_claim_is_used(render: K8s, kubectl: Path) -> None:
     (kubectl / "claims").write_text('["ReadWriteMany"]')
-    result = render(*APPLY, "--yes")
+    result = render(*APPLY, "--yes", "--json")
 
     assert (result.code, "; existing claim spr-cluster\n" in result.err) == (0, True)
+    assert [each["kind"] for each in json.loads(result.out)["manifests"]] == ["TrainJob"]
+    assert "warning" not in result.err
     assert kinds(kubectl / "created") == ["TrainJob"]
 
 
-def test_a_claim_for_one_node_is_refused_for_several(render: K8s, kubectl: Path) -> None:
+def test_a_claim_for_one_node_may_be_used_by_several(render: K8s, kubectl: Path) -> None:
     (kubectl / "claims").write_text('["ReadWriteOnce"]["ReadWriteOnce"]')
     result = render(*APPLY, "--yes")
 
-    assert result.code == 2
-    assert "spr-cluster: claim spr-cluster exists and is not ReadWriteMany" in result.err
-    assert "another claim: --claim NAME" in result.err
-    assert not (kubectl / "tried").exists()
-    assert render(*APPLY, "--yes", "--nodes", "1").code == 0
+    assert result.code == 0
+    assert "warning: claim spr-cluster is not ReadWriteMany: unless its storage" in result.err
+    assert kinds(kubectl / "created") == ["TrainJob"]
+    assert "warning" not in render(*APPLY, "--yes", "--nodes", "1").err
 
 
 def test_a_claim_that_does_not_exist(render: K8s, kubectl: Path) -> None:
@@ -196,6 +196,16 @@ def test_a_claim_that_does_not_exist(render: K8s, kubectl: Path) -> None:
     assert (result.code, result.out) == (2, "")
     assert "spr-cluster: claim data doesn't exist\n  → without --claim" in result.err
     assert not (kubectl / "tried").exists()
+
+
+def test_a_tracker_without_a_login_is_noted(render: K8s, kubectl: Path) -> None:
+    result = render(*APPLY, "--yes", "--report-to", "wandb")
+
+    assert (result.code, "note: --report-to wandb needs WANDB_API_KEY or" in result.err) == (
+        0,
+        True,
+    )
+    assert kinds(kubectl / "created") == ["PersistentVolumeClaim", "TrainJob"]
 
 
 def test_a_dry_run_lets_the_cluster_validate_and_creates_nothing(

@@ -12,6 +12,7 @@ from jobs.train.tuned import FILE, TuningKey, TuningResult, read_tuned, save_tun
 from jobs.worker.spec import PlacementOptions, Resources
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from provision.stacks.load import load_stack
+from provision.stacks.stack import Stack
 from tests.fakes import FakeHost
 from tests.jobs.places.topologies import machine
 
@@ -20,12 +21,13 @@ BEST = TuningResult(KEY, 2, 0, None, 57.5, "2026-11-21T08:00:00+00:00")
 BOTH = frozenset({"placement", "batch_size"})
 
 
-def key(options: SquadOptions = DEMO, stack: str = "upstream", **more: Any) -> TuningKey:
+def key(options: SquadOptions = DEMO, stack: str | Stack = "upstream", **more: Any) -> TuningKey:
     facts = more.pop("facts", [machine(32), machine(32)])
     request = TrainRequest(
         spec_of(options, resources=Resources(None, PlacementOptions(**more))), Path("results")
     )
-    return tuning_key(load_stack(stack), request, facts)
+    found = load_stack(stack) if isinstance(stack, str) else stack
+    return tuning_key(found, request, facts)
 
 
 def test_results_are_kept_on_the_head_as_long_as_they_fit_its_nodes() -> None:
@@ -64,6 +66,8 @@ def test_the_key_names_what_a_speed_depends_on(tmp_path: Path) -> None:
         key(facts=[machine(32, numa=2), machine(32)]),
     ]
     assert len({base, *others}) == 1 + len(others)
+    without = load_stack("intel").model_copy(update={"use_ipex": False})
+    assert key(stack=without) != key(replace(DEMO, ipex=True), without) == key(stack="intel")
     # How long it trains, on what, and its batch change nothing, nor how ranks are asked for.
     same = replace(DEMO, epochs=3, data=None, seed=1, batch_size=2, learning_rate=1e-3)
     assert key(same) == base == key(nproc_per_node=2)

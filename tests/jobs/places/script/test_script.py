@@ -219,7 +219,7 @@ def test_without_a_new_checkpoint_it_fails_instead_of_starting_over_forever(
     done = run_script(folder, SAVED=saved)
 
     assert done.returncode == 143
-    assert "submit the job with a longer --time, or write it again with --checkpoint" in done.stderr
+    assert done.stderr.endswith("--time, or write it again with --checkpoint-every STEPS\n")
     assert not (folder / "requeued").exists()
 
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pyarrow
 import pytest
@@ -23,7 +23,9 @@ from jobs.worker.data.mapped import map_rows, write_rows
 from jobs.worker.data.readers import EVAL, NoSplitError, read_table, read_unseen, stream_file
 from jobs.worker.data.records import require_text
 from jobs.worker.data.table import choose_column, read_records, with_class_names
+from jobs.worker.pool.rank import child_environment
 from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.runtime.process import FOLDER, NODES
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.score import Score, ScoreOptions
 from jobs.worker.training.text_task import split_off
@@ -630,9 +632,10 @@ def test_bad_rows_of_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         read_table(str(path), mapped=tmp_path / "file" / "kept")
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("jobs.worker.data.mapped.new_file", Mock(side_effect=full))
-    for nodes, hint in (("", "free space on the file system"), ("node0", "up --volume-gib")):
-        monkeypatch.setenv("SPR_NODES", nodes)
-        with pytest.raises(DatasetError, match="No space left") as refused:
+    trial = child_environment({FOLDER: "job", NODES: "node0"})  # also of a rank
+    for environ, hint in (({}, "free space on the file system"), (trial, "up --volume-gib")):
+        refusal = pytest.raises(DatasetError, match="No space left")
+        with patch.dict("os.environ", environ), refusal as refused:
             read_table(str(path), mapped=tmp_path / "kept")
         assert hint in str(refused.value.hint)
 

@@ -20,9 +20,9 @@ import torch
 from jobs.worker.fast.optimizer import halve_weights
 from jobs.worker.runtime.errors import CheckpointError
 from jobs.worker.runtime.output import state_folder
+from jobs.worker.runtime.process import FOLDER
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.study.__main__ import share_options
-from jobs.worker.supervisor.launch import FOLDER
 from jobs.worker.tasks.digits import Digits
 from jobs.worker.training.checkpoints import (
     EVERY_SECONDS,
@@ -215,7 +215,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     other = state._replace(model=torch.nn.Linear(3, 2))
     for name, hint in (
         (FOLDER, "start over without --resume"),
-        ("NONE", "move output.state/ away"),
+        ("NONE", "by moving output.state/ away or, on Kubernetes, with another --job-name"),
     ):
         monkeypatch.delenv(FOLDER, raising=False)
         monkeypatch.setenv(name, str(tmp_path))

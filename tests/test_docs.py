@@ -74,6 +74,7 @@ FOREIGN_OPTIONS = {
     "--flag": "any",
     "--hash": "of pip",
     "--index-url": "of pip",
+    "--link-dest": "of rsync",
     "--mem": "of sbatch",
     "--monitoring": "of a recipe in CONTRIBUTING.md",
     "--no-": "a part of one",

@@ -11,9 +11,10 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -171,14 +172,26 @@ def _too_deep(name: str) -> UsageError:
     return UsageError(f"{name}: nested more than {_MAX_DEPTH} levels deep")
 
 
-def write_private(path: Path, content: str | bytes) -> None:
+def write_private(path: Path, content: str) -> None:
     """Atomically write a file that only its owner can read."""
+    with open_private(path) as file:
+        file.write(content.encode())
+
+
+@contextmanager
+def open_private(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that atomically replaces this one; only its owner can read it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.touch(mode=0o600, exist_ok=False)
-    with fresh.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        with fresh.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException:
+        # A partial file would keep a full disk full.
+        fresh.unlink(missing_ok=True)
+        raise

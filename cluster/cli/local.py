@@ -13,7 +13,6 @@ from cluster.console.output import emit
 from cluster.console.parser import Parser, add_command
 from cluster.local_files import ClusterFiles, cluster_names
 from infra.aws.clients import connect
-from infra.errors import CloudError
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
 from infra.local.machines.base_image import BASES, DEFAULT_BASE
 from infra.local.state import StateFolder
@@ -105,20 +104,15 @@ def run_stop(request: JsonRequest) -> int:
 
 
 def run_reset(request: ResetRequest) -> int:
-    folder = str(StateFolder.of_user().root)
+    folder = StateFolder.of_user()
     try:
         reset(keep_base=request.keep_base, base=request.base)
-    except CloudError:
-        # podman failed; the server and its folder are gone.
-        _forget_clusters(folder)
-        raise
-    _forget_clusters(folder)
+    finally:
+        # If podman failed, the cloud remains.
+        if not folder.snapshot.exists():
+            for name in cluster_names(str(folder.root)):
+                ClusterFiles.of(name).remove()
     return run_status(request)
-
-
-def _forget_clusters(folder: str) -> None:
-    for name in cluster_names(folder):
-        ClusterFiles.of(name).remove()
 
 
 def run_bucket(request: BucketRequest) -> int:

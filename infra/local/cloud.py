@@ -12,12 +12,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infra.aws.cloud import Cloud
-from infra.errors import CloudError, UsageError
+from infra.errors import CloudError, DeadlineError, SprError, UsageError
 from infra.files import parse_object, read_text
 from infra.local.machines.base_image import (
     BASES,
@@ -94,8 +95,10 @@ def stop_containers(podman: Podman, folder: StateFolder) -> None:
     """Shut down this cloud's containers, and record which ones were running."""
     own = podman.containers(f"{CLOUD_LABEL}={folder.key}")
     running = [container.name for container in own if container.running]
-    with folder.suspended.open("a") as file:
-        file.writelines(f"{name}\n" for name in running)
+    if running:
+        folder.create()
+        with folder.suspended.open("a") as file:
+            file.writelines(f"{name}\n" for name in running)
     at_once(podman.stop, running)
 
 
@@ -116,7 +119,7 @@ def remove_resources(podman: Podman, folder: StateFolder, *, keep_base: bool) ->
         podman.prune_images(DESCRIPTION_LABEL)
 
 
-_START_S = 180
+_START_S, _END_S = 180, 60
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
     folder = StateFolder.of_user()
     with folder.command_lock():
         # A server that is being killed may still appear alive.
-        address, gateway = wait_until(
+        address, found = wait_until(
             f"answer of the embedded cloud ({folder.log})",
             lambda: _find_server(folder, region, progress or Silent()),
             deadline_s=60,
@@ -149,10 +152,10 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         name="local",
         region=region,
         # Nodes see this machine at the gateway's address.
-        caller_cidr=lambda: f"{gateway}/32",
+        caller_cidr=lambda: f"{found['gateway']}/32",
         billed=False,
         has_amx=False,
-        base=recipe_hash(recipe(_base(folder))),
+        base=found["release"][1],
         settle_s=1.0,
         folder=str(folder.root),
         endpoint_url=address.url,
@@ -166,13 +169,17 @@ def _base(folder: StateFolder) -> str:
     return name if name in BASES else DEFAULT_BASE
 
 
-def _start(folder: StateFolder, region: str, progress: Progress) -> None:
+def _prepare(folder: StateFolder, progress: Progress) -> BaseImage:
+    """Check what a server needs, and return the image that its machines start from."""
     check_prerequisites()
     check_pip_sources()
-    _end_server(folder, signal.SIGKILL)
     folder.create()
-    podman = open_podman(folder.root)
-    base = ensure_base_image(podman, progress, _base(folder))
+    return ensure_base_image(open_podman(folder.root), progress, _base(folder))
+
+
+def _start(folder: StateFolder, region: str, progress: Progress) -> None:
+    base = _prepare(folder, progress)
+    _end_server(folder, signal.SIGKILL)
     with progress.phase("embedded cloud: start"):
         _run_server(folder, region, base)
 
@@ -205,8 +212,8 @@ def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
 
 def _find_server(
     folder: StateFolder, region: str, progress: Progress
-) -> tuple[ServerAddress, str] | None:
-    """Return the server, after starting it if necessary, and this machine's address in a region.
+) -> tuple[ServerAddress, dict[str, Any]] | None:
+    """Return the server, after starting it if necessary, and its answer about a region.
 
     Returns ``None`` while the server does not answer.
     """
@@ -226,12 +233,25 @@ def _find_server(
     except OSError:
         return None
     own = release_of(recipe_hash(recipe(_base(folder))))
-    # The nodes keep running. Another moto could not load the state.
+    # Another moto could not load the state.
     is_loadable = found.get("snapshots") == list(snapshot_release())
-    if is_loadable and found["release"] != own:
+    if is_loadable and found["release"] != own and _end_idle(folder, progress):
+        return _find_server(folder, region, progress)
+    return address, {"release": own, **found}
+
+
+def _end_idle(folder: StateFolder, progress: Progress) -> bool:
+    """End a server without running instances if another can replace it; return whether it ended."""
+    try:
+        containers = open_podman(folder.root).containers(f"{CLOUD_LABEL}={folder.key}")
+        if any(container.running for container in containers):
+            return False
+        _prepare(folder, progress)
         _end_gently(folder)
-        return None
-    return address, str(found["gateway"])
+    except (OSError, SprError) as error:
+        logging.info("the embedded cloud's server stays: %s", error)
+        return False
+    return True
 
 
 def _ask(folder: StateFolder, address: ServerAddress, page: str) -> dict[str, Any]:
@@ -272,7 +292,7 @@ def stop() -> None:
     with folder.command_lock():
         if folder.is_server_alive():
             _end_gently(folder)
-        if folder.root.exists() and _has_podman():
+        if _has_podman():
             stop_containers(open_podman(folder.root), folder)
 
 
@@ -280,7 +300,7 @@ def _end_gently(folder: StateFolder) -> None:
     """End the server after it has saved S3's objects. Raises :class:`CloudError` if it can't save them."""
     try:
         if address := ServerAddress.read(folder):
-            _ask(folder, address, SAVE_PATH)
+            _while_saving(folder, lambda: _ask(folder, address, SAVE_PATH))
     except urllib.error.HTTPError as error:
         if error.code == 500:  # others come from an earlier release's server
             raise CloudError(
@@ -295,6 +315,7 @@ def _end_gently(folder: StateFolder) -> None:
 def reset(*, keep_base: bool, base: str = DEFAULT_BASE) -> None:
     """Remove the server, containers, images, networks, and state, even damaged ones.
 
+    Keeps the state if podman fails, which raises :class:`CloudError`.
     Also removes the base image, unless ``keep_base`` is set or this machine has another embedded cloud.
     The next cloud's machines start from ``base``.
     """
@@ -302,11 +323,13 @@ def reset(*, keep_base: bool, base: str = DEFAULT_BASE) -> None:
     folder = StateFolder.of_user()
     with folder.command_lock():
         _end_server(folder, signal.SIGKILL)
-        try:
-            if _has_podman():
+        if _has_podman():
+            try:
                 remove_resources(open_podman(folder.root), folder, keep_base=keep_base)
-        finally:
-            shutil.rmtree(folder.root, ignore_errors=True)
+            except CloudError as error:
+                again = "run `spr-cluster local reset` again, which removes the rest"
+                raise CloudError(error.message, hint=again) from None
+        shutil.rmtree(folder.root, ignore_errors=True)
         if base != DEFAULT_BASE:
             folder.create()
             folder.base_file.write_text(base)
@@ -328,12 +351,27 @@ def _end_server(folder: StateFolder, how: signal.Signals) -> None:
             # The server leads its process group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, how)
-    wait_until(
-        "end of the embedded cloud's server",
-        lambda: None if _server_pids(folder) else True,
-        deadline_s=60,
-        every_s=0.5,
+    _while_saving(
+        folder,
+        lambda: wait_until(
+            "end of the embedded cloud's server",
+            lambda: None if _server_pids(folder) else True,
+            deadline_s=_END_S,
+            every_s=0.5,
+        ),
     )
+
+
+def _while_saving(folder: StateFolder, wait: Callable[[], object]) -> None:
+    """Wait for the server, and again after a timeout while it saves large buckets."""
+    while True:
+        try:
+            wait()
+        except (TimeoutError, DeadlineError):
+            if not folder.is_saving():
+                raise
+        else:
+            return
 
 
 def _server_pids(folder: StateFolder) -> list[int]:

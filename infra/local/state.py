@@ -9,25 +9,26 @@ import os
 import pickle
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import Field
 
 from infra.errors import CloudError, UsageError
-from infra.files import parse_as, read_text, write_private
+from infra.files import open_private, parse_as, read_text, write_private
 from infra.version import read_version
 
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 # The server's own pages, next to EC2's API: one opens a region, and the other saves the buckets.
 STATUS_PATH, SAVE_PATH = "/spr-cluster/status", "/spr-cluster/save"
 # A snapshot pickles moto's objects and ours, so only the same release of both may load it.
-_FORMAT = 6
+_FORMAT = 7
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -60,7 +61,7 @@ class StateFolder:
     base_file = _FolderPath("base")
     # One folder with a whole disk per AMI created here.
     images = _FolderPath("images")
-    # S3's buckets, saved every few seconds.
+    # S3's buckets, saved every few minutes.
     buckets = _FolderPath("s3.pickle")
 
     @property
@@ -137,6 +138,14 @@ class StateFolder:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    def is_saving(self) -> bool:
+        """Return whether the server was still writing its buckets in the last ten minutes."""
+        try:
+            written = self.buckets.with_name(f"{self.buckets.name}.new").stat().st_mtime
+        except FileNotFoundError:
+            return False
+        return time.time() - written < 600
+
     def is_server_alive(self) -> bool:
         """Return whether a server holds its lock, which the kernel releases even after a crash."""
         try:
@@ -204,9 +213,24 @@ def release_of(base: str) -> list[str]:
 def save_snapshot(file: Path, backends: dict[str, Any]) -> None:
     """Save EC2's state in all regions in use, or S3's buckets."""
     moto, form = snapshot_release()
-    envelope = {"format": form, "moto": moto, "backends": pickle.dumps(backends)}
-    content = pickle.dumps(envelope)
-    write_private(file, hashlib.sha256(content).digest() + content)
+    with open_private(file) as opened:
+        opened.write(bytes(_DIGEST))
+        target = _Digesting(opened)
+        pickle.dump({"format": form, "moto": moto}, target)
+        pickle.dump(backends, target)
+        opened.seek(0)
+        opened.write(target.digest.digest())
+
+
+class _Digesting:
+    """Computes the digest of what it writes to a file, so that memory holds no copy of large buckets."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        self.digest.update(content)
+        return self._file.write(content)
 
 
 def load_snapshot(file: Path) -> dict[str, Any]:
@@ -217,17 +241,20 @@ def load_snapshot(file: Path) -> dict[str, Any]:
     StateFolder(file.parent).check()
     moto, form = snapshot_release()
     try:
-        content = file.read_bytes()
-        digest, content = content[:_DIGEST], content[_DIGEST:]
-        # Unpickling damaged data could allocate any amount of memory.
-        if digest != hashlib.sha256(content).digest():
-            raise ValueError("it is damaged, or from another release")
-        # Only this user can write to the folder, so its pickles are as trustworthy as the user's other files.
-        envelope = pickle.loads(content)
-        if (envelope["format"], envelope["moto"]) == (form, moto):
-            return dict(pickle.loads(envelope["backends"]))
+        with file.open("rb") as opened:
+            expected, digest = opened.read(_DIGEST), hashlib.sha256()
+            for chunk in iter(partial(opened.read, 1 << 20), b""):
+                digest.update(chunk)
+            # Unpickling damaged data could allocate any amount of memory.
+            if expected != digest.digest():
+                raise ValueError("it is damaged, or from another release")
+            # Only this user can write to the folder, so its pickles are as safe as the user's other files.
+            opened.seek(_DIGEST)
+            header = pickle.load(opened)
+            if (header["format"], header["moto"]) == (form, moto):
+                return dict(pickle.load(opened))
         reason = (
-            f"written by moto {envelope['moto']} in format {envelope['format']}, "
+            f"written by moto {header['moto']} in format {header['format']}, "
             f"this is {moto} with format {form}"
         )
     except FileNotFoundError:

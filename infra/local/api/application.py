@@ -32,7 +32,15 @@ from infra.local.api.interceptors import answer_dry_run, refuse_stranger
 from infra.local.api.node_services import NodeServices
 from infra.local.api.prices import answer_get_products
 from infra.local.api.quotas import LocalQuotas
-from infra.local.api.requests import READS, ApiCall, Reply, error_reply, json_reply, read_call
+from infra.local.api.requests import (
+    READS,
+    ApiCall,
+    Reply,
+    error_reply,
+    json_reply,
+    read_call,
+    reason_of,
+)
 from infra.local.api.runtime import Conditions, Runtime, ServerClock, replace_backends
 from infra.local.api.schedules import LocalScheduler
 from infra.local.machines.containers import NodeContainers
@@ -49,6 +57,8 @@ from infra.local.state import (
 
 # A key in the snapshot, next to the regions.
 _ACCOUNTS = "accounts"
+# The start of the names of calls that remove something; repeating one is harmless.
+_FREEING = ("Terminate", "Delete", "Deregister", "Cancel", "Release", "Remove", "Revoke")
 
 
 class Application:
@@ -205,14 +215,16 @@ class Application:
                 # moto would fail without a proper error response.
                 text = f"The embedded cloud does not serve {call.service}"
                 return error_reply(call, 400, "UnknownOperationException", text)
+            if not self._is_saved and not call.action.startswith((*READS, *_FREEING)):
+                # While the disk is full, a retry would find the effects of a call that failed.
+                self.save()
             return self._act(environ, call)
         except (OSError, SprError) as error:
             return error_reply(call, 500, "InternalError", self._explain_failure(error))
 
     def _explain_failure(self, error: OSError | SprError) -> str:
         logging.error("%s", error)
-        reason = error.message if isinstance(error, SprError) else error.strerror or error
-        return f"the embedded cloud in {self._folder.root}: {reason}"
+        return f"the embedded cloud in {self._folder.root}: {reason_of(error)}"
 
     def _refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
         """Return the response to a call that is unsigned, denied, or a dry run."""

@@ -26,6 +26,7 @@ from infra.local.state import StateFolder, load_snapshot, save_snapshot
 
 # S3's default, which moto lacks: https://docs.aws.amazon.com/AmazonS3/latest/userguide/default-encryption-faq.html
 _ENCRYPTION = {"Rule": {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}}
+_SAVE_EVERY_S = 120.0
 Refusal = tuple[int, str, str]
 """HTTP status, code, and message."""
 
@@ -179,11 +180,15 @@ class BucketServer:
                 self._is_saved = True
 
     def save_changes(self) -> None:
-        """Do :meth:`save`, which for large buckets may not take more than a tenth of the time."""
+        """Do :meth:`save` at most every two minutes, and for at most a tenth of the time."""
         begun = time.monotonic()
-        if begun >= self._next_save:
+        if self._is_saved or begun < self._next_save:
+            return
+        try:
             self.save()
-            self._next_save = time.monotonic() + 10 * (time.monotonic() - begun)
+        finally:
+            ended = time.monotonic()
+            self._next_save = ended + max(_SAVE_EVERY_S, 10 * (ended - begun))
 
     def __call__(
         self, environ: dict[str, Any], start_response: Any, region: str | None = None

@@ -15,6 +15,7 @@ from moto.ec2.models.instances import Instance
 from infra.errors import CloudError
 from infra.local.api import refusals
 from infra.local.api.lifecycle import set_reason
+from infra.local.api.requests import reason_of
 from infra.local.api.runtime import Part
 
 # EC2 shows a terminated instance for about an hour:
@@ -22,6 +23,8 @@ from infra.local.api.runtime import Part
 _TERMINATED_VISIBLE_S = 3600.0
 # Exit codes of a container's first process after a reboot and a power-off: see SYS_BOOT in podman.py.
 _EXIT_REBOOT, _EXIT_POWER_OFF = 129, 130
+# After podman could not remove a container.
+_RETRY_S = 30.0
 
 
 @contextmanager
@@ -30,11 +33,13 @@ def podman_errors() -> Iterator[None]:
     try:
         yield
     except (CloudError, OSError) as error:
-        raise EC2ClientError("InternalError", str(error)) from None
+        raise EC2ClientError("InternalError", reason_of(error)) from None
 
 
 class InstanceContainers(Part):
     """Keeps a region's instances and containers in sync."""
+
+    _next_look = 0.0
 
     # EC2's calls
 
@@ -112,6 +117,8 @@ class InstanceContainers(Part):
     def follow_containers(self) -> bool:
         """Apply to EC2 the shutdowns and reboots that nodes initiated; return whether there may be any."""
         containers = self._runtime.containers
+        if self._runtime.now() < self._next_look:
+            return False
         if all(map(containers.podman.is_alive, self._ec2.lifecycle.pids.values())):
             return False
         found = containers.find(self._ec2.place)
@@ -146,23 +153,22 @@ class InstanceContainers(Part):
         """Stop or terminate an instance that shut itself down, as specified at launch."""
         reason = "Client.InstanceInitiatedShutdown", "Instance initiated shutdown"
         if instance.instance_initiated_shutdown_behavior == "terminate":
-            self._end(instance, *reason)
+            try:
+                self.terminate([instance.id])
+            except EC2ClientError as error:
+                logging.warning("%s: %s", instance.id, error.message)
+                self._next_look = self._runtime.now() + _RETRY_S
+                return
         else:
             instance.stop()
-            set_reason(instance, *reason)
+        set_reason(instance, *reason)
 
     def _lose(self, instance: Instance) -> None:
         """Terminate an instance whose container was removed from outside, along with its disk."""
-        self._end(instance, "Server.InternalError", "the instance's container was removed")
-
-    def _end(self, instance: Instance, *reason: str) -> None:
-        try:
-            self.terminate([instance.id])
-        except EC2ClientError as error:
-            # The next look at the containers tries again.
-            logging.warning("%s: %s", instance.id, error.message)
-        else:
-            set_reason(instance, *reason)
+        self._runtime.containers.remove_seed(instance.id)
+        self._ec2.lifecycle.end(instance)
+        self._ec2.images.remove_unused()
+        set_reason(instance, "Server.InternalError", "the instance's container was removed")
 
     def _start_again(self, instance: Instance) -> None:
         try:

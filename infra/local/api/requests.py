@@ -13,6 +13,8 @@ from xml.sax.saxutils import escape
 
 import botocore.session
 
+from infra.errors import SprError
+
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request")
 READS = ("Describe", "Get", "List")
 _REQUEST_ID = "59dbff89-35bd-4eac-99ed-be587ex0"
@@ -74,6 +76,11 @@ def _rest_actions() -> tuple[tuple[str, re.Pattern[str], str], ...]:
         (http["method"], re.compile(re.sub(r"\{.*?\}", ".+", http["requestUri"])), name)
         for name, http in https.items()
     )
+
+
+def reason_of(error: OSError | SprError) -> str:
+    """Return an error's message without its hint, or what the system says of a file."""
+    return error.message if isinstance(error, SprError) else error.strerror or str(error)
 
 
 def error_reply(call: ApiCall, status: int, code: str, message: str) -> Reply:

@@ -189,7 +189,10 @@ class NodeContainers:
         ids = list(instance_ids)
         self.podman.remove([self.container_of(i) for i in ids])
         for instance_id in ids:
-            shutil.rmtree(self._folder.seed(instance_id), ignore_errors=True)
+            self.remove_seed(instance_id)
+
+    def remove_seed(self, instance_id: str) -> None:
+        shutil.rmtree(self._folder.seed(instance_id), ignore_errors=True)
 
     def find(self, region: str) -> dict[str, Container]:
         """Return this cloud's containers in a region, by instance id."""

@@ -261,7 +261,7 @@ class Podman:
             file = target / name
             # A link could lead out of the copy, to a file of the host.
             links = (p for p in file.parents if target in p.parents and p.is_symlink())
-            if not any(links) and file.is_file():
+            if not any(links) and (file.is_symlink() or file.is_file()):
                 file.unlink()
 
     def images(self, reference: str) -> list[str]:

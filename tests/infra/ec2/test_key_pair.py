@@ -67,6 +67,7 @@ def test_a_crash_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(KeyboardInterrupt):
             write_private(path, "new")
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
     write_private(path, "newer")
     assert path.read_text() == "newer"
 

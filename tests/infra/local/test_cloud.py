@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from cluster.cli.local import ResetRequest, run_reset
 from cluster.local_files import ClusterFiles, cluster_names
-from infra.errors import CloudError, UsageError
+from infra.errors import CloudError, DeadlineError, UsageError
 from infra.local import cloud
-from infra.local.machines.base_image import BaseImage, recipe, recipe_hash
+from infra.local.machines.base_image import BaseImage
 from infra.local.machines.podman import CLOUD_LABEL, ContainerSpec
-from infra.local.state import ServerAddress, StateFolder, release_of
+from infra.local.state import ServerAddress, StateFolder
 from jobs.__main__ import main
 from tests.infra.local.fakes import BASE, Endpoint, FakePodman, state_folder
 
@@ -105,10 +109,7 @@ def test_the_last_cloud_removes_the_base_image_unless_it_is_kept(
 
 
 def test_the_next_cloud_starts_from_the_base_that_reset_was_given(
-    folder: StateFolder,
-    installed_podman: FakePodman,
-    endpoint: Endpoint,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: StateFolder, installed_podman: FakePodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ensure(_podman: object, _progress: object, base: str) -> BaseImage:
         raise CloudError(f"built {base}")
@@ -118,14 +119,6 @@ def test_the_next_cloud_starts_from_the_base_that_reset_was_given(
         cloud.reset(keep_base=True, **options)
         with pytest.raises(CloudError, match=f"^built {base}$"):
             cloud.open_local_cloud("us-east-1")
-
-    # Images of one base must not pass for those of another.
-    cloud.reset(keep_base=True, base="debian13")
-    monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
-    monkeypatch.setattr(cloud, "release_of", lambda _: release_of("0123456789abcdef"))
-    with endpoint.serve(folder, installed_podman):
-        ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
-        assert cloud.open_local_cloud("us-east-1").base == recipe_hash(recipe("debian13"))
 
 
 def test_reset_works_twice_and_on_a_broken_folder(
@@ -162,6 +155,31 @@ def test_stop_stops_and_keeps_everything(folder: StateFolder, installed_podman: 
     assert [i.state for i in found.instances] == ["stopped"]
     assert found.networks == {f"spr-{folder.key}": "172.31.0.0/16"}
 
+    installed_podman.start(f"spr-{folder.key}-i-1")
+    shutil.rmtree(folder.root)
+    cloud.stop()
+    assert not installed_podman.state[f"spr-{folder.key}-i-1"].running
+
+
+@pytest.mark.parametrize("is_saving", [True, False])
+def test_stop_waits_for_a_server_as_long_as_it_saves(
+    folder: StateFolder,
+    installed_podman: FakePodman,
+    stubborn_server: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    is_saving: bool,
+) -> None:
+    monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
+    monkeypatch.setattr(cloud, "_END_S", 0.1)
+    if not is_saving:
+        with pytest.raises(DeadlineError):
+            cloud.stop()
+        return
+    folder.buckets.with_name("s3.pickle.new").touch()
+    threading.Timer(1, stubborn_server.kill).start()
+    cloud.stop()
+    assert stubborn_server.wait(50) == -9
+
 
 def test_a_running_server_is_reused(
     folder: StateFolder,
@@ -187,14 +205,15 @@ def test_a_running_server_is_reused(
         assert cloud.status().pid == os.getpid()
 
 
-@pytest.mark.parametrize("is_loadable", [True, False])
-def test_a_server_of_another_base_is_restarted_if_the_next_can_load_its_state(
+@pytest.mark.parametrize("obstacle", ["", "snapshot", "instance", "base", "disk"])
+def test_a_server_of_another_base_is_restarted_if_that_disturbs_nothing(
     folder: StateFolder,
     installed_podman: FakePodman,
     endpoint: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
-    is_loadable: bool,
+    obstacle: str,
 ) -> None:
+    failure = Mock(side_effect=CloudError(obstacle))
     ended: list[signal.Signals] = []
 
     def end(_: StateFolder, how: signal.Signals) -> None:
@@ -203,12 +222,21 @@ def test_a_server_of_another_base_is_restarted_if_the_next_can_load_its_state(
 
     monkeypatch.setattr(cloud, "_end_server", end)
     monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
-    if not is_loadable:
+    if obstacle == "snapshot":
         monkeypatch.setattr(cloud, "snapshot_release", lambda: ("0.1", 6))
-    with endpoint.serve(folder, installed_podman):
+    if obstacle == "instance":
+        add_node(installed_podman, folder.key)
+    if obstacle == "base":
+        monkeypatch.setattr(cloud, "ensure_base_image", failure)
+    with endpoint.serve(folder, installed_podman) as served:
+        if obstacle == "disk":
+            monkeypatch.setattr(served.application.buckets, "save", failure)
         ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
-        assert cloud.open_local_cloud("us-east-1").endpoint_url == endpoint.url
-    assert ended == [signal.SIGTERM] * is_loadable
+        opened = cloud.open_local_cloud("us-east-1")
+    assert opened.endpoint_url == endpoint.url
+    # Images of one base must not pass for those of another.
+    assert opened.base == BASE.reference.rpartition(":")[2]
+    assert ended == ([] if obstacle else [signal.SIGTERM])
 
 
 def test_stop_leaves_a_server_that_can_not_save_its_buckets(
@@ -228,16 +256,38 @@ def test_stop_leaves_a_server_that_can_not_save_its_buckets(
         assert all(container.running for container in installed_podman.state.values())
 
 
-def test_reset_removes_server_and_folder_even_if_podman_fails(
-    folder: StateFolder, installed_podman: FakePodman, capsys: pytest.CaptureFixture[str]
+def test_reset_forgets_clusters_with_the_folder_but_not_before_podman_removed_them(
+    folder: StateFolder,
+    installed_podman: FakePodman,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     add_node(installed_podman, folder.key)
+    folder.snapshot.touch()
     files = ClusterFiles.of("mine")
     files.remember("local", "us-east-1", folder=str(folder.root))
     installed_podman.refuse = "rm"
     assert main(["local", "reset"]) == 1
-    assert "podman rm: refused" in capsys.readouterr().err
-    assert not folder.root.exists()
+    said = capsys.readouterr().err
+    assert "podman rm: refused" in said
+    assert "run `spr-cluster local reset` again" in said
+    assert folder.snapshot.exists()
+    assert cluster_names() == ["mine"]
+
+    installed_podman.refuse = ""
+    removed = shutil.rmtree
+
+    def interrupt(path: Path, **options: Any) -> None:
+        removed(path, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_reset(ResetRequest())
+    assert cluster_names() == []
+    files.remember("local", "us-east-1", folder=str(folder.root))
+    assert main(["local", "reset", "--base", "debian13"]) == 0
     assert cluster_names() == []
 
 

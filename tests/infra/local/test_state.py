@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,11 @@ def test_another_users_folder_and_a_link_are_refused(
 
 def test_a_snapshot_is_saved_and_loaded(folder: StateFolder) -> None:
     assert load_snapshot(folder.snapshot) == {}
+    large = bytes(16 << 20)
+    tracemalloc.start()
+    save_snapshot(folder.snapshot, {"bucket": large})
+    assert tracemalloc.get_traced_memory()[1] < len(large) / 2
+    tracemalloc.stop()
     save_snapshot(folder.snapshot, {"us-east-1": ["state"]})
     assert load_snapshot(folder.snapshot) == {"us-east-1": ["state"]}
     assert [p.name for p in folder.root.iterdir()] == ["ec2.pickle"]
@@ -119,8 +125,8 @@ def test_a_broken_snapshot_is_an_error_with_a_remedy(folder: StateFolder, conten
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        (("99.0", 6), r"written by moto 99\.0 in format 6"),
-        (("5.0", 1), r"in format 1, this is .* with format 6"),
+        (("99.0", 7), r"written by moto 99\.0 in format 7"),
+        (("5.0", 1), r"in format 1, this is .* with format 7"),
     ],
 )
 def test_a_snapshot_of_another_release_is_not_loaded(
@@ -168,7 +174,7 @@ def test_a_damaged_snapshot_is_not_unpickled(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_snapshot(folder.snapshot, {})
-    monkeypatch.setattr(pickle, "loads", lambda _: pytest.fail("unpickled"))
+    monkeypatch.setattr(pickle, "load", lambda _: pytest.fail("unpickled"))
     folder.snapshot.write_bytes(folder.snapshot.read_bytes()[:-1])
     with pytest.raises(CloudError, match="damaged, or from another release"):
         load_snapshot(folder.snapshot)

@@ -15,6 +15,7 @@ from botocore.exceptions import ClientError
 
 from infra.aws.clients import error_code
 from infra.ec2.images import find_ubuntu_image, ubuntu_parameter
+from infra.errors import CloudError
 from infra.local.state import machine_lock
 from infra.wait import wait_until
 from tests.infra.local.fakes import BASE, Endpoint, FakeCloud, FakePodman, refusal, state_folder
@@ -197,36 +198,48 @@ def test_terminating_leaves_nothing_but_a_record_for_an_hour(
 
 
 def test_an_instance_runs_until_its_container_is_removed(
-    fake_cloud: FakeCloud, podman: FakePodman
+    timed_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called, other = fake_cloud.run(2, InstanceInitiatedShutdownBehavior="terminate")
-    podman.refuse = "rm"
-    assert refusal(fake_cloud.ec2.terminate_instances, InstanceIds=[called]) == "InternalError"
-    podman.end(fake_cloud.container(other), 130)
-    assert [fake_cloud.state_of(i) for i in (called, other)] == ["running", "running"]
+    called, other, lost = timed_cloud.run(3, InstanceInitiatedShutdownBehavior="terminate")
+    podman.remove([timed_cloud.container(lost)])
+    refuse = Mock(side_effect=CloudError("podman rm: refused", hint="try again"))
+    with monkeypatch.context() as patch:
+        patch.setattr(podman, "remove", refuse)
+        with pytest.raises(ClientError, match=r"podman rm: refused$") as caught:
+            timed_cloud.ec2.terminate_instances(InstanceIds=[called])
+        assert error_code(caught.value) == "InternalError"
+        podman.end(timed_cloud.container(other), 130)
+        states = [timed_cloud.state_of(i) for i in (called, other, lost)]
+    assert states == ["running", "running", "terminated"]
+    assert refuse.call_count == 2
 
-    podman.refuse = ""
-    assert fake_cloud.state_of(other) == "terminated"
-    fake_cloud.ec2.terminate_instances(InstanceIds=[called])
+    assert timed_cloud.state_of(other) == "running"
+    timed_cloud.clock.sleep(30)
+    assert timed_cloud.state_of(other) == "terminated"
+    timed_cloud.ec2.terminate_instances(InstanceIds=[called])
     assert podman.state == {}
 
 
 def test_a_full_disk_is_named_and_does_not_keep_containers(
     fake_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (instance_id,) = fake_cloud.run()
+    ids, ec2 = fake_cloud.run(2), fake_cloud.ec2
+    group = {"GroupName": "g", "Description": "d"}
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with monkeypatch.context() as patch:
         patch.setattr("infra.local.api.application.save_snapshot", full)
         with pytest.raises(ClientError, match="No space left on device") as caught:
-            fake_cloud.ec2.terminate_instances(InstanceIds=[instance_id])
+            ec2.terminate_instances(InstanceIds=ids[:1])
+        # Only a call that frees something has effects.
+        assert refusal(ec2.terminate_instances, InstanceIds=ids[1:]) == "InternalError"
+        assert refusal(ec2.create_security_group, **group) == "InternalError"
     assert error_code(caught.value) == "InternalError"
     assert str(fake_cloud.folder.root) in str(caught.value)
     assert podman.state == {}
 
-    fake_cloud.application.reconcile()
+    ec2.create_security_group(**group)
     with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
-        assert resumed.state_of(instance_id) == "terminated"
+        assert [resumed.state_of(i) for i in ids] == ["terminated"] * 2
 
 
 def test_stop_and_start_keep_container_and_address_even_if_a_start_fails(

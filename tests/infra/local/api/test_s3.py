@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from moto.s3.models import s3_backends
@@ -92,6 +95,23 @@ def test_damaged_buckets_are_refused_and_kept(
         pass
     assert "local reset" in str(caught.value.hint)
     assert folder.buckets.read_bytes() == b"damaged"
+
+
+def test_buckets_are_saved_only_every_few_minutes_even_if_the_disk_is_full(
+    fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buckets = fake_cloud.application.buckets
+    fake_cloud.clients.s3.create_bucket(Bucket="team")
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        buckets.save_changes()
+    buckets.save_changes()
+    assert full.call_count == 1
+    assert list(fake_cloud.folder.root.glob("s3.*")) == []
+    buckets._next_save -= 125
+    with pytest.raises(OSError, match="No space left"):
+        buckets.save_changes()
 
 
 def test_buckets_are_saved_while_they_change(fake_cloud: FakeCloud) -> None:

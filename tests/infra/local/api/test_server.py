@@ -25,6 +25,7 @@ def test_the_watch_outlives_a_full_disk_and_saves_afterward(
     fake_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_WATCH_S", 0.01)
+    monkeypatch.setattr("infra.local.api.bucket_server._SAVE_EVERY_S", 0.01)
     application, folder = fake_cloud.application, fake_cloud.folder
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
     fake_cloud.clients.s3.create_bucket(Bucket="team")

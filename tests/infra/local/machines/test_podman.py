@@ -151,6 +151,8 @@ def test_a_copy_of_a_disk_loses_our_files_and_the_host_none(
         else:
             for name in ("root/.aws", "etc"):
                 shutil.copytree(host, disk / name)
+            (disk / "home/ubuntu/.aws").mkdir(parents=True)
+            (disk / "home/ubuntu/.aws/config").symlink_to("missing")
 
     podman = Podman()
     inspected = [{"State": {"Pid": 1}, "Mounts": [{"Destination": "/etc/config"}]}]
@@ -158,6 +160,7 @@ def test_a_copy_of_a_disk_loses_our_files_and_the_host_none(
     monkeypatch.setattr(subprocess, "run", copy)
     podman.copy_disk("c", disk)
     assert (host / "config").exists()
+    assert not (disk / "home/ubuntu/.aws/config").is_symlink()
     assert [name for name in ("root/.aws", "etc") if (disk / name / "config").exists()] == (
         ["root/.aws", "etc"] if is_link else []
     )

@@ -230,16 +230,13 @@ class Context:
 
         With ``only_own``, a cluster of this name that has another key does not count.
         """
-        ec2 = self.clients.ec2  # boto3 can create clients in one thread only
-
-        def look() -> ClusterRecord | None:
-            found = describe_inventory(ec2, self.name, ("security_groups",))
+        with suppress(BotoCoreError, ClientError, SprError, FutureTimeoutError):
+            # boto3 can create clients in one thread only.
+            look = partial(describe_inventory, self.clients.ec2, self.name, ("security_groups",))
+            found = begin(look).result(_RECORD_S)
             own, _ = split_groups(found, key_pair.read_public(self.files.key))
             group = own or (None if only_own else found.group)
             return parse_record(group.tags) if group else None
-
-        with suppress(BotoCoreError, ClientError, SprError, FutureTimeoutError):
-            return begin(look).result(_RECORD_S)
         return None
 
     @property

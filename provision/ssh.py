@@ -169,7 +169,7 @@ class SshHost:
         self._connection: Connection | None = None
         self._sftp: paramiko.SFTPClient | None = None
         self._proxy: Proxy | None = None
-        self._opening = threading.Lock()
+        self._opening, self._opening_files = threading.Lock(), threading.Lock()
 
     @property
     def name(self) -> str:
@@ -210,9 +210,29 @@ class SshHost:
                 hint="SSH is open to the address that this machine had at `up`. Has it changed, or "
                 "is port 22 blocked?",
             ) from None
-        _watch(connection.transport)
+        self._watch(connection.transport)
         self._connection = connection
         return connection
+
+    def _watch(self, transport: paramiko.Transport) -> None:
+        """End a connection when the machine stops answering.
+
+        TCP alone would try for 15 minutes, and a proxy command may never notice.
+        """
+        # What a proxy command holds of an upload goes first: 2 MB in OpenSSH.
+        limit_s = 2 * _LOST_S if self._proxy_argv else _LOST_S
+
+        def ask() -> None:
+            while transport.is_active():
+                end = threading.Timer(limit_s, transport.close)
+                end.daemon = True
+                end.start()
+                with suppress(OSError, paramiko.SSHException, EOFError):
+                    transport.global_request("keepalive@openssh.com")  # waits for the answer
+                end.cancel()
+                time.sleep(_KEEPALIVE_S)
+
+        threading.Thread(target=ask, daemon=True).start()
 
     def _dig(self) -> Tunnel:
         """Open this machine's tunnel for a gateway; on failure, report the proxy's reason."""
@@ -220,7 +240,7 @@ class SshHost:
         self._proxy = proxy = Proxy(self._proxy_argv)
         connection.connect_kwargs["sock"] = proxy.socket
         connection.open()
-        _watch(connection.transport)
+        self._watch(connection.transport)
         self._proxy = None
         return Tunnel(self._name, connection, proxy)
 
@@ -383,7 +403,7 @@ class SshHost:
     def _open_files(self) -> paramiko.SFTPClient:
         """Open SFTP once for all threads. Not by fabric, which sets no limit of time."""
         transport = self._open().transport
-        with self._opening:
+        with self._opening_files:  # not the other lock: commands need no files
             if self._sftp is None:
                 channel = _open_session(transport)
                 channel.settimeout(_LOST_S)
@@ -401,10 +421,10 @@ class SshHost:
         except (OSError, paramiko.SSHException, EOFError) as error:
             # An error such as a full disk leaves the connection intact.
             connected = self._connection is not None and self._connection.is_connected
-            lost = not isinstance(error, OSError) or not connected
+            silent = isinstance(error, TimeoutError)
+            lost = silent or not isinstance(error, OSError) or not connected
             self.close()
             kind = ConnectionLostError if lost else HostError
-            silent = isinstance(error, TimeoutError)
             why = f"no answer for {_LOST_S} s" if silent else str(error) or "connection closed"
             raise kind(self._name, f"copying {path}: {why}") from None
 
@@ -418,25 +438,6 @@ class SshHost:
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
-
-
-def _watch(transport: paramiko.Transport) -> None:
-    """End a connection when the machine stops answering.
-
-    TCP alone would try for 15 minutes, and a proxy command may never notice.
-    """
-
-    def ask() -> None:
-        while transport.is_active():
-            end = threading.Timer(_LOST_S, transport.close)
-            end.daemon = True
-            end.start()
-            with suppress(OSError, paramiko.SSHException, EOFError):
-                transport.global_request("keepalive@openssh.com")  # waits for the answer
-            end.cancel()
-            time.sleep(_KEEPALIVE_S)
-
-    threading.Thread(target=ask, daemon=True).start()
 
 
 def _open_session(transport: paramiko.Transport) -> paramiko.Channel:

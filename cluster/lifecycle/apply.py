@@ -356,12 +356,14 @@ class PlanApplier:
                 return self._probe_nodes(again=False)
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
-        return answers, find_unusable(cluster, answers, amx_required=self.spec.amx_required)
+        earlier = {instance.id for instance in self.plan.keep}
+        required = self.spec.amx_required
+        return answers, find_unusable(cluster, answers, earlier, amx_required=required)
 
     def _verify(self) -> None:
         cluster = self.machines.cluster
         answers, faults = self._probe_nodes()
-        if faults:
+        if faults or any(answer.problem for answer in answers.values()):
             # A node under load may miss the first request; it must not be replaced for that.
             self.ctx.clock.sleep(_PROBE_AGAIN_S)
             answers, faults = self._probe_nodes()

@@ -205,7 +205,7 @@ def _ask_slurm(head: Host, command: str, limit_s: int) -> str:
     done = head.run(command, check=False)
     if done.exit_code:
         last = (done.stderr.strip() or f"no answer within {limit_s} s").splitlines()[-1]
-        hint = "`spr-cluster verify` shows how to start it again"
+        hint = "`verify` shows how to start it again"
         raise HostError(head.name, f"Slurm does not answer: {last}", hint=hint)
     return done.stdout
 

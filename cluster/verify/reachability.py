@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from cluster.nodes import Cluster
 from cluster.ssh_mesh import PUT_NAMES
@@ -19,18 +19,23 @@ FIX_CLOCK = "sudo systemctl restart chrony; timedatectl"
 
 
 def find_unusable(
-    cluster: Cluster, answers: Mapping[str, NodeAnswer], *, amx_required: bool
+    cluster: Cluster,
+    answers: Mapping[str, NodeAnswer],
+    earlier: Container[str],
+    *,
+    amx_required: bool,
 ) -> dict[str, str]:
     """Return the nodes to replace, with the reason; empty for a healthy cluster.
 
-    A node that answers over SSH, but whose probe failed, may run jobs: the ``ssh`` check reports it.
+    An ``earlier`` instance that answers over SSH, but whose probe failed, may run jobs: the ``ssh`` check
+    reports it.
     """
     reasons = {}
     for node in cluster.nodes:
         answer = answers.get(node.name)
         if answer is None:
             reasons[node.name] = "the head got no answer"
-        elif not answer.reached:
+        elif answer.problem and not (answer.reached and node.instance.id in earlier):
             reasons[node.name] = answer.problem
         elif answer.value and answer.value.missing_amx and amx_required:
             reasons[node.name] = f"no AMX: lacks {', '.join(answer.value.missing_amx)}"
@@ -47,7 +52,9 @@ def check_ssh(node: str, answer: NodeAnswer | None, expected: Expected) -> Check
         return CheckResult(node, "ssh", Verdict.OK, wanted)
     remedy = f"Replace the node:\n{expected.command('repair')}"
     if answer.reached:
-        remedy = expected.replacement(node, "Its Python or its disk may be damaged")
+        look = expected.on_node(node, "df -h; python3 -V")
+        reason = "If these work, or can't be fixed, the machine may be faulty"
+        remedy = f"Look at its disks and its Python:\n{look}\n{expected.replacement(node, reason)}"
     return CheckResult(node, "ssh", Verdict.FAIL, answer.problem, wanted, remedy)
 
 

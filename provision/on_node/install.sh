@@ -66,11 +66,18 @@ done
 if ((${#missing[@]})); then
     echo "@step system packages: ${missing[*]}"
     apt() { sudo -E apt-get -q -o DPkg::Lock::Timeout=900 -o Acquire::Retries=5 "$@"; }
-    # The package lists have another lock, for which apt has no timeout. `apt update` succeeds without the
-    # lists of a mirror that does not answer, which then lack packages.
-    for attempt in {1..30}; do
-        apt update && apt install -y --no-install-recommends "${missing[@]}" && break
-        [ "$attempt" = 30 ] && exit 1
+    # `apt update` succeeds without the lists of a mirror that does not answer, which then lack packages.
+    for attempt in {1..3}; do
+        # The package lists have another lock, for which apt has no timeout.
+        for update in {1..30}; do
+            apt update && break
+            [ "$update" = 30 ] && exit 1
+            echo "@step package lists again"
+            sleep 10
+        done
+        apt install -y --no-install-recommends "${missing[@]}" && break
+        [ "$attempt" = 3 ] && exit 1
+        echo "@step system packages again"
         sleep 10
     done
 fi

@@ -135,6 +135,19 @@ def test_missing_system_packages_are_installed_waiting_for_the_lock(node: Machin
     assert apt[1].endswith(f"--no-install-recommends {packages}")
 
 
+@pytest.mark.parametrize(("fails", "times"), [("update", [30, 0]), ("install", [3, 3])])
+def test_system_packages_that_can_not_be_installed_end_it(
+    node: Machine, fails: str, times: list[int]
+) -> None:
+    node.replace("apt-get", f'case "$*" in *{fails}*) exit 100 ;; esac')
+    node.replace("sleep")
+    done = start(node, make_stack())
+    apt = [call for call in node.calls if call.startswith("apt-get")]
+    assert done.returncode == 1
+    assert [sum(f" {word}" in call for call in apt) for word in ("update", "install")] == times
+    assert len(re.findall("^@step .* again$", done.stdout, re.MULTILINE)) == max(times) - 1
+
+
 @pytest.mark.parametrize("connected", [False, True])
 def test_slurm_waits_until_the_node_is_connected(node: Machine, connected: bool) -> None:
     """The package makes a key by itself, which an image would carry to other clusters."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.ssh import LINE_BYTES, SshHost, whole_lines
 from tests.fakes import FakeClock
 from tests.provision.sshd import Server, serving
+from tests.provision.test_jump import relay
 
 ADDRESS = "127.0.0.9"
 
@@ -137,9 +139,12 @@ def test_a_refused_session_is_tried_again_in_the_same_connection(
     assert (server.refuses, len(server.logins)) == (0, 1)
 
 
+@pytest.mark.parametrize("proxied", [False, True])
 def test_a_machine_that_is_cut_off_is_noticed(
-    server: Server, host: SshHost, monkeypatch: pytest.MonkeyPatch
+    server: Server, login: Login, monkeypatch: pytest.MonkeyPatch, *, proxied: bool
 ) -> None:
+    proxy = relay(server.port) if proxied else ()
+    host = SshHost("node0", ADDRESS, login, alias="i-0a", proxy=proxy)
     monkeypatch.setattr("provision.ssh._KEEPALIVE_S", 0.1)
     monkeypatch.setattr("provision.ssh._LOST_S", 1)
     server.stays = True
@@ -151,20 +156,36 @@ def test_a_machine_that_is_cut_off_is_noticed(
 
     cut_off = threading.Event()
     server.transports[0].packetizer.read_message = cut_off.wait
+    if proxied:
+        reader.join(1.5)
+        assert reader.is_alive(), "an upload may delay the answer"
     reader.join(20)
     cut_off.set()
+    host.close()
     assert not reader.is_alive()
 
 
 def test_a_file_transfer_that_gets_no_answer_ends(
     server: Server, host: SshHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("provision.ssh._LOST_S", 1)
-    monkeypatch.setattr(server, "check_channel_subsystem_request", lambda *_: True)
+    monkeypatch.setattr("provision.ssh._LOST_S", 2)
+    begun = threading.Event()
+
+    def begin(*_: object) -> bool:
+        begun.set()
+        return True
+
+    monkeypatch.setattr(server, "check_channel_subsystem_request", begin)
     (file := tmp_path / "file").touch()
     for copy in (partial(host.put, b""), partial(host.upload, file)):
-        with pytest.raises(HostError, match="copying /tmp/file: no answer for 1 s"):
-            copy("/tmp/file")
+        with ThreadPoolExecutor(1) as pool:
+            copied = pool.submit(copy, "/tmp/file")
+            assert begun.wait(20)
+            assert host.run("true").exit_code == 0
+            assert copied.running(), "the command waited for it"
+            with pytest.raises(ConnectionLostError, match="copying /tmp/file: no answer for 2 s"):
+                copied.result()
+        begun.clear()
 
 
 def test_followed_output_comes_in_lines_as_a_terminal_shows_them(

@@ -12,8 +12,11 @@ if [ -n "$resumed" ]; then
     case $queue in '' | COMPLETING) ;; *) rm -f ./*."$new"; exit "$active" ;; esac
 fi
 
-# Runs a command for each other node, @.
-on_others() { tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c "$1"; }
+# Runs a command for each other node, @. Nothing is exported outside: sbatch gives the job what it finds.
+on_others() (
+    export root new secrets enter take sent
+    tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c "$1"
+)
 refuse() {
     if [ -e "$secrets" ]; then
         rm "$secrets"
@@ -42,8 +45,6 @@ enter="mkdir -p $root && cd $root"
 move="{ [ ! -e job.json.$new ] || mv job.json.$new job.json; } &&
     mv launch.json.$new launch.json && mv run.sh.$new run.sh"
 take="$enter && chmod 700 .. && tar -xmf - && rm -f first.json end.json cancelled && $move"
-export job root new secrets enter take
-export -f on_others release
 
 if [ -e "$secrets.$new" ]; then
     mv "$secrets.$new" "$secrets"
@@ -52,9 +53,10 @@ if [ -e "$secrets.$new" ]; then
 fi
 # With these files, the job starts again after the loss of the head.
 sent=$(echo *."$new")
-export sent="${sent//.$new/}"
+sent="${sent//.$new/}"
 id=$(sbatch --hold --parsable "run.sh.$new") || refuse $?
 { [ ! -s log ] || cat log >>log.earlier; } && eval "$move" &&
     rm -rf begin.json first.json end.json cancelled log gathered && touch log ||
     { scancel "$id"; refuse 1; }
-: "$(setsid -f bash -c 'release "$1"' release "$id" 2>&1 </dev/null 9<&-)"
+rest="$(declare -f on_others release; declare -p job root new enter take sent); release '$id'"
+: "$(setsid -f bash -c "$rest" 2>&1 </dev/null 9<&-)"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import NoRegionError
 
 from cluster.cli import status
 from cluster.cli.ssh import AUTHORIZE
@@ -23,6 +24,7 @@ from cluster.lifecycle.deadline import extend
 from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
 from cluster.nodes import find_cluster
 from infra.aws.api_time import API_TIME
+from infra.aws.clients import Clients
 from infra.ec2 import tags
 from infra.ec2.instances import label_instances
 from infra.ec2.inventory import describe_inventory
@@ -596,7 +598,9 @@ def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(
     assert remembered_cloud("spr") == ("aws", "us-east-1")
 
 
-def test_up_shows_an_end_that_an_extend_has_moved_meanwhile(line: CommandLine) -> None:
+def test_up_shows_an_end_that_an_extend_has_moved_meanwhile(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line.begin("--nodes", "2")
     ctx = replace(line.cloud.ctx, files=ClusterFiles.of("spr"))
 
@@ -610,6 +614,12 @@ def test_up_shows_an_end_that_an_extend_has_moved_meanwhile(line: CommandLine) -
     expires = ctx.find_expiry()
     assert expires
     assert shown["expires"] == tags.render_time(expires)
+
+    def refuse(_: object) -> None:
+        raise NoRegionError
+
+    monkeypatch.setattr(Clients, "ec2", property(refuse))
+    assert ctx.find_expiry() is None
 
 
 def test_a_plan_needs_no_lock(line: CommandLine) -> None:

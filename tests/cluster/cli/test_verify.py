@@ -169,7 +169,10 @@ def test_an_unreachable_head_is_an_error(cluster: CommandLine) -> None:
 def test_up_reports_problems_at_the_end(line: CommandLine) -> None:
     line.begin("--nodes", "3")
     change(line, 1, health={"versions": {"torch": "2.6.0"}})
-    change(line, 2, health={"disk": {"size": None}})  # the probe fails there
+    fails = {"disk": {"size": None}}
+    change(line, 2, health=fails)  # the probe fails there, and on the head at first
+    probes = iter([fails, {}])
+    line.cloud.steps.before["health of all nodes"] = lambda: change(line, 0, health=next(probes))
     before = line.ids()
 
     result = line.must("up", "--nodes", "3", "--yes")

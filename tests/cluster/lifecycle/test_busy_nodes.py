@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from infra.errors import HostError
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 
@@ -103,9 +102,12 @@ def test_repair_takes_an_unhealthy_node_for_lost(three: CommandLine) -> None:
 
 
 def test_nothing_is_taken_if_the_head_can_not_be_asked(three: CommandLine) -> None:
-    three.stage("node0", "^timeout 20 squeue ", HostError("node0", "Slurm does not answer"))
+    three.stage("node0", "^timeout 20 squeue ", Result(1, "", "no controller"))
     before = three.changes
-    assert three.run("up", "--nodes", "2", "--yes").message.startswith("[node0] Slurm does not")
+    result = three.run("up", "--nodes", "2", "--yes")
+    assert result.message.startswith("[node0] Slurm does not answer: no controller")
+    # A command would have to name the cluster.
+    assert "→ `verify` shows how to start it again" in result.err
     assert three.changes == before
     # Nothing is taken from a job by this.
     three.lose(three.ids()[2])

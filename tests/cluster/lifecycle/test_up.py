@@ -188,6 +188,18 @@ def test_the_same_again_changes_nothing_and_verifies(cloud: SimulatedCloud) -> N
     assert [n.instance.id for n in again.nodes] == [n.instance.id for n in first.nodes]
 
 
+def test_a_new_node_whose_probe_fails_is_replaced(cloud: SimulatedCloud) -> None:
+    def damage() -> None:
+        cloud.steps.before.clear()
+        cloud.change_machine(cloud.cluster().nodes[1].instance.id, health={"disk": {"size": None}})
+
+    cloud.steps.before["health of all nodes"] = damage
+
+    assert cloud.up(nodes=2).is_whole
+
+    assert len(cloud.recorder.of("TerminateInstances")) == 1
+
+
 @pytest.mark.parametrize("state", ["down*|Not responding", "idle*|none", "drained|by hand"])
 def test_a_node_whose_queue_daemon_has_stopped_is_connected_again(
     cloud: SimulatedCloud, state: str

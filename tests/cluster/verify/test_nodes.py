@@ -189,7 +189,9 @@ def test_an_unreachable_node_fails_only_the_ssh_check() -> None:
     repair = "spr-cluster repair --name bert"
     assert one(results, "node1", "ssh").remedy == f"Replace the node:\n{repair}"
     # `repair` alone would keep it.
-    assert f"--instance-ids i-2\n{repair}" in one(results, "node2", "ssh").remedy
+    look, _, end = one(results, "node2", "ssh").remedy.partition("\nIf ")
+    assert look.endswith("node2 -- 'df -h; python3 -V'")
+    assert end.endswith(f"--instance-ids i-2\n{repair}")
 
 
 def test_the_command_that_ends_a_node_names_its_region() -> None:

@@ -838,6 +838,9 @@ def test_a_damaged_end_is_no_end(
 def test_a_job_that_the_controller_forgets_at_once_is_submitted_again(
     head: ThisMachine, *, number_is_used: bool
 ) -> None:
+    # sbatch gives a job all that is exported.
+    sbatch = (head.bin / "sbatch").read_text()
+    head.write_program("sbatch", sbatch.replace("exec", "env >>$HOME/env; exec"))
     submit(head, "sleep 20", "first", nodes=3)
     submit(head, "echo here", "second")
     path = head.slurm / "queue"
@@ -854,6 +857,13 @@ def test_a_job_that_the_controller_forgets_at_once_is_submitted_again(
     time.sleep(1)
     assert [name for name, _ in head.jobs_in_queue()].count("second") == 1
     assert [name for name, _ in head.jobs_in_queue()].count("first") == 1
+    exported = (head.home / "env").read_text()
+    assert exported.count("\nPWD=") == 3
+    assert {*_names(exported)} == {*_names(head.run("cd .; env").stdout)}
+
+
+def _names(env: str) -> list[str]:
+    return [line.partition("=")[0] for line in env.splitlines()]
 
 
 def test_a_forgotten_job_that_was_cancelled_stays_away(head: ThisMachine) -> None:

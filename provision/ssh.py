@@ -402,8 +402,8 @@ class SshHost:
 
     def _open_files(self) -> paramiko.SFTPClient:
         """Open SFTP once for all threads. Not by fabric, which sets no limit of time."""
-        transport = self._open().transport
         with self._opening_files:  # not the other lock: commands need no files
+            transport = self._open().transport
             if self._sftp is None:
                 channel = _open_session(transport)
                 channel.settimeout(_LOST_S)

@@ -356,7 +356,9 @@ class PlanApplier:
                 return self._probe_nodes(again=False)
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
-        earlier = {instance.id for instance in self.plan.keep}
+        keep = self.plan.keep
+        connected = any(tags.MESH in instance.tags for instance in keep)
+        earlier = {instance.id for instance in keep} if connected else set[str]()
         required = self.spec.amx_required
         return answers, find_unusable(cluster, answers, earlier, amx_required=required)
 

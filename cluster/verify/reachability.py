@@ -53,7 +53,7 @@ def check_ssh(node: str, answer: NodeAnswer | None, expected: Expected) -> Check
     remedy = f"Replace the node:\n{expected.command('repair')}"
     if answer.reached:
         look = expected.on_node(node, "df -h; python3 -V")
-        reason = "If these work, or can't be fixed, the machine may be faulty"
+        reason = "If they can't be fixed, or `verify` fails again, the machine may be faulty"
         remedy = f"Look at its disks and its Python:\n{look}\n{expected.replacement(node, reason)}"
     return CheckResult(node, "ssh", Verdict.FAIL, answer.problem, wanted, remedy)
 

@@ -64,20 +64,19 @@ for package in "${system_packages[@]}"; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
 done
 if ((${#missing[@]})); then
-    echo "@step system packages: ${missing[*]}"
-    apt() { sudo -E apt-get -q -o DPkg::Lock::Timeout=900 -o Acquire::Retries=5 "$@"; }
+    apt() { sudo -E apt-get -q -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5 "$@"; }
     # `apt update` succeeds without the lists of a mirror that does not answer, which then lack packages.
     for attempt in {1..3}; do
-        # The package lists have another lock, for which apt has no timeout.
+        echo "@step package lists"
+        # They have another lock, for which apt has no timeout.
         for update in {1..30}; do
             apt update && break
             [ "$update" = 30 ] && exit 1
-            echo "@step package lists again"
             sleep 10
         done
+        echo "@step system packages: ${missing[*]}"
         apt install -y --no-install-recommends "${missing[@]}" && break
         [ "$attempt" = 3 ] && exit 1
-        echo "@step system packages again"
         sleep 10
     done
 fi

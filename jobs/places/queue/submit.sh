@@ -12,7 +12,8 @@ if [ -n "$resumed" ]; then
     case $queue in '' | COMPLETING) ;; *) rm -f ./*."$new"; exit "$active" ;; esac
 fi
 
-# Runs a command for each other node, @. Nothing is exported outside: sbatch gives the job what it finds.
+# Runs a command for each other node, @. If one fails with 255, as for a node that does not answer, xargs ends.
+# Nothing is exported outside: sbatch gives the job what it finds.
 on_others() (
     export root new secrets enter take sent
     tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c "$1"
@@ -20,13 +21,12 @@ on_others() (
 refuse() {
     if [ -e "$secrets" ]; then
         rm "$secrets"
-        on_others 'ssh -n -o ConnectTimeout=10 @ "rm -f $root/$secrets"'
+        on_others 'ssh -n -o ConnectTimeout=10 @ "rm -f $root/$secrets" || :'
     fi
     rm -f ./*."$new"
     exit "$1"
 }
 release() {
-    # A node that does not answer must not end xargs.
     on_others 'tar -cf - --transform "s/$/.$new/" $sent | timeout 60 ssh -o ConnectTimeout=10 @ "$take" || :'
     scontrol release "$1"
     exec >/dev/null 2>&1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from .dropout import HashDropout, keep_mask
+from .dropout import HashDropout, keep_mask, same_modes
 
 NAME = "products"
 PLAIN = "plain_products"
@@ -118,7 +118,7 @@ def attend(
         if options.get(name) is not None:
             raise NotImplementedError(f"attention with {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    own = find_dropout(module, HashDropout) if dropout else None
+    own = find_dropout(module, HashDropout) if 0 < dropout < 1 else None
     is_causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     causal = attention_mask is None and is_causal and query.shape[-2] > 1
     fixed = attention_mask is None or not attention_mask.requires_grad
@@ -266,10 +266,9 @@ def _outputs(model: Any, width: int, modules: Sequence[Any]) -> list[Tensor]:
         returned.append(output[0] if isinstance(output, tuple) else output)
 
     hooks = [each.register_forward_hook(note) for each in modules]
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), same_modes(model):
+            model.eval()
             for rows in (slice(None), slice(1), slice(1, 2)):
                 inputs = {"input_ids": ids[rows], "attention_mask": mask[rows]}
                 if model.config.is_encoder_decoder:
@@ -281,5 +280,4 @@ def _outputs(model: Any, width: int, modules: Sequence[Any]) -> list[Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-        model.train(training)
     return returned

@@ -121,10 +121,10 @@ def attend(
     own = find_dropout(module, HashDropout) if 0 < dropout < 1 else None
     is_causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     causal = attention_mask is None and is_causal and query.shape[-2] > 1
+    mask = add_mask(attention_mask)
     fixed = attention_mask is None or not attention_mask.requires_grad
     if query.shape[-2] <= LONGEST and fixed and not causal and (own is not None or not dropout):
         seed = None if own is None else own.next_seed()
-        mask = add_mask(attention_mask)
         output = apply(query, key, value, mask, scale, seed, dropout)
     else:
         several = query.shape[1] // key.shape[1]
@@ -133,6 +133,11 @@ def attend(
         output = scaled_dot_product_attention(
             query, key, value, attention_mask, dropout, causal, scale=scale
         )
+    if is_causal and mask is not None:
+        # Padding on the left sees no token. It would get the mean of all, also of those that follow, and the
+        # first word is predicted from it.
+        sees = mask.amax(-1, keepdim=True) > torch.finfo(mask.dtype).min / 2
+        output = torch.where(sees, output, 0.0)
     return output.transpose(1, 2), None
 
 

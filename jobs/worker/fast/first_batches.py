@@ -33,8 +33,8 @@ class FastLayers:
     which torch would as well. The first batch of each kind is computed twice, also with plain operations. If
     the results differ, or can't be compiled, the layers stay plain from then on; ``trouble`` is the reason.
 
-    A script may call the model or a part with the layers, such as ``model.bert``: it is on each of these, and
-    acts on the first that is entered. Their copies and pickles are plain, without any class of this package.
+    Scripts call the model, or a part that contains the layers, such as ``model.bert``. The hook is on each of
+    these, and acts where a call enters. Their copies and pickles are plain, without classes of this package.
     """
 
     def __init__(
@@ -134,7 +134,6 @@ class FastLayers:
             for name, each in module._buffers.items()
             if each is not None
         ]
-
         # Accelerate's begins inside the model.
         hook = (find_layers(model) or [model])[0].register_forward_pre_hook(
             lambda *_: autocast.append(torch.is_autocast_enabled("cpu"))
@@ -202,7 +201,7 @@ def _differentiate(model: Any, inputs: Any, named: Any) -> tuple[list[Tensor], l
 
 
 def _has_checkpoints(last: Any) -> bool:
-    """Return whether reentrant checkpointing made a part of a graph, through which no gradient can be had."""
+    """Return whether a graph has a reentrant checkpoint: torch.autograd.grad finds no weights behind it."""
     found, waiting = set(), [last]
     while waiting:
         node = waiting.pop()

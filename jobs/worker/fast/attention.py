@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from .dropout import HashDropout, keep_mask
+from .dropout import HashDropout, keep_mask, same_modes
 
 NAME = "products"
 PLAIN = "plain_products"
@@ -118,13 +118,13 @@ def attend(
         if options.get(name) is not None:
             raise NotImplementedError(f"attention with {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    own = find_dropout(module, HashDropout) if dropout else None
+    own = find_dropout(module, HashDropout) if 0 < dropout < 1 else None
     is_causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     causal = attention_mask is None and is_causal and query.shape[-2] > 1
+    mask = add_mask(attention_mask)
     fixed = attention_mask is None or not attention_mask.requires_grad
     if query.shape[-2] <= LONGEST and fixed and not causal and (own is not None or not dropout):
         seed = None if own is None else own.next_seed()
-        mask = add_mask(attention_mask)
         output = apply(query, key, value, mask, scale, seed, dropout)
     else:
         several = query.shape[1] // key.shape[1]
@@ -133,6 +133,11 @@ def attend(
         output = scaled_dot_product_attention(
             query, key, value, attention_mask, dropout, causal, scale=scale
         )
+    if is_causal and mask is not None:
+        # Padding on the left sees no token. It would get the mean of all, also of those that follow, and the
+        # first word is predicted from it.
+        sees = mask.amax(-1, keepdim=True) > torch.finfo(mask.dtype).min / 2
+        output = torch.where(sees, output, 0.0)
     return output.transpose(1, 2), None
 
 
@@ -266,10 +271,9 @@ def _outputs(model: Any, width: int, modules: Sequence[Any]) -> list[Tensor]:
         returned.append(output[0] if isinstance(output, tuple) else output)
 
     hooks = [each.register_forward_hook(note) for each in modules]
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), same_modes(model):
+            model.eval()
             for rows in (slice(None), slice(1), slice(1, 2)):
                 inputs = {"input_ids": ids[rows], "attention_mask": mask[rows]}
                 if model.config.is_encoder_decoder:
@@ -281,5 +285,4 @@ def _outputs(model: Any, width: int, modules: Sequence[Any]) -> list[Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-        model.train(training)
     return returned

@@ -35,12 +35,15 @@ class Replica(DistributedDataParallel):
 
     Gradients are summed, or averaged if ``share`` is 1 / ranks: scaling the loss is free, scaling gradients
     takes a pass over them. DistributedDataParallel sums all but those of the word embeddings; its own bf16
-    hook refuses gloo.
+    hook refuses gloo. Raises ``ValueError`` for a group of some ranks.
     """
 
     def __init__(
         self, model: nn.Module, ranks: Ranks, bf16: bool, share: float = 1.0, **options: Any
     ) -> None:
+        for name in ("process_group", "device_mesh"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name} is not supported: all ranks train the model together")
         table = word_table(model)
         words = None if table is None else table.weight
         ignored = [name for name, each in model.named_parameters() if each is words]
@@ -96,7 +99,7 @@ class Replica(DistributedDataParallel):
             if troubled:
                 self._agreed, texts = True, [""] * dist.get_world_size()
                 dist.all_gather_object(texts, fast.trouble, group=self.control)
-                fast.end(self.module, texts)
+                fast.end(texts)
                 return
         troubled = torch.tensor([bool(fast.trouble)], dtype=torch.uint8)
         work = dist.all_reduce(troubled, dist.ReduceOp.MAX, group=self.control, async_op=True)

@@ -148,10 +148,19 @@ def count_compiled(model: Any) -> int:
     )
 
 
+def is_compiled(model: Any) -> bool:
+    """Return whether a script has compiled a model or a part of it, by ``torch.compile`` or here."""
+    return any(
+        each._compiled_call_impl or FAST in vars(each) or "_orig_mod" in each._modules
+        for each in model.modules()
+    )
+
+
 def plain_layers(model: Any, attention: str | None = None) -> None:
     """Undo :func:`compile_layers`: evaluation would have to compile them again."""
     if fast := vars(model).get(FAST):
-        fast.hook.remove()
+        for each in fast.hooks:
+            each.remove()
     restore_dropouts(model)
     stop_using_int8(model)
     stop_using_products(model, attention)
@@ -164,6 +173,13 @@ def find_layers(model: Any) -> list[Any]:
     """Return the model's layers: its longest list of modules."""
     lists = [list(each) for each in model.modules() if isinstance(each, nn.ModuleList)]
     return max(lists, key=len, default=[])
+
+
+def ways_to_layers(model: Any) -> list[Any]:
+    """Return the modules around the layers, from the model to the owner of their list."""
+    lists = [each for each in model.named_modules() if isinstance(each[1], nn.ModuleList)]
+    names = max(lists, key=lambda each: len(each[1]), default=("", ()))[0].split(".")[:-1]
+    return [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
 
 
 def why_no_compiler() -> str | None:

@@ -7,7 +7,8 @@ dropout of DistilBERT takes 68 ms per batch of 16 instead of 5 (one core, AVX-51
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -32,18 +33,26 @@ def keep_mask(shape: Sequence[int], seed: Tensor, p: float) -> Tensor:
     return mixed >= int(p * 2**32) - 2**31
 
 
-class HashDropout(nn.Module):
-    """Dropout by :func:`keep_mask`. The backward pass computes the mask again instead of reading it."""
+class HashDropout(nn.Dropout):
+    """Dropout by :func:`keep_mask`. The backward pass computes the mask again instead of reading it.
+
+    Copies and pickles are torch's own dropouts.
+    """
 
     def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
+        super().__init__(p)
         # Not a buffer: DistributedDataParallel would give all ranks the first one's.
-        self.seed = torch.zeros((), dtype=torch.int32)
+        self.seed = _draw()
+
+    def __reduce__(self) -> Any:
+        own = ("seed", "_compiled_call_impl")
+        return nn.Dropout, (), {n: each for n, each in vars(self).items() if n not in own}
 
     def forward(self, values: Tensor) -> Tensor:
-        if not self.training:
+        if not self.training or not self.p:
             return values
+        if self.p == 1:
+            return values * 0.0
         keep = keep_mask(values.shape, self.next_seed(), self.p)
         return torch.where(keep, values * (1 / (1 - self.p)), 0.0)
 
@@ -82,9 +91,24 @@ def restore_dropouts(model: nn.Module) -> None:
 def draw_seeds(model: nn.Module) -> None:
     """Seed the next forward pass's dropout from torch's generator, whose state checkpoints contain."""
     own = [each for each in model.modules() if isinstance(each, HashDropout)]
-    least = torch.iinfo(torch.int32).min
-    for module, seed in zip(own, torch.randint(least, -least, (len(own),), dtype=torch.int32)):  # noqa: B905 - 3.8
+    for module, seed in zip(own, _draw(len(own))):  # noqa: B905 - 3.8
         module.seed.copy_(seed)
+
+
+def _draw(*shape: int) -> Tensor:
+    least = torch.iinfo(torch.int32).min
+    return torch.randint(least, -least, shape, dtype=torch.int32)
+
+
+@contextmanager
+def same_modes(model: nn.Module) -> Iterator[None]:
+    """Restore after a ``with`` block which modules train: a script may have frozen some in evaluation."""
+    modes = [(each, each.training) for each in model.modules()]
+    try:
+        yield
+    finally:
+        for each, training in modes:
+            each.training = training
 
 
 def replace_modules(

@@ -8,6 +8,7 @@ optimizer state, and the passes over them: with a multilingual model, most of al
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -49,8 +50,9 @@ class UsedEmbedding(nn.Embedding):
 
 def word_table(model: Any) -> nn.Embedding | None:
     """Return the trained word embeddings, or None if another layer shares them."""
-    find = getattr(model, "get_input_embeddings", None)  # transformers' models have it
-    table = find() if find else None
+    table = None
+    with suppress(AttributeError, NotImplementedError):  # transformers' models of texts have it
+        table = model.get_input_embeddings()
     if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:
         return None
     # Shared with another layer, as in language models, every row gets gradients.

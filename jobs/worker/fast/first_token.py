@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .compilation import find_layers
+from .dropout import same_modes
 
 TOLERANCE = 1e-5
 
@@ -50,12 +51,11 @@ def skip_other_tokens(model: Any, compute_loss: Callable[[], Tensor]) -> bool:
     def same(change: Any) -> bool:
         return math.isclose(loss(change), known, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
-    state, training = torch.get_rng_state(), model.training
-    model.eval()
-    with torch.no_grad():
+    state = torch.get_rng_state()
+    with torch.no_grad(), same_modes(model):
+        model.eval()
         known = loss()
         enough = same(_take_first) and same(_disturb_others) and not same(_disturb_first)
-    model.train(training)
     torch.set_rng_state(state)
     if enough:
         # Not a hook: torch's compiler would take the layer for one without.

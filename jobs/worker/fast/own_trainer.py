@@ -160,7 +160,8 @@ class StepReports(TrainerCallback):
         self._request = self._stack.enter_context(listen())
         self._stack.enter_context(metrics)
         try:
-            per_epoch = max(1, len(train_dataloader) // args.gradient_accumulation_steps)
+            # The last step of an epoch may have fewer parts.
+            per_epoch = max(1, -(-len(train_dataloader) // args.gradient_accumulation_steps))
         except TypeError:  # a stream
             per_epoch = state.max_steps
         counts = state.max_steps, per_epoch, state.global_step, 0, 0
@@ -171,14 +172,17 @@ class StepReports(TrainerCallback):
     def _training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
         """Trainer's, measured: the forward and backward pass of a part of a batch."""
         begin = time.perf_counter()
-        found = {n: each for n, each in inputs.items() if isinstance(each, torch.Tensor)}
+        found = {n: t for n, t in inputs.items() if isinstance(t, torch.Tensor) and t.dim()}
         self._samples += len(next(iter(found.values()), ()))
         # sentence-transformers has anchor_input_ids, positive_input_ids, ….
         named_ids = [name for name in found if name.endswith("_input_ids")]
         for name in ["input_ids"] if "input_ids" in found else named_ids:
             ids, mask = found[name], found.get(f"{name[:-9]}attention_mask")
             self._padded += ids.numel()
-            self._tokens += int(mask.sum()) if mask is not None else ids.numel()
+            # Others are values to add to the scores.
+            if mask is None or mask.shape != ids.shape or mask.is_floating_point():
+                mask = torch.ones_like(ids)
+            self._tokens += int(mask.sum())
         self._rate = self._trainer.optimizer.param_groups[0]["lr"]
         loss = self._plain(model, inputs, *arguments, **named)
         self._loss += float(loss)  # a part's share

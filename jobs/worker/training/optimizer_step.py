@@ -21,6 +21,7 @@ from ..fast.compilation import (
     keep_compiled,
     why_no_compiler,
 )
+from ..fast.dropout import same_modes
 from ..fast.embedding import train_used_words
 from ..fast.first_batches import FastLayers
 from ..fast.first_token import skip_other_tokens
@@ -129,8 +130,10 @@ def find_idle(run: TrainingRun) -> list[Any]:
     idle: set[str] = set()
     try:
         sample = run.task.collate([run.samples[int((*_shortest(run), 0)[0])]], run.loaded)
-        for training in (True, False):
-            run.task.loss(model.train(training), sample).backward()  # type: ignore[no-untyped-call]
+        with same_modes(model):
+            for training in (True, False):
+                loss = run.task.loss(model.train(training), sample)
+                loss.backward()  # type: ignore[no-untyped-call]
         idle = {
             name
             for name, each in model.named_parameters()
@@ -140,7 +143,7 @@ def find_idle(run: TrainingRun) -> list[Any]:
     except Exception:
         pass
     finally:
-        model.train().zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         torch.set_rng_state(state)
     idle.intersection_update(*run.context.ranks.gather(idle))
     return [each for name, each in model.named_parameters() if name in idle]

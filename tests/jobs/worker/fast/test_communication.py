@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +171,13 @@ def test_only_buffers_that_training_may_change_are_sent(
         assert replica.broadcast_buffers is (persistent and dtype.is_floating_point)
 
 
+@pytest.mark.parametrize("name", ["process_group", "device_mesh"])
+def test_a_group_of_some_ranks_is_refused(name: str) -> None:
+    options: Any = {name: object()}
+    with pytest.raises(ValueError, match=f"{name} is not supported"):
+        Replica(small_model(), Ranks(RankIdentity()), False, **options)
+
+
 def test_unequal_nodes_sum_in_one_ring() -> None:
     places = [LocalPlace(0, 2), LocalPlace(1, 2), LocalPlace(0, 1)]
     ranks = Ranks(RankIdentity(0, 3), "gloo", "", None, places[0])
@@ -190,7 +198,7 @@ from tests.jobs.worker.fast.test_communication import IDS, small_model
 
 class Layers:
     trouble = ""
-    def end(self, model, texts):
+    def end(self, texts):
         ended.append([step, texts])
 
 ended = []

@@ -80,6 +80,19 @@ def test_each_layer_that_shares_a_dropout_drops_other_elements() -> None:
     assert all(map(torch.equal, first, take())), "the seed decides"
 
 
+def test_a_script_may_change_how_much_is_dropped() -> None:
+    layer = HashDropout(0.5)
+    assert isinstance(layer, nn.Dropout)
+    for p, kept in ((0.25, 0.75), (0.0, 1.0), (1, 0.0), (0.5, 0.5)):
+        layer.p = p
+        assert float((layer(ONES) != 0).float().mean()) == pytest.approx(kept, abs=0.01)
+
+
+def test_dropouts_begin_with_different_seeds_of_torchs_generator() -> None:
+    seeds = [int(HashDropout(0.5).seed) for _ in range(3) if torch.manual_seed(_ % 2)]
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
 def test_evaluation_drops_nothing() -> None:
     assert HashDropout(0.5).eval()(ONES) is ONES
 

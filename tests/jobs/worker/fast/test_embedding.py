@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -87,13 +88,15 @@ def test_an_unknown_word_in_training_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", ["all used", "shared", "not trained", "max_norm", "sparse", "scaled"]
+    "reason", ["all used", "shared", "not trained", "max_norm", "sparse", "scaled", "no words"]
 )
 def test_other_tables_stay_as_they_are(reason: str) -> None:
     model = small_model()
     if reason == "shared":
         model.layer = nn.Linear(8, 10)
         model.layer.weight = model.words.weight
+    if reason == "no words":  # as transformers' Wav2Vec2
+        vars(model)["get_input_embeddings"] = Mock(side_effect=NotImplementedError)
     model.words.weight.requires_grad_(reason != "not trained")
     model.words.max_norm = 1.0 if reason == "max_norm" else None
     model.words.sparse = reason == "sparse"

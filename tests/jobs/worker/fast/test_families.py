@@ -76,6 +76,8 @@ def compute(model: Any, width: int, rows: int) -> list[torch.Tensor]:
     if model.config.is_encoder_decoder:
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     model.zero_grad()
+    if model.config.model_type in DECODERS:
+        mask = torch.ones_like(mask)  # the first word is predicted from padding on the left
     logits = model(**inputs).logits[mask == 1].float()
     logits.log_softmax(-1)[:, 3].mean().backward()
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,38 +159,41 @@ def test_a_single_row_is_not_compiled_unless_all_are() -> None:
         assert is_compiled(model)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("when", ["before", "after", "own"])
-def test_gradients_are_right_with_gradient_checkpointing(when: str) -> None:
+def test_gradients_are_right_with_gradient_checkpointing(when: str, reentrant: bool) -> None:
+    options: Any = {"use_reentrant": reentrant}
     model = bert().train()
     if when == "before":
-        model.activation_checkpointing_enable()
+        model.activation_checkpointing_enable(options)
     said: Said = []
     FastLayers(model, said.append, shared=False)
     inputs = batch(3, 24)
     if when == "after":
         model(**inputs)
-        model.activation_checkpointing_enable()
+        model.activation_checkpointing_enable(options)
     elif when == "own":
         layer = find_layers(model)[0]
         forward = layer.forward
-        layer.forward = lambda *given, **named: checkpoint(
-            forward, *given, use_reentrant=False, **named
-        )
+        layer.forward = lambda *given, **named: checkpoint(forward, *given, **options, **named)
+        if reentrant:  # it takes no named arguments
+            layer.forward = lambda *given, **named: checkpoint(
+                lambda *given: forward(*given, **named), *given, **options
+            )
     torch.manual_seed(5)
     model(**inputs).loss.backward()
-    assert said == [
-        "layers are no longer compiled: rank 0: gradient checkpointing computes them twice, "
-        "with other dropout"
-    ]
+    reason = "gradient checkpointing computes them twice, with other dropout"
+    if (when, reentrant) == ("own", True):
+        reason = "reentrant checkpointing hides gradients"
+    assert said == [f"layers are no longer compiled: rank 0: {reason}"]
     weight = model.get_parameter("bert.encoder.layer.0.intermediate.dense.weight")
     direction = torch.randn_like(weight)
     expected = float((weight.grad * direction).sum())
     losses = []
-    with torch.no_grad():
-        for step in (1e-2, -2e-2):
-            weight += step * direction
-            torch.manual_seed(5)
-            losses.append(float(model(**inputs).loss))
+    for step in (1e-2, -2e-2):
+        weight.data += step * direction
+        torch.manual_seed(5)
+        losses.append(model(**inputs).loss.item())
     assert (losses[0] - losses[1]) / 2e-2 == pytest.approx(expected, rel=0.05, abs=1e-3)
 
 
@@ -206,3 +211,105 @@ def test_a_decoder_cannot_read_the_answers_from_its_inputs(width: int) -> None:
     assert torch.equal(one, same)
     assert torch.equal(one[:, :begin], changed[:, :begin])
     assert not torch.allclose(one[:, begin:], changed[:, begin:], atol=0.1)
+
+
+def grown(model: Any) -> Any:
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(2)
+    return model
+
+
+def saved(model: Any, folder: Path) -> Any:
+    torch.save(model, folder / "model.pt")
+    content = (folder / "model.pt").read_bytes()
+    assert not [name for name in (b"jobs.worker", b"products") if name in content]
+    return torch.load(folder / "model.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("part", ["", "bert"])
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("take", [saved, lambda model, _: copy.deepcopy(model)])
+def test_a_copy_is_plain_and_independent(take: Any, part: str, ended: bool, tmp_path: Path) -> None:
+    model, inputs = bert().train(), batch(2, 16)
+    fast = FastLayers(model, lambda _: None, shared=False)
+    model(**inputs)
+    if ended:
+        fast.end([])
+    other = grown(take(model.get_submodule(part), tmp_path))
+    assert find_parts(other) == []
+    assert not is_compiled(other)
+    assert {type(each) for each in other.modules() if isinstance(each, nn.Dropout)} == {nn.Dropout}
+    inputs = inputs if not part else {"input_ids": inputs["input_ids"]}
+    other(**inputs)[0].sum().backward()
+    assert all(each.grad is None for each in model.parameters())
+    wanted = grown(bert()).get_submodule(part).eval()(**inputs)[0]
+    torch.testing.assert_close(other.eval()(**inputs)[0], wanted)
+    model(**batch(2, 16))
+    assert is_compiled(model) is not ended
+    assert not is_compiled(other)
+
+
+@pytest.mark.parametrize("part", ["bert", "bert.encoder", "forward"])
+def test_a_part_with_the_layers_may_be_called_as_well(part: str) -> None:
+    model, inputs = bert().train(), {"input_ids": batch(2, 16)["input_ids"]}
+    said: Said = []
+    FastLayers(model, said.append, shared=False)
+    call = model.forward if part == "forward" else model.get_submodule(part)
+    if part == "bert.encoder":
+        inputs = {"hidden_states": torch.randn(2, 16, 32)}
+
+    def compute(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        result: torch.Tensor = call(**inputs)[0]
+        return result
+
+    model.eval()
+    expected = compute(1)
+    assert not is_compiled(model)
+    model.train()
+    first, other, again = (compute(seed) for seed in (1, 2, 1))
+    assert is_compiled(model)
+    assert said == []
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+    model.eval()
+    torch.testing.assert_close(compute(1), expected)
+
+
+class Counting(nn.Module):
+    """Layers, and a buffer that a forward pass replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.count: torch.Tensor
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        return self.layers[1](self.layers[0](values)).pow(2).sum()  # type: ignore[no-any-return]
+
+
+def test_a_buffer_that_is_replaced_counts_once() -> None:
+    model = Counting().train()
+    FastLayers(model, print, shared=False)
+    model(torch.ones(3, 4)).backward()
+    assert int(model.count) == 1
+
+
+@pytest.mark.parametrize(
+    ("autocast", "stays"), [("none", False), ("inside", True), ("outside", True)]
+)
+def test_autocast_decides_how_much_results_may_differ(
+    autocast: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate's is part of the model's forward pass."""
+    monkeypatch.setattr(first_batches, "_difference", lambda *_: 0.04)
+    model = Counting().train()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast == "outside"):
+        if autocast == "inside":
+            model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+        FastLayers(model, lambda _: None, shared=False)
+        model(torch.ones(3, 4))
+    assert is_compiled(model) is stays

@@ -46,11 +46,12 @@ def gradients(model: Any, labels: torch.Tensor) -> list[torch.Tensor]:
 def test_families(family: str) -> None:
     model, labels = build(AutoModelForSequenceClassification, family), torch.tensor([0, 2])
     expected, state = gradients(model, labels), torch.get_rng_state()
+    frozen = next(model.children()).eval()
     skips = skip_other_tokens(
         model, lambda: model(input_ids=IDS, attention_mask=MASK, labels=labels).loss
     )
     assert skips == (family in SKIP)
-    assert model.training
+    assert (model.training, frozen.training) == (True, False)
     assert torch.equal(torch.get_rng_state(), state)
     assert any(isinstance(each, FirstTokenNorm) for each in model.modules()) == skips
     for found, known in zip(gradients(model, labels), expected, strict=True):

@@ -250,8 +250,10 @@ def test_one_rank_keeps_its_model_whose_layers_are_fast_only_in_training(eagerly
     model = new_model()
     names, attention = list(model.state_dict()), model.config._attn_implementation
     expected, random = logits(model.eval()), torch.get_rng_state()
-    assert speed_up(model.train()) is model
+    model.train().distilbert.embeddings.eval()  # as a frozen part
+    assert speed_up(model) is model
     assert model.training
+    assert not any(each.training for each in model.distilbert.embeddings.modules())
     assert torch.equal(torch.get_rng_state(), random), "a script's own random numbers stay"
     assert list(model.state_dict()) == names
 
@@ -272,12 +274,20 @@ def test_one_rank_keeps_its_model_whose_layers_are_fast_only_in_training(eagerly
     assert torch.equal(logits(model), first), "the script's seed decides the dropout"
 
 
-def test_without_a_compiler_a_model_stays_as_it_is(
-    eagerly: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("already", ["", "all", "a layer"])
+def test_without_a_compiler_or_if_already_compiled_a_model_stays_as_it_is(
+    already: str, eagerly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.worker.fast.own_model.why_no_compiler", lambda: "no g++")
+    reason = "the model is already compiled" if already else "no g++"
+    monkeypatch.setattr(
+        "jobs.worker.fast.own_model.why_no_compiler", lambda: None if already else reason
+    )
     model = new_model()
-    assert use_fast_layers(model, joined_ranks()) == "layers are not compiled: rank 0: no g++"
+    if already == "all":
+        model = torch.compile(model, backend="eager")
+    elif already:
+        model.distilbert.transformer.layer[0].compile()
+    assert use_fast_layers(model, joined_ranks()) == f"layers are not compiled: rank 0: {reason}"
     assert not any(each._forward_pre_hooks for each in model.modules())
     assert any(type(each) is nn.Dropout for each in model.modules())
 
@@ -355,10 +365,34 @@ def test_only_a_trainers_own_batches_are_trimmed(
     assert loader.collate_fn is collator
 
 
-def test_only_tensors_are_counted() -> None:
-    """A collator may also keep the tokens of a pair as lists."""
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    [
+        ({"positive_input_ids": [[1, 2]]}, 12),  # a collator may keep the tokens of a pair as lists
+        ({"scale": torch.tensor(2.0)}, 12),
+        ({"anchor_attention_mask": torch.ones(3, 4).triu().long()}, 9),
+        ({"anchor_attention_mask": torch.full((3, 1, 4, 4), -torch.inf)}, 12),
+        ({"anchor_attention_mask": torch.full((3, 4), -torch.inf)}, 12),
+        ({"anchor_attention_mask": torch.ones(3, 4, 4, dtype=torch.long)}, 12),
+    ],
+)
+def test_only_tensors_of_tokens_are_counted(more: dict[str, Any], tokens: int) -> None:
     counts: Any = SimpleNamespace(**dict.fromkeys(COUNTS, 0), _plain=lambda *_: 1.0)
     counts._trainer = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 1.0}]))
-    given = {"positive_input_ids": [[1, 2]], "anchor_input_ids": torch.ones(3, 4)}
-    StepReports._training_step(counts, None, given)
-    assert (counts._samples, counts._tokens, counts._padded) == (3, 12, 12)
+    StepReports._training_step(counts, None, {**more, "anchor_input_ids": torch.ones(3, 4)})
+    assert (counts._samples, counts._tokens, counts._padded) == (3, tokens, 12)
+
+
+@pytest.mark.parametrize(("batches", "parts", "steps"), [(8, 2, 4), (9, 2, 5), (1, 4, 1)])
+def test_an_epochs_last_step_may_have_fewer_parts(
+    batches: int, parts: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPR_OUTPUT", str(tmp_path))
+    reporter = Mock()
+    monkeypatch.setattr("jobs.worker.fast.own_trainer.StepReporter", reporter)
+    reports = StepReports(Mock(), joined_ranks(), "fp32")
+    state = SimpleNamespace(global_step=0, max_steps=20)
+    arguments = SimpleNamespace(gradient_accumulation_steps=parts)
+    reports.on_train_begin(arguments, state, None, train_dataloader=range(batches))
+    reports._stack.close()
+    assert reporter.call_args.args[5:7] == (20, steps)

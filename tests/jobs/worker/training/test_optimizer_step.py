@@ -401,6 +401,7 @@ def test_layers_and_experts_that_a_step_skips_are_trained(monkeypatch: pytest.Mo
     )
     model = BartForConditionalGeneration(config)
     assert step_module._skips_parts(model)
+    model.get_encoder().eval()
     model.idle = torch.nn.Parameter(torch.zeros(2))
     model.experts = nn.ModuleDict({"expert_0": nn.Linear(2, 2)})
     ids = torch.arange(3, 11).view(1, 8)
@@ -413,4 +414,4 @@ def test_layers_and_experts_that_a_step_skips_are_trained(monkeypatch: pytest.Mo
     assert [names[id(each)] for each in step_module.find_idle(run)] == ["idle"]
     lists = {"experts": nn.ModuleList([nn.Linear(2, 2)]), "shared_experts": nn.Linear(2, 2)}
     assert [step_module._skips_parts(nn.ModuleDict({k: v})) for k, v in lists.items()] == [1, 0]
-    assert model.training
+    assert (model.training, model.get_encoder().training) == (True, False)

@@ -59,6 +59,7 @@ from infra.local.state import (
 _ACCOUNTS = "accounts"
 # The start of the names of calls that remove something; repeating one is harmless.
 _FREEING = ("Terminate", "Delete", "Deregister", "Cancel", "Release", "Remove", "Revoke")
+_FREEING += ("Detach", "Disassociate")
 
 
 class Application:

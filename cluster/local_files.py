@@ -44,11 +44,17 @@ def home() -> Path:
 def machine_id() -> str:
     """Return a random ID of this machine, drawn when it is first needed, or its name if none can be kept."""
     path = home() / ".machine-id"
-    with suppress(OSError):  # such as that another process has written it
-        home().mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("x") as file:
-            file.write(secrets.token_hex(8))
-    return read_text(path, "") or socket.gethostname()
+    with suppress(OSError, UsageError):
+        if not read_text(path, ""):
+            path.unlink(missing_ok=True)
+            drawn = secrets.token_hex(8)
+            fresh = path.with_name(f"{path.name}.{drawn}")
+            write_private(fresh, drawn)
+            with suppress(OSError):  # another process was first, or there are no hard links
+                os.link(fresh, path)
+            fresh.unlink()
+        return read_text(path)
+    return socket.gethostname()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from infra.errors import SprError, UsageError
 
 # rsync's exit codes for lost connections and timeouts, and ssh's.
 _BROKEN = (10, 12, 20, 30, 35, 255)
+
+# For what rsync ends with this code, and how it reports links that lead to nothing.
+_PARTIAL, _DANGLING = 23, ("symlink has no referent: ", "rsync error: ")
 
 _REMOTE = re.compile(r"(?:node)?(\d+):(.*)", re.DOTALL)
 
@@ -83,18 +87,20 @@ def run(request: CopyRequest) -> int:
         code = run_client(argv)
         return run_client(argv) if code == NOT_CONNECTED and ctx.access.repair_rule() else code
 
-    code, is_link = 0, not source.node and _is_linked_folder(source.path)
+    code, is_folder = 0, not source.node and Path(source.path).is_dir()
     if source.node and shutil.which("ssh"):
-        place = shlex.quote(source.path or ".")
-        look = f"test -d {place}" + (f" && test -L {place}" if request.recursive else "")
+        look = f"test -d {shlex.quote(source.path or '.')}"
         argv = ["ssh", "-n", "-F", str(config), source.node, look]
         code = run_there(argv)
-        is_link = code == 0
-        if is_link and not request.recursive:  # rsync would skip it, and succeed
+        is_folder = code == 0
+        if is_folder and not request.recursive:  # rsync would skip it, and succeed
             raise _folder_error(str(source))
     if code != NOT_CONNECTED:
-        argv = build_argv(source, target, config, recursive=request.recursive, is_link=is_link)
+        argv = build_argv(source, target, config, is_folder=is_folder)
         code = run_there(argv)
+    if code == _PARTIAL and is_folder and lacks_only_dangling_links(argv):
+        say("note: links that lead to nothing were not copied")
+        code = 0
     if code:
         hint = "the same command continues the copy" if code in _BROKEN else None
         raise SprError(f"{Path(argv[0]).name} failed with exit code {code}", hint=hint)
@@ -108,29 +114,23 @@ def _require_source(path: Path, *, recursive: bool) -> None:
         raise _folder_error(str(path))
 
 
-def _is_linked_folder(path: str) -> bool:
-    # Unlike pathlib, these know that `link/` stands for the folder's content.
-    return os.path.islink(path) and os.path.isdir(path)  # noqa: PTH112, PTH114
-
-
 def _folder_error(path: str) -> UsageError:
     return UsageError(f"{path} is a folder", hint="-r copies folders")
 
 
-def build_argv(
-    source: Place, target: Place, ssh_config: Path, *, recursive: bool, is_link: bool = False
-) -> list[str]:
-    """Return the command that copies: rsync, else scp. Raises :class:`UsageError` without either.
-
-    ``is_link`` says that the source is a link to a folder, which is then copied under the link's name.
-    """
+def build_argv(source: Place, target: Place, ssh_config: Path, *, is_folder: bool) -> list[str]:
+    """Return the command that copies: rsync, else scp. Raises :class:`UsageError` without either."""
     if rsync := shutil.which("rsync"):
-        # Links in a folder may lead to nothing, or to a folder that they are in.
-        argv = [rsync, "-rlptz" if recursive else "-Lptz", "--partial"]
-        if is_link:
-            above, name = os.path.split(source.path)
-            source = replace(source, path=os.path.join(above, ".", name, ""))  # noqa: PTH118
-            argv += ["-R"]
+        argv = [rsync, "-Lptz", "--partial"]
+        if is_folder:
+            # Only links out of the folder are followed: others may lead to a folder that they are in.
+            argv = [rsync, "-rlptz", "--copy-unsafe-links", "--partial"]
+            argv += _make_folder(target)
+            # The slash follows a link, and makes a link to a sibling one out of the folder.
+            name = os.path.basename(source.path)  # noqa: PTH119 - pathlib drops a slash
+            name = "" if name in (".", "..") else name
+            source = replace(source, path=os.path.join(source.path or ".", ""))  # noqa: PTH118
+            target = replace(target, path=os.path.join(target.path, name))  # noqa: PTH118
         known = subprocess.run(
             [rsync, "--help"], capture_output=True, text=True, check=False
         ).stdout
@@ -146,6 +146,23 @@ def build_argv(
         return [*argv, "-e", ssh, "--", str(source), str(target)]
     if scp := shutil.which("scp"):
         say("rsync is not installed here: an interrupted copy will start over")
-        argv = [scp, "-C", "-F", str(ssh_config), *(["-r"] if recursive else [])]
+        argv = [scp, "-C", "-F", str(ssh_config), *(["-r"] if is_folder else [])]
         return [*argv, str(source), str(target)]
     raise UsageError("neither rsync nor scp is installed on this machine")
+
+
+def _make_folder(target: Place) -> list[str]:
+    """Create the target, as rsync creates only one folder; return rsync's options for that on a node."""
+    if target.node:
+        made = f"mkdir -p -- {shlex.quote(target.path)} && " if target.path else ""
+        return [f"--rsync-path={made}rsync"]
+    with suppress(OSError):  # of which rsync tells
+        Path(target.path).mkdir(parents=True, exist_ok=True)
+    return []
+
+
+def lacks_only_dangling_links(rsync: list[str]) -> bool:
+    """Repeat a copy that was partial, and return whether only links to nothing are missing."""
+    done = subprocess.run(rsync, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    others = [line for line in done.stderr.splitlines() if not line.startswith(_DANGLING)]
+    return done.returncode == _PARTIAL and not others

@@ -241,16 +241,20 @@ def _find_server(
 
 
 def _end_idle(folder: StateFolder, progress: Progress) -> bool:
-    """End a server without running instances if another can replace it; return whether it ended."""
+    """End a server if another can replace it, and no instance runs and no image is being saved.
+
+    Returns whether it ended. Raises :class:`DeadlineError` if it does not end when it is told to.
+    """
     try:
         containers = open_podman(folder.root).containers(f"{CLOUD_LABEL}={folder.key}")
-        if any(container.running for container in containers):
+        if any(container.running for container in containers) or [*folder.images.glob("*.part")]:
             return False
         _prepare(folder, progress)
-        _end_gently(folder)
+        _save(folder)
     except (OSError, SprError) as error:
         logging.info("the embedded cloud's server stays: %s", error)
         return False
+    _end_server(folder, signal.SIGTERM)
     return True
 
 
@@ -291,13 +295,14 @@ def stop() -> None:
     folder = StateFolder.of_user()
     with folder.command_lock():
         if folder.is_server_alive():
-            _end_gently(folder)
+            _save(folder)
+            _end_server(folder, signal.SIGTERM)
         if _has_podman():
             stop_containers(open_podman(folder.root), folder)
 
 
-def _end_gently(folder: StateFolder) -> None:
-    """End the server after it has saved S3's objects. Raises :class:`CloudError` if it can't save them."""
+def _save(folder: StateFolder) -> None:
+    """Let the server save S3's objects before its end. Raises :class:`CloudError` if it can't."""
     try:
         if address := ServerAddress.read(folder):
             _while_saving(folder, lambda: _ask(folder, address, SAVE_PATH))
@@ -309,7 +314,6 @@ def _end_gently(folder: StateFolder) -> None:
             ) from None
     except OSError as error:
         logging.info("the embedded cloud does not answer: %s", error)
-    _end_server(folder, signal.SIGTERM)
 
 
 def reset(*, keep_base: bool, base: str = DEFAULT_BASE) -> None:

@@ -43,7 +43,7 @@ from jobs.program.folder import (
     read_urls,
     replace_links,
 )
-from jobs.program.packages import find_packages
+from jobs.program.packages import UnreadListError, find_packages
 from jobs.program.plan import (
     MAX_BYTES,
     ProgramRequest,
@@ -290,8 +290,8 @@ def _read_packages(
         return None
     try:
         packages = find_packages(given, root, start / script if script else None, Path.cwd())
-    except UsageError as error:
-        if request.packages or runs_python(request.program, own.scripts):
+    except UnreadListError as error:
+        if runs_python(request.program, own.scripts):
             raise
         say(f"no packages are installed: {error.message}")
         return None

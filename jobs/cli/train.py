@@ -345,7 +345,8 @@ def _write_elsewhere(request: TrainCommand, now: datetime) -> tuple[str, dict[st
         pods = render_pods(request, now)
         for warning in pods.placement.warnings:
             say(f"warning: {warning}")
-        _tell_needs(request, kubernetes.LOGIN)
+        how = f"omit --apply, and {kubernetes.LOGIN}" if request.apply else kubernetes.LOGIN
+        _tell_needs(request, how)
         if request.apply:
             return kubernetes.apply(pods, yes=request.yes, dry_run=request.dry_run)
         if request.dry_run:

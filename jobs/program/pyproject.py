@@ -31,7 +31,9 @@ _PLAIN_TOOL = re.compile(
     "cat|date|df|du|echo|false|free|head|hostname|id|ip|ls|lsblk|lscpu|lsmem|nproc|numastat|nvidia-smi|pwd"
     "|lstopo|printenv|ps|sleep|tail|true|uname|uptime|whoami"
 )
-_PYTHON = re.compile(r"(i?python|torchrun|accelerate|pytest)[\d.]*|(ba)?sh|.+\.py")
+_PYTHON = re.compile(
+    r"(i?python|torchrun|accelerate|pytest)[\d.]*|(z|k|ba|da)?sh|make|mpi(run|exec)|.+\.(py|sh)"
+)
 _T = TypeVar("_T")
 _Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
@@ -220,5 +222,5 @@ def needs_packages(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
 
 
 def runs_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
-    """Whether a command clearly runs Python or a shell, such as `env A=1 python a.py`."""
+    """Whether a command clearly runs Python or what usually does, such as `env A=1 bash a.sh`."""
     return command[0] in scripts or any(_PYTHON.fullmatch(Path(word).name) for word in command)

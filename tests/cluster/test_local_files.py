@@ -133,7 +133,10 @@ def test_a_lock_is_free_again_after_an_error() -> None:
 def test_a_machine_keeps_its_id_or_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     first = machine_id()
     kept = home() / ".machine-id"
-    assert first == kept.read_text()
+    assert first == kept.read_text() == machine_id()
+    kept.write_text("")
+    assert machine_id() == kept.read_text() != ""
+    assert [path.name for path in home().iterdir()] == [".machine-id"]
     kept.write_text("another process was first")
     kept.chmod(0o400)
     assert machine_id() == "another process was first"

@@ -58,7 +58,10 @@ from infra.local.state import (
 # A key in the snapshot, next to the regions.
 _ACCOUNTS = "accounts"
 # The start of the names of calls that remove something; repeating one is harmless.
-_FREEING = ("Terminate", "Delete", "Deregister", "Cancel", "Release", "Remove", "Revoke")
+_FREEING = (
+    *("Terminate", "Delete", "Deregister", "Detach", "Disassociate"),
+    *("Cancel", "Release", "Remove", "Revoke"),
+)
 
 
 class Application:

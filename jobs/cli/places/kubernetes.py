@@ -98,7 +98,9 @@ def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
     claim, job, copy = (shlex.quote(str((folder or Path()) / name)) for name in names)
     creates = [f"{kubectl} create -f {job}"]
     # Without a folder, the claim is in the job's file. Not `apply`: most of a claim's fields can't change.
-    if rendered.claim and folder:
+    if rendered.claim and not folder:
+        creates[0] += f"  # with the claim; for later jobs, --claim {pods.claim.name} omits it"
+    elif rendered.claim:
         creates.insert(0, f"{kubectl} get pvc {pods.claim.name} || {kubectl} create -f {claim}")
     own = f"results/{pods.name}"
     # Transformers' script has no metrics of ours, and `report` can't read its results.

@@ -24,6 +24,7 @@ from cluster.console.parser import Parser
 from infra.errors import UsageError
 from infra.project_file import ProjectFile
 from infra.words import nearest
+from jobs.program.pyproject import split_extras
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import is_url
 
@@ -317,7 +318,7 @@ class _Options:
         # A word that is no file of the project may be a model on the hub.
         is_name = len(kinds) > 1 and not value.startswith(".") and not path.exists()
         if option.name == "packages":  # such as FILE[train]; also in the folder that `folder` names
-            is_name = not path.with_name(path.name.partition("[")[0]).exists()
+            is_name = not (root / split_extras(value)[0]).exists()
         return value if is_name else f"{mark}{path}"
 
     def _variables(self, table: Mapping[str, Any]) -> Iterator[str]:

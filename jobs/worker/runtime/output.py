@@ -167,15 +167,16 @@ def _take_over(state: Path, ranks: range) -> None:
         hold_lock(lock)
         for folder in (LOGS, METRICS):
             files = {int(path.stem[5:]): path for path in (state / folder).glob("rank-*.*")}
-            if len(files) == len(ranks):
-                moves = [*zip(sorted(files), ranks, strict=True)]
-                # From the end whose new names are free.
-                for former, rank in sorted(moves, reverse=min(files) < ranks[0]):
-                    path = files[former]
+            others = files.keys() - {*ranks}
+            if others and len(files) == len(ranks):
+                # A new name may be that of a file not yet renamed.
+                former = (files[rank] for rank in sorted(files))
+                moved = [path.replace(path.with_name(f".{path.name}")) for path in former]
+                for path, rank in zip(moved, ranks):  # noqa: B905 - Python 3.8
                     path.replace(path.with_name(f"rank-{rank}{path.suffix}"))
             else:
-                for former in files.keys() - {*ranks}:
-                    files[former].unlink()
+                for rank in others:
+                    files[rank].unlink()
 
 
 def last_words(output: Path, rank: int) -> str:

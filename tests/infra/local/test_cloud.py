@@ -205,7 +205,7 @@ def test_a_running_server_is_reused(
         assert cloud.status().pid == os.getpid()
 
 
-@pytest.mark.parametrize("obstacle", ["", "snapshot", "instance", "base", "disk"])
+@pytest.mark.parametrize("obstacle", ["", "snapshot", "instance", "image", "base", "disk", "end"])
 def test_a_server_of_another_base_is_restarted_if_that_disturbs_nothing(
     folder: StateFolder,
     installed_podman: FakePodman,
@@ -218,6 +218,8 @@ def test_a_server_of_another_base_is_restarted_if_that_disturbs_nothing(
 
     def end(_: StateFolder, how: signal.Signals) -> None:
         ended.append(how)
+        if obstacle == "end":
+            raise DeadlineError("it does not end")
         monkeypatch.setattr(cloud, "recipe_hash", lambda _: BASE.reference.rpartition(":")[2])
 
     monkeypatch.setattr(cloud, "_end_server", end)
@@ -229,9 +231,15 @@ def test_a_server_of_another_base_is_restarted_if_that_disturbs_nothing(
     if obstacle == "base":
         monkeypatch.setattr(cloud, "ensure_base_image", failure)
     with endpoint.serve(folder, installed_podman) as served:
+        if obstacle == "image":
+            (folder.images / "ami-1.part").mkdir(parents=True)
         if obstacle == "disk":
             monkeypatch.setattr(served.application.buckets, "save", failure)
         ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
+        if obstacle == "end":
+            with pytest.raises(DeadlineError, match="it does not end"):
+                cloud.open_local_cloud("us-east-1")
+            return
         opened = cloud.open_local_cloud("us-east-1")
     assert opened.endpoint_url == endpoint.url
     # Images of one base must not pass for those of another.

@@ -297,6 +297,7 @@ def test_a_project_is_found_from_a_folder_below(
         'output-dir = "out"\npackages = "pyproject.toml[train]"\n[jobs.c]\ncommand = "x"\n'
         'array = "1-9"\nfolder = "none"\n'
         '[jobs.d]\ncommand = "x"\nfolder = "../other"\npackages = "b.txt"\n'
+        '[jobs.e]\ncommand = "x"\npackages = "[train]"\n[jobs.f]\ncommand = "x"\npackages = "/"\n'
     )
     (folder / "data").mkdir()
     (folder / "data" / "x.json").touch()
@@ -320,6 +321,8 @@ def test_a_project_is_found_from_a_folder_below(
     )
     assert words("c") == "run --folder=none --array=1-9 -- x"
     assert words("d") == "run --folder=HERE/../other --packages=b.txt -- x"
+    assert words("e") == "run --folder=HERE '--packages=[train]' -- x"
+    assert words("f") == "run --folder=HERE --packages=/ -- x"
 
 
 def test_the_schema_accepts_what_the_parsers_accept() -> None:

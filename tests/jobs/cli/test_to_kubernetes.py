@@ -37,7 +37,7 @@ def test_without_a_folder_it_prints_what_kubectl_takes(render: K8s) -> None:
     assert "kubectl" not in yaml_
     label = "jobset.sigs.k8s.io/jobset-name=bert"
     assert comments.splitlines() == [
-        "# kubectl create -f job.yaml",
+        "# kubectl create -f job.yaml  # with the claim; for later jobs, --claim spr-cluster omits it",
         f"# kubectl get pods -l {label}",
         f"# kubectl logs -f --tail=-1 -l {label},batch.kubernetes.io/job-completion-index=0",
         "# kubectl create -f copy.yaml  # a pod with the claim; --output writes it",
@@ -201,7 +201,7 @@ def test_a_claim_that_does_not_exist(render: K8s, kubectl: Path) -> None:
 def test_a_tracker_without_a_login_is_noted(render: K8s, kubectl: Path) -> None:
     result = render(*APPLY, "--yes", "--report-to", "wandb")
 
-    assert (result.code, "note: --report-to wandb needs WANDB_API_KEY or" in result.err) == (
+    assert (result.code, "MODE=offline: omit --apply, and add it to env in" in result.err) == (
         0,
         True,
     )

@@ -225,12 +225,17 @@ def test_a_full_disk_is_named_and_does_not_keep_containers(
 ) -> None:
     ids, ec2 = fake_cloud.run(2), fake_cloud.ec2
     group = {"GroupName": "g", "Description": "d"}
+    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    attached = {"InternetGatewayId": gateway, "VpcId": ec2.describe_vpcs()["Vpcs"][0]["VpcId"]}
+    ec2.attach_internet_gateway(**attached)
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with monkeypatch.context() as patch:
         patch.setattr("infra.local.api.application.save_snapshot", full)
         with pytest.raises(ClientError, match="No space left on device") as caught:
             ec2.terminate_instances(InstanceIds=ids[:1])
         # Only a call that frees something has effects.
+        assert refusal(ec2.detach_internet_gateway, **attached) == "InternalError"
+        assert ec2.describe_internet_gateways()["InternetGateways"][0]["Attachments"] == []
         assert refusal(ec2.terminate_instances, InstanceIds=ids[1:]) == "InternalError"
         assert refusal(ec2.create_security_group, **group) == "InternalError"
     assert error_code(caught.value) == "InternalError"

@@ -117,11 +117,19 @@ keep_log(Path(sys.argv[1]), int(sys.argv[2]), append=True)
     [
         ("node0,node1", [4, 5], {2: 4, 3: 5}),
         ("node0,node1", [1, 2], {2: 1, 3: 2}),
+        ("node0,node1", [1, 4, 5], {2: 1, 3: 4, 4: 5}),
         ("node0,node1", [2, 3], {2: 2, 3: 3}),
         ("node0,node1", [0, 2, 3, 10], {2: 2, 3: 3}),
         ("", [4, 5], {4: 4, 5: 5}),
     ],
-    ids=["it lost another node", "it has another node", "as before", "other", "a shared folder"],
+    ids=[
+        "it lost another node",
+        "it has another node",
+        "with gaps",
+        "as before",
+        "other",
+        "a shared folder",
+    ],
 )
 def test_a_nodes_ranks_continue_the_files_of_those_that_it_had_before(
     node: Path, node_environ: dict[str, str], nodes: str, former: list[int], left: dict[int, int]
@@ -131,8 +139,8 @@ def test_a_nodes_ranks_continue_the_files_of_those_that_it_had_before(
         (state / folder).mkdir(parents=True)
         for rank in former:
             (state / folder / f"rank-{rank}.{end}").write_text(f"{rank}\n")
-    place = {"PMI_SIZE": "4", "SPR_NODES": nodes, "MPI_LOCALNRANKS": "2"}
-    for local in (1, 0):  # they start in any order
+    place = {"PMI_SIZE": "4", "SPR_NODES": nodes, "MPI_LOCALNRANKS": f"{len(left)}"}
+    for local in reversed(range(len(left))):  # they start in any order
         place |= {"PMI_RANK": f"{2 + local}", "MPI_LOCALRANKID": f"{local}"}
         argv = [sys.executable, "-c", _BEGIN, str(node), place["PMI_RANK"]]
         subprocess.run(argv, env={**node_environ, **place}, check=True)

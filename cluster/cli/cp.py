@@ -96,7 +96,9 @@ def run(request: CopyRequest) -> int:
         if is_folder and not request.recursive:  # rsync would skip it, and succeed
             raise _folder_error(str(source))
     if code != NOT_CONNECTED:
-        argv = build_argv(source, target, config, is_folder=is_folder)
+        argv = build_argv(
+            source, target, config, is_folder=is_folder, recursive=request.recursive
+        )
         code = run_there(argv)
     if code == _PARTIAL and is_folder and lacks_only_dangling_links(argv):
         say("note: links that lead to nothing were not copied")
@@ -118,10 +120,13 @@ def _folder_error(path: str) -> UsageError:
     return UsageError(f"{path} is a folder", hint="-r copies folders")
 
 
-def build_argv(source: Place, target: Place, ssh_config: Path, *, is_folder: bool) -> list[str]:
+def build_argv(
+    source: Place, target: Place, ssh_config: Path, *, is_folder: bool, recursive: bool
+) -> list[str]:
     """Return the command that copies: rsync, else scp. Raises :class:`UsageError` without either."""
     if rsync := shutil.which("rsync"):
-        argv = [rsync, "-Lptz", "--partial"]
+        # Several files or folders, such as *, are no folder.
+        argv = [rsync, "-rLptz" if recursive else "-Lptz", "--partial"]
         if is_folder:
             # Only links out of the folder are followed: others may lead to a folder that they are in.
             argv = [rsync, "-rlptz", "--copy-unsafe-links", "--partial"]
@@ -146,7 +151,7 @@ def build_argv(source: Place, target: Place, ssh_config: Path, *, is_folder: boo
         return [*argv, "-e", ssh, "--", str(source), str(target)]
     if scp := shutil.which("scp"):
         say("rsync is not installed here: an interrupted copy will start over")
-        argv = [scp, "-C", "-F", str(ssh_config), *(["-r"] if is_folder else [])]
+        argv = [scp, "-C", "-F", str(ssh_config), *(["-r"] if recursive else [])]
         return [*argv, str(source), str(target)]
     raise UsageError("neither rsync nor scp is installed on this machine")
 

@@ -48,7 +48,7 @@ def test_rsync_copies_else_scp(
     found = {"rsync": str(rsync), "scp": "/s"}
     monkeypatch.setattr("shutil.which", lambda name: found.get(name))
     places = (Place("", "a"), Place("node0", "b c"))
-    first = build_argv(*places, Path("/my home/c"), is_folder=True)
+    first = build_argv(*places, Path("/my home/c"), is_folder=True, recursive=True)
     assert first[0] == str(rsync)
     assert "-rlptz" in first
     assert ("--protect-args" in first) is (path == "b c")
@@ -56,11 +56,11 @@ def test_rsync_copies_else_scp(
     target = path.replace("b c", "b c/a")
     assert first[-5:] == ["-e", "ssh -F '/my home/c'", "--", "a/", f"node0:{target}"]
     del found["rsync"]
-    scp = build_argv(*places, Path("/c"), is_folder=False)
+    scp = build_argv(*places, Path("/c"), is_folder=False, recursive=False)
     assert scp == ["/s", "-C", "-F", "/c", "a", "node0:b c"]
     del found["scp"]
     with pytest.raises(UsageError, match="neither rsync nor scp"):
-        build_argv(*places, Path("/c"), is_folder=False)
+        build_argv(*places, Path("/c"), is_folder=False, recursive=False)
 
 
 def test_a_folder_needs_r(
@@ -79,8 +79,8 @@ def test_a_folder_needs_r(
         ("", [1, 0], False, "ssh rsync -Lptz", ""),
         ("", [255], False, "ssh", "ssh failed with exit code 255"),
         ("", [255, 1, 0], True, "ssh ssh rsync -Lptz", ""),
-        ("-r", [1, 0], False, "ssh rsync -Lptz", ""),
-        ("-r", [1, 23], False, "ssh rsync -Lptz", "rsync failed with exit code 23"),
+        ("-r", [1, 0], False, "ssh rsync -rLptz", ""),
+        ("-r", [1, 23], False, "ssh rsync -rLptz", "rsync failed with exit code 23"),
         ("-r", [0, 23], False, "ssh rsync -rlptz", "note: links that lead to nothing"),
     ],
 )
@@ -115,7 +115,9 @@ def test_links_to_and_out_of_a_folder_are_followed_and_those_in_it_are_kept(
     def copy(name: str) -> list[str]:
         source = Place("", above.replace("HERE", tmp_path.name) + name)
         is_folder = Path(name).is_dir()
-        argv = build_argv(source, parse_place(f"{to}a b/out"), Path("c"), is_folder=is_folder)
+        argv = build_argv(
+            source, parse_place(f"{to}a b/out"), Path("c"), is_folder=is_folder, recursive=is_folder
+        )
         code = subprocess.run(argv, check=False).returncode
         assert code == (23 if is_folder else 0)
         return argv

@@ -315,35 +315,6 @@ def test_rank_0_reads_the_pooling_from_the_hub(
     assert said.getvalue().count("1_Pooling/config.json can't be read; using mean pooling") == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "options", "message"),
-    [
-        ("question\nwhy", {}, "has one column, question, and two are needed"),
-        ("query,positive,negative\nwhy,because,", {}, "line 2: column 'negative' is empty"),
-        ("query,answer\nwhy,because\nhow,because", {}, "all its pairs have the same second text"),
-        (
-            "sentence1,sentence2,score\na,b,1\nc,d,0.5",
-            {},
-            "line 3: column 'score' is 0.5, and every",
-        ),
-        ("question,sentence2, is_duplicate\na,b,False", {}, "column ' is_duplicate' is False, and"),
-        ("sentence1,sentence2,label\na,b,not_equivalent", {}, "column 'label' is not_equivalent, "),
-        (
-            "question,answer,label\na,b,0",
-            {},
-            "line 2: column 'label' is 0, and every row is learned",
-        ),
-        ("query,answer\nwhy,so", {"negative_column": "bad"}, "has no column 'bad'"),
-    ],
-)
-def test_what_data_lack(tmp_path: Path, content: str, options: Any, message: str) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text(content)
-    with pytest.raises(DatasetError) as refused:
-        Embed(EmbedOptions(data=str(path), **options)).read(lambda _: None)
-    assert message in refused.value.message
-
-
 @pytest.mark.parametrize("rated", ["label,5", "label,Delft", "score,1.0", "similarity,"])
 def test_columns_that_say_nothing_of_similarity_are_ignored(tmp_path: Path, rated: str) -> None:
     name, value = rated.split(",")

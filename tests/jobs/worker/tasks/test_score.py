@@ -13,7 +13,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from jobs.worker.data.groups import Group
-from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import load_trained, predict
@@ -204,25 +203,6 @@ def test_bf16_rounds_no_score(
 
 
 RANKING = {"objective": "ranking"}
-
-
-@pytest.mark.parametrize(
-    ("row", "options", "message"),
-    [
-        ({"text": "a", "score": "many"}, {}, "line 1: column 'score' is not a number: 'many'"),
-        ({"text": "a", "score": True}, {}, "line 1: column 'score' is not a number: 'True'"),
-        ({"text": "a", "score": 1e999}, {}, "line 1: column 'score' is not a number: 'inf'"),
-        ({"text": "a", "rating": 1, "pair": ""}, {}, "line 1: column 'pair' is empty"),
-        ({"query": "a", "pos": "b"}, RANKING, "ranking needs negatives"),
-        ({"query": "a", "pos": "b", "neg": []}, RANKING, "column 'neg' has no text to rank lower"),
-        ({"query": "a", "pos": [], "neg": ["c"]}, RANKING, "line 1: column 'pos' has no text"),
-        ({"query": "a", "pos": "b", "neg": ["c", ""]}, RANKING, "column 'neg': text 2 is empty"),
-    ],
-)
-def test_what_data_lack(tmp_path: Path, row: Any, options: Any, message: str) -> None:
-    with pytest.raises(DatasetError) as refused:
-        Score(ScoreOptions(data=write(tmp_path, [row]), **options)).check()
-    assert message in refused.value.message
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def describe(train: Sequence[Any], unseen: Sequence[Any] | None) -> str:
 
 def _content(record: Any) -> int:
     """Return a hash of a record's texts, without its labels and its place; white space does not count."""
-    names = ("texts", "words", "question", "context", "prompt", "completion")
+    names = ("texts", "words", "text", "context", "prompt", "completion")
     parts = [getattr(record, name) for name in names if hasattr(record, name)] or [record]
     return hash(tuple(_words(parts)))
 
@@ -35,7 +35,7 @@ def _content(record: Any) -> int:
 def _words(part: Any) -> Iterator[str]:
     if isinstance(part, str):
         yield from part.split()
-    elif isinstance(part, (list, tuple)):
+    elif isinstance(part, (list, tuple, Iterator)):
         for each in part:
             yield from _words(each)
     else:

@@ -133,10 +133,8 @@ def test_a_folder_with_a_file_that_cannot_be_read_is_refused(
 def test_a_failure_of_the_hub_does_not_mean_that_there_is_no_evaluation_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(name: str) -> None:
-        raise DatasetError(f"data {name!r} can't be loaded from the hub")
-
-    monkeypatch.setattr(readers, "_load_hub", fail)
+    failing = Mock(side_effect=DatasetError("data 'org/data' can't be loaded from the hub"))
+    monkeypatch.setattr(readers, "load_hub", failing)
     with pytest.raises(DatasetError, match="can't be loaded"):
         read_unseen("org/data", None)
 

@@ -137,18 +137,12 @@ def test_a_folder_gets_what_a_file_gets(
     assert [{name: row[name] for name in ROWS[0]} for row in rows] == ROWS
     for row, direct in zip(rows, predict(one.model, ROWS), strict=True):
         if task == "classify":
-            ((label, probability),) = direct["labels"].items()
-            assert row["predicted_label"] == label
-            assert row["probability"] == pytest.approx(probability, abs=1e-3)
-        elif task == "score":
-            assert row["score"] == pytest.approx(direct["score"], abs=1e-3)
-        elif task == "embed":
-            assert row["embedding"] == pytest.approx(direct["embedding"], abs=1e-3)
-        elif task == "tag":
-            assert (row["words"], row["tags"]) == (direct["words"], direct["tags"])
-        else:
-            assert (row["answer"], row["start"]) == (direct["text"], direct["start"])
-            assert row["score"] == pytest.approx(direct["score"], abs=1e-3)
+            ((label, probability),) = direct.pop("labels").items()
+            direct |= {"predicted_label": label, "probability": probability}
+        if task == "squad":
+            direct["answer"] = direct.pop("text")
+        for name, value in direct.items():
+            assert row[name] == pytest.approx(value, abs=1e-3)
 
 
 def test_files_with_and_without_a_label_share_the_names(

@@ -414,19 +414,6 @@ def test_an_encoder_with_all_layers_frozen_has_nothing_to_train() -> None:
         freeze_layers(encoder, "2")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accumulate": 2}, "--accumulate: `embed` needs whole batches"),
-        ({"matryoshka": "64,x"}, "--matryoshka '64,x': expected numbers such as 256,128,64"),
-        ({"teacher": "scores.csv"}, "--teacher: `embed` learns vectors: give a model, not a file"),
-    ],
-)
-def test_options_that_can_not_be_used(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EmbedOptions(**options)
-
-
 def test_more_dimensions_than_the_vectors_have(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", "pairs")
     task = Embed(EmbedOptions(data=str(tmp_path / "rows.jsonl"), matryoshka="128,64", **SMALL))

@@ -54,7 +54,7 @@ from jobs.worker.training.model import (
     train_tokenizer,
 )
 from jobs.worker.training.optimizer_step import prepare, take_step
-from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
+from jobs.worker.training.options import BASE_MODEL, NO_CACHE
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.forked_ranks import run_forked
@@ -392,13 +392,11 @@ def test_adapters_are_all_that_a_checkpoint_holds(folder: Path, nodes_folder: Pa
     assert any("of memory per rank" in note for note in notes)
 
 
-def test_adapters_get_a_higher_default_rate_and_need_a_model() -> None:
+def test_adapters_get_a_higher_default_rate() -> None:
     full, lora = LmOptions(), LmOptions(lora=True)
     assert lora.highest_rate(1) == pytest.approx(10 * full.highest_rate(1))
     assert [each.highest_rate(32) for each in (full, lora)] == pytest.approx([2e-4, 5e-4])
     assert LmOptions(lora=True, learning_rate=1e-3).highest_rate(2) == 1e-3
-    with pytest.raises(ValueError, match="--lora trains adapters of a model's weights"):
-        LmOptions(model=SCRATCH, lora=True)
 
 
 def test_layers_are_recomputed_without_dropout() -> None:

@@ -147,6 +147,8 @@ def test_conll(tmp_path: Path) -> None:
         {"words": ["Peter"], "tags": ["B-PER"]},
     ]
     assert [table.place(n).rpartition(": ")[2] for n in (0, 1)] == ["line 3", "line 7"]
+    table = read_table(str(write(tmp_path, "a.json", '[1, {"text": "a"}]')))
+    assert table.place(0) == f"{tmp_path}/a.json: row 2"
     problems = list[DatasetError]()
     table = read_table(str(write(tmp_path, "b.conll", "a O\nb\nc O\n\nd B\n\ne\n")))
     assert read_records(table, lambda place, row: (place[-6:], row["words"]), problems) == [

@@ -313,7 +313,10 @@ class Classify(TaughtTask[ClassifyOptions]):
         predicted = logits > 0 if self._several else logits.argmax(axis=1)
         chosen = [np.flatnonzero(each) if self._several else [each] for each in predicted]
         rows = [
-            {"labels": list(record.labels), "predicted": [self.classes[each] for each in found]}
+            {
+                "labels": list(record.labels),
+                "predicted": [self.classes[int(each)] for each in found],
+            }
             for record, found in zip(records, chosen, strict=True)
         ]
         save_json(context.output / "predictions.json", rows)

@@ -173,7 +173,8 @@ def test_a_tables_own_lists_of_words_are_tagged(
     from pyarrow.parquet import read_table
 
     rows = [
-        {"more": {"a": [n]}, "own": row["text"].split(), "tags": n} for n, row in enumerate(ROWS)
+        {"more": {"a": [n]}, "own": str(row["text"]).split(), "tags": n}
+        for n, row in enumerate(ROWS)
     ]
     asked = PredictOptions(models("tag"), write(tmp_path / "in.jsonl", rows), "", {"text": "own"})
     run(replace(asked, output=str(tmp_path / "out.parquet")), tmp_path / "parts")

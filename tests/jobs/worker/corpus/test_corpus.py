@@ -172,7 +172,7 @@ def test_a_tables_own_lists_of_words_are_tagged(
 ) -> None:
     from pyarrow.parquet import read_table
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"more": {"a": [n]}, "own": str(row["text"]).split(), "tags": n}
         for n, row in enumerate(ROWS)
     ]

@@ -352,17 +352,10 @@ def test_the_time_left_does_not_count_loading_the_model(
     coordinator._begin = coordinator._told = time.monotonic() - 1000
     shard = coordinator.ask(0)
     assert shard
-    count, none = shard["count"], dict.fromkeys(("core_seconds", "cut"), 0)
-    found = {
-        "name": "",
-        "read": count,
-        "rows": 0,
-        "problem": "",
-        "expected": 2 * count,
-        **none,
-        "types": {},
-    }
-    coordinator.tell(0, 0, {**found, "seconds": 10.0})
+    count = shard["count"]
+    rows = {"read": count, "rows": 0, "name": "", "expected": 2 * count}
+    more = {"problem": "", "types": {}, "cut": 0, "seconds": 10.0, "core_seconds": 0.0}
+    coordinator.tell(0, 0, {**rows, **more})
     assert said == [f"{count} of about {2 * count} rows, {count / 10:.1f} rows/s, 10 s left"]
 
 

@@ -395,9 +395,6 @@ def test_a_model_finds_its_own_negatives(tmp_path: Path) -> None:
     assert one.digest() == plain.digest(), "so that a run resumes although they are computed again"
     added = [len(one.texts_of(n)) - len(plain.texts_of(n)) for n in range(len(one))]
     assert max(added) == 3
-    for number in range(len(one)):
-        anchor, positive, *others = one.texts_of(number).tolist()
-        assert not {anchor, positive} & {*others}
     assert one.lengths.sum() > plain.lengths.sum()
     loaded.model.pooling = "cls"
     assert not np.array_equal(run_threaded(1, work)[0][1].numbers, one.numbers)

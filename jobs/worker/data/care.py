@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,22 +17,17 @@ _SHOWN = 3
 def describe(train: Sequence[Any], unseen: Sequence[Any] | None) -> str:
     """Return what is unusual about records, in one sentence; "" if nothing is.
 
-    ``unseen`` are those for evaluation, or None if they are the same. Labels are those of the field
-    ``labels`` or ``tags``; a sentence counts once for each of its tags.
+    ``unseen`` are those for evaluation, or None if they are the same. A sentence counts once for each of
+    its tags.
     """
-    counts = Counter(chain.from_iterable(set(_labels(each)) for each in train))
+    counts = Counter(chain.from_iterable({*getattr(each, "labels", ())} for each in train))
     found = [*_shared(train, unseen or ()), *_rare(counts), *_alike(counts)]
     return "; ".join(found)
 
 
-def _labels(record: Any) -> Iterable[str]:
-    labels: Iterable[str] = getattr(record, "labels", getattr(record, "tags", ()))
-    return labels
-
-
 def _content(record: Any) -> int:
     """Return a hash of a record's texts, without its labels and its place; white space does not count."""
-    names = ("texts", "words", "question", "context", "prompt", "completion")
+    names = ("texts", "words", "text", "context", "prompt", "completion")
     parts = [getattr(record, name) for name in names if hasattr(record, name)] or [record]
     return hash(tuple(_words(parts)))
 
@@ -40,7 +35,7 @@ def _content(record: Any) -> int:
 def _words(part: Any) -> Iterator[str]:
     if isinstance(part, str):
         yield from part.split()
-    elif isinstance(part, (list, tuple)):
+    elif isinstance(part, (list, tuple, Iterator)):
         for each in part:
             yield from _words(each)
     else:

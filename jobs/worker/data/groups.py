@@ -35,11 +35,14 @@ class Group(NamedTuple):
     texts: tuple[str, ...]
 
 
-def choose_negatives(table: Table, asked: str | None) -> list[str]:
-    """Return the columns with negatives; ``asked`` is the user's choice. Raises :class:`DatasetError`."""
-    if asked is not None:
-        return [choose_column(table, asked, (), "--negative-column")]
-    return [name for name in table.columns if _NEGATIVE.fullmatch(name.strip())]
+def choose_group_columns(table: Table, options: Any, known: Sequence[str]) -> list[str]:
+    """Return the columns of queries, positives, and any negatives. Raises :class:`DatasetError`."""
+    query = choose_column(table, options.text_column, known, "--text-column")
+    positive = choose_column(table, options.pair_column, POSITIVE_COLUMNS, "--pair-column")
+    negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name.strip())]
+    if options.negative_column is not None:
+        negatives = [choose_column(table, options.negative_column, (), "--negative-column")]
+    return [query, positive, *negatives]
 
 
 def read_groups(place: str, row: Mapping[str, Any], *columns: str) -> tuple[Group, ...]:

@@ -77,7 +77,9 @@ def read_table(
         return _read_folder(path, split, mapped)
     if path.exists() or path.suffix.lower() in {*READERS, ".gz"}:
         return _read_file(path, limit, mapped)
-    return _from_splits(place, _load_hub(place), split)
+    what = f"data {place!r} is no file or folder, and"
+    fix = "give a file with --data, or check the name and the network"
+    return _from_splits(place, load_hub(place, what, fix), split)
 
 
 def _size_as_text(path: Path) -> int:
@@ -353,21 +355,18 @@ def _load_saved(path: Path) -> Any:
         raise DatasetError(f"{path}: can't be read by datasets: {first_line(error)}") from error
 
 
-def _load_hub(name: str) -> Any:
+def load_hub(name: str, what: str, fix: str, *splits: str) -> Any:
+    """Return a data set of the hub, or only these splits. Raises :class:`DatasetError` about ``what``."""
     try:
         from datasets import load_dataset  # noqa: PLC0415 - only the nodes have it
 
-        return load_dataset(name)
-    # The library raises many types, among them those of requests, the hub, and pyarrow.
+        found = load_dataset(name)
+        return [found[each] for each in splits] if splits else found
+    # The library raises many types, among them those of requests, the hub, and pyarrow, and KeyError.
     except Exception as error:
         raise DatasetError(
-            f"data {name!r} is no file or folder, and can't be loaded from the hub: {first_line(error)}",
-            hint=hub_hint(
-                error,
-                name,
-                "give a file with --data, or check the name and the network",
-                "datasets/",
-            ),
+            f"{what} can't be loaded from the hub: {first_line(error)}",
+            hint=hub_hint(error, name, fix, "datasets/"),
         ) from error
 
 

@@ -26,10 +26,12 @@ class Table(NamedTuple):
     """Rows that could not be read."""
     classes: Mapping[str, Sequence[str]] = MappingProxyType({})
     """The names of columns' class numbers, as ``datasets`` keeps them."""
+    unit: str = "line"
+    """What ``lines`` are the numbers of."""
 
     def place(self, row: int) -> str:
         """Return where a row is, such as "train.csv: line 7"."""
-        where = f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
+        where = f"{self.unit} {self.lines[row]}" if self.lines else f"row {row + 1}"
         return f"{self.source}: {where}"
 
 

@@ -161,7 +161,8 @@ def _collect(stream: Stream, source: str, file: TextIO, limit: int | None) -> Ta
         else:
             rows.append(row)
             lines.append(line)
-    return Table(source, _columns(rows), rows, lines, problems)
+    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+    return Table(source, columns, rows, lines, problems)
 
 
 def _read_text(source: str, file: TextIO, limit: int | None) -> Table:
@@ -196,13 +197,13 @@ def _read_json(source: str, file: TextIO, limit: int | None) -> Table:
         raise DatasetError(
             f"{source}: is not a list of objects, nor an object with such a list as 'data'"
         )
-    rows, problems = list[Row](), list[DatasetError]()
-    for number, row in enumerate(found[:limit], start=1):
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            problems.append(DatasetError(f"{source}: row {number}: {_NO_OBJECT}"))
-    return Table(source, _columns(rows), rows, (), problems)
+
+    def rows(*_: object) -> Iterator[Found]:
+        for number, row in enumerate(found, start=1):
+            place = f"{source}: row {number}"
+            yield number, row if isinstance(row, dict) else DatasetError(f"{place}: {_NO_OBJECT}")
+
+    return _collect(rows, source, file, limit)._replace(unit="row")
 
 
 def _is_json_lines(file: TextIO) -> bool:
@@ -213,10 +214,6 @@ def _is_json_lines(file: TextIO) -> bool:
         return isinstance(found, dict) and "data" not in found
     except (ValueError, RecursionError):
         return False
-
-
-def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for row in rows for name in row))
 
 
 def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:

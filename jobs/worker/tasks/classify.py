@@ -21,7 +21,7 @@ from ..runtime.output import save_json
 from ..training.options import SMALL, Range, option
 from ..training.task import Data, Loaded
 from ..training.teacher import TaughtTask, TeacherOptions, load_student
-from ..training.text_task import Row, TableOptions, class_weights, require_known, text_columns
+from ..training.text_task import Row, TableOptions, require_known, text_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,8 +105,6 @@ class Classify(TaughtTask[ClassifyOptions]):
         self._kind: type | None = None
         self._bits = set[int]()
         """The lengths of the lists of labels so far; 0 for one with others than 0 and 1."""
-        self.classes: list[str] = []
-        self._weights: list[float] | None = None
 
     def choose_columns(self, table: Table) -> list[str]:
         asked = self.options.pair_column
@@ -218,11 +216,6 @@ class Classify(TaughtTask[ClassifyOptions]):
         note(f"{len(self.classes)} classes{several}: {', '.join([*shown, *more])}")
         return data
 
-    def _weigh(self, data: Data) -> None:
-        counts = Counter(label for record in data.train for label in record.labels)
-        asked, names = self.options.class_weights, self.class_names
-        self._weights = class_weights(asked, self.classes, counts, names)
-
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from ..training.model import class_settings, classes_of
 
@@ -320,7 +313,10 @@ class Classify(TaughtTask[ClassifyOptions]):
         predicted = logits > 0 if self._several else logits.argmax(axis=1)
         chosen = [np.flatnonzero(each) if self._several else [each] for each in predicted]
         rows = [
-            {"labels": list(record.labels), "predicted": [self.classes[each] for each in found]}
+            {
+                "labels": list(record.labels),
+                "predicted": [self.classes[int(each)] for each in found],
+            }
             for record, found in zip(records, chosen, strict=True)
         ]
         save_json(context.output / "predictions.json", rows)

@@ -12,7 +12,7 @@ from ..data.groups import (
     POSITIVE_COLUMNS,
     FlatTexts,
     Grouped,
-    choose_negatives,
+    choose_group_columns,
     flatten,
     read_groups,
 )
@@ -107,19 +107,16 @@ class Score(TaughtTask[ScoreOptions]):
         return self.options.objective == RANKING
 
     def choose_columns(self, table: Table) -> list[str]:
-        options = self.options
-        asked = options.pair_column
-        text = choose_column(table, options.text_column, self.text_columns, "--text-column")
+        asked = self.options.pair_column
         if self.is_ranking:
-            pair = choose_column(table, asked, POSITIVE_COLUMNS, "--pair-column")
-            negatives = choose_negatives(table, options.negative_column)
-            if not negatives:
+            columns = choose_group_columns(table, self.options, self.text_columns)
+            if len(columns) == 2:
                 raise DatasetError(
                     f"{table.source}: --objective ranking needs negatives, and there are none",
                     hint="name their column negative, or with --negative-column",
                 )
-            return [text, pair, *negatives]
-        label = choose_column(table, options.label_column, self.label_columns, "--label-column")
+            return columns
+        text, label = super().choose_columns(table)
         others = {each.strip() for each in table.columns} - {text.strip(), label.strip()}
         known = [each for each in self.pair_columns if each in others]
         has_pair = asked is not None or known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,7 +13,7 @@ from ..runtime.errors import DatasetError
 from ..runtime.output import save_json
 from ..training.options import SMALL, EncoderOptions
 from ..training.task import Data, Loaded
-from ..training.text_task import Row, TableOptions, TableTask, class_weights, require_known
+from ..training.text_task import Row, TableOptions, TableTask, require_known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +43,7 @@ class Sentence(NamedTuple):
     """A row: words, and a tag for each."""
 
     words: list[str]
-    tags: list[str]
+    labels: list[str]
     place: str
 
     @property
@@ -67,11 +66,6 @@ class Tag(TableTask[TagOptions]):
     text_columns = ("words", "tokens")
     label_columns = ("tags", "ner_tags", "labels", "pos_tags")
 
-    def __init__(self, options: TagOptions) -> None:
-        super().__init__(options)
-        self.tags: list[str] = []
-        self._weights: list[float] | None = None
-
     def convert(self, place: str, row: Any, text: str, label: str) -> Sentence:
         words, tags = (
             self._list(f"{place}: column {column!r}", row.get(column)) for column in (text, label)
@@ -93,11 +87,11 @@ class Tag(TableTask[TagOptions]):
 
     def read(self, note: Callable[[str], None]) -> Data:
         data = super().read(note)
-        self.tags = sorted({tag for record in data.train for tag in record.tags})
-        if len(self.tags) < 2:
-            raise DatasetError(f"{data.train_source}: has only the tag {show(self.tags[0])}")
-        require_known(data, "tag", self.tags)
-        rows, bare = (record.tags for record in data.eval), are_bare(self.tags)
+        self.classes = sorted({tag for record in data.train for tag in record.labels})
+        if len(self.classes) < 2:
+            raise DatasetError(f"{data.train_source}: has only the tag {show(self.classes[0])}")
+        require_known(data, "tag", self.classes)
+        rows, bare = (record.labels for record in data.eval), are_bare(self.classes)
         if self.options.metric == "f1" and not any(find_entities(row, bare=bare) for row in rows):
             raise DatasetError(
                 f"--metric f1: {data.eval_source} has no tags of entities, such as B-PER",
@@ -106,20 +100,15 @@ class Tag(TableTask[TagOptions]):
         self._weigh(data)
         return data
 
-    def _weigh(self, data: Data) -> None:
-        counts = Counter(tag for record in data.train for tag in record.tags)
-        asked, names = self.options.class_weights, self.class_names
-        self._weights = class_weights(asked, self.tags, counts, names)
-
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from ..training.model import class_settings, classes_of, load_model
 
         texts = (record.text for record in data.train)
-        settings = class_settings(self.tags)
+        settings = class_settings(self.classes)
         loaded = load_model(self.options, self.head, texts, context.ranks, settings)
         # Saved with the tokenizer, so that `predict` cuts texts as training did.
         loaded.tokenizer.model_max_length = self.options.max_length
-        self.tags = classes_of(loaded)
+        self.classes = classes_of(loaded)
         self._weigh(data)
         return loaded
 
@@ -131,14 +120,14 @@ class Tag(TableTask[TagOptions]):
         samples = self.encode_samples(
             context, loaded, [[record.text for record in records]], records, offsets=True
         )
-        numbers = {name: number for number, name in enumerate(self.tags)}
+        numbers = {name: number for number, name in enumerate(self.classes)}
         (tokens,) = samples.columns
         targets = []
         for record, (begin, end) in zip(records, pairwise(tokens.bounds), strict=True):
             ends = tokens.offsets[begin:end, 1]
             word = words_of(record.words, ends)
             first = np.diff(word, prepend=-1) > 0
-            tags = np.array([numbers[tag] for tag in record.tags])
+            tags = np.array([numbers[tag] for tag in record.labels])
             targets.append(np.where(first, tags[word], UNLABELED))
         found = replace(samples, targets=targets)
         if not self.weights(found).any():
@@ -195,7 +184,7 @@ class Tag(TableTask[TagOptions]):
             for number, row in zip(chosen, predicted, strict=True):
                 found[number] = self._words(records[number], samples, int(number), row)
         save_json(context.output / "predictions.json", found)
-        return score([record.tags for record in records], found, self.tags)
+        return score([record.labels for record in records], found, self.classes)
 
     def _words(self, record: Sentence, samples: TextSamples, number: int, row: Any) -> list[str]:
         """Return a tag for each word; words without a token or beyond the model's input get "outside"."""
@@ -203,7 +192,7 @@ class Tag(TableTask[TagOptions]):
         begin, end = tokens.bounds[number : number + 2]
         ends = tokens.offsets[begin:end, 1][: samples.room]
         front = len(samples.template.prefix)
-        return tag_words(record.words, ends, row[front : front + len(ends)], self.tags)
+        return tag_words(record.words, ends, row[front : front + len(ends)], self.classes)
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -221,6 +221,10 @@ class TableTask(TextTask[OwnTable]):
     """Names of columns to look for, the likeliest first."""
     class_names: Sequence[str] = ()
     """The names of the labels' numbers, in data of ``datasets``."""
+    classes: Sequence[str] = ()
+    """The labels or tags, by the numbers of the model's outputs."""
+    _weights: Sequence[float] | None = None
+    """The weight of each class in the loss."""
 
     def choose_columns(self, table: Table) -> list[str]:
         """Return the columns that :meth:`convert` gets: text and label. Raises :class:`DatasetError`."""
@@ -280,6 +284,12 @@ class TableTask(TextTask[OwnTable]):
         columns = self.choose_columns(table) if table.classes else ()
         found = next((table.classes[each] for each in columns if each in table.classes), ())
         return [name.strip() for name in found]
+
+    def _weigh(self, data: Data) -> None:
+        """Weigh the classes of records with ``labels``. Raises :class:`DatasetError`."""
+        options: Any = self.options
+        counts = Counter(label for record in data.train for label in record.labels)
+        self._weights = class_weights(options.class_weights, self.classes, counts, self.class_names)
 
     def download(self) -> None:
         super().download()
@@ -403,7 +413,7 @@ def text_columns(records: Sequence[Any]) -> list[Sequence[str]]:
 def require_known(data: Data, kind: str, known: Collection[str]) -> None:
     """Raise :class:`DatasetError` for an evaluation record whose label or tag (``kind``) is unknown."""
     for record in data.eval:
-        if unknown := [name for name in getattr(record, f"{kind}s") if name not in known]:
+        if unknown := [name for name in record.labels if name not in known]:
             raise DatasetError(
                 f"{record.place}: the training data has no {kind} {show(unknown[0])}",
                 hint=f"correct the {kind}, or leave the row out of the evaluation data",
@@ -426,16 +436,15 @@ def _name_classes(
     named = _names_of_numbers(_all_labels(records), _all_labels(train), names)
 
     def rename(_: int, record: Any) -> Any:
-        kind = "labels" if hasattr(record, "labels") else "tags"
-        labels = getattr(record, kind)
-        return record._replace(**{kind: type(labels)(named[each] for each in labels)})
+        labels = record.labels
+        return record._replace(labels=type(labels)(named[each] for each in labels))
 
     return Lazy[Any](records, rename) if named else records
 
 
 def _labels_of(record: Any) -> set[str]:
     """Return a record's labels or tags; other records have none."""
-    return {*getattr(record, "labels", getattr(record, "tags", ()))}
+    return {*getattr(record, "labels", ())}
 
 
 def _all_labels(records: Sequence[Any]) -> set[str]:

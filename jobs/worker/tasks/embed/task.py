@@ -13,7 +13,7 @@ from ...data.groups import (
     FlatTexts,
     Group,
     Grouped,
-    choose_negatives,
+    choose_group_columns,
     flatten,
     read_groups,
 )
@@ -81,10 +81,7 @@ class Embed(TaughtTask[EmbedOptions]):
     _corpus: Corpus | None = None
 
     def choose_columns(self, table: Table) -> list[str]:
-        options = self.options
-        text = choose_column(table, options.text_column, self.text_columns, "--text-column")
-        pair = choose_column(table, options.pair_column, POSITIVE_COLUMNS, "--pair-column")
-        return [text, pair, *choose_negatives(table, options.negative_column)]
+        return choose_group_columns(table, self.options, self.text_columns)
 
     def convert(self, place: str, row: Any, *columns: str) -> tuple[Group, ...]:
         name = columns[1].strip()

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.tokens import Ints, Longs, TextSample, Tokens, distinct, read_template
+from ...data.tokens import (
+    Ints,
+    Longs,
+    TextSample,
+    Tokens,
+    digest_arrays,
+    distinct,
+    read_template,
+)
 from ...runtime.errors import DatasetError
 from ...training.task import Loaded
 from .head import IGNORED
@@ -96,11 +103,8 @@ class Packed:
 
     def digest(self) -> str:
         """Return a digest of all samples."""
-        marks = (self.length, self.end, *self.prefix)
-        found = blake2b(" ".join(map(str, marks)).encode(), digest_size=16)
-        found.update(self.tokens.bounds.data)
-        found.update(self.tokens.ids.data)
-        return found.hexdigest()
+        marks = np.array([self.length, self.end, *self.prefix])
+        return digest_arrays(marks, self.tokens.bounds, self.tokens.ids)
 
 
 @dataclass(frozen=True)
@@ -155,11 +159,8 @@ class Masked:
 
     def digest(self) -> str:
         """Return a digest of all samples."""
-        found = blake2b(str(self.length).encode(), digest_size=16)
-        arrays = (self.prefix, self.tokens.bounds, self.tokens.ids, self.learned, self.rows)
-        for array in arrays:
-            found.update(np.ascontiguousarray(array).data)
-        return found.hexdigest()
+        tokens, size = self.tokens, np.array([self.length])
+        return digest_arrays(size, self.prefix, tokens.bounds, tokens.ids, self.learned, self.rows)
 
 
 def mask_texts(

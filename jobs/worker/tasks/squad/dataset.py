@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ...data.readers import load_hub
 from ...data.records import (
     MAGIC,
     SKIP_HINT,
@@ -28,7 +29,7 @@ from ...data.records import (
     show,
     why_not_utf8,
 )
-from ...runtime.errors import DatasetError, first_line, hub_hint
+from ...runtime.errors import DatasetError, first_line
 
 _NESTED = (
     'nest the rows in SQuAD\'s layout: {"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, '
@@ -72,22 +73,8 @@ def load_hub_dataset(
 
     ``skipped`` and errors are those of :func:`read_dataset`.
     """
-    try:
-        from datasets import load_dataset
-
-        splits = load_dataset(name)
-        train, validation = splits["train"], splits["validation"]
-    # The library raises many types, among them those of requests, the hub, and pyarrow, and KeyError.
-    except Exception as error:
-        raise DatasetError(
-            f"dataset {name!r} can't be loaded from the hub: {first_line(error)}",
-            hint=hub_hint(
-                error,
-                name,
-                "give a SQuAD file with --data, or check the name and the network",
-                "datasets/",
-            ),
-        ) from error
+    fix = "give a SQuAD file with --data, or check the name and the network"
+    train, validation = load_hub(name, f"dataset {name!r}", fix, "train", "validation")
     return (
         _judge(f"{name} (train)", _row_questions, train, skipped),
         _judge(f"{name} (validation)", _row_questions, validation, skipped),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import fcntl
 import json
@@ -137,18 +136,12 @@ def test_a_folder_gets_what_a_file_gets(
     assert [{name: row[name] for name in ROWS[0]} for row in rows] == ROWS
     for row, direct in zip(rows, predict(one.model, ROWS), strict=True):
         if task == "classify":
-            ((label, probability),) = direct["labels"].items()
-            assert row["predicted_label"] == label
-            assert row["probability"] == pytest.approx(probability, abs=1e-3)
-        elif task == "score":
-            assert row["score"] == pytest.approx(direct["score"], abs=1e-3)
-        elif task == "embed":
-            assert row["embedding"] == pytest.approx(direct["embedding"], abs=1e-3)
-        elif task == "tag":
-            assert (row["words"], row["tags"]) == (direct["words"], direct["tags"])
-        else:
-            assert (row["answer"], row["start"]) == (direct["text"], direct["start"])
-            assert row["score"] == pytest.approx(direct["score"], abs=1e-3)
+            ((label, probability),) = direct.pop("labels").items()
+            direct |= {"predicted_label": label, "probability": probability}
+        if task == "squad":
+            direct["answer"] = direct.pop("text")
+        for name, value in direct.items():
+            assert row[name] == pytest.approx(value, abs=1e-3)
 
 
 def test_files_with_and_without_a_label_share_the_names(
@@ -174,30 +167,22 @@ def test_files_with_and_without_a_label_share_the_names(
         run(replace(whole, data=str(tmp_path / "late.jsonl")), tmp_path / "parts")
 
 
-def test_each_format_holds_every_column(tmp_path: Path, models: Callable[[str], str]) -> None:
+def test_a_tables_own_lists_of_words_are_tagged(
+    tmp_path: Path, models: Callable[[str], str]
+) -> None:
     from pyarrow.parquet import read_table
 
-    rows = [{"review": row["text"], "more": {"a": [n]}, "n": n} for n, row in enumerate(ROWS)]
-    asked = PredictOptions(
-        models("tag"), write(tmp_path / "in.jsonl", rows), "", {"text": "review"}
-    )
-    for name in ("out.jsonl", "out.csv", "out.parquet"):
-        run(replace(asked, output=str(tmp_path / name)), tmp_path / "parts")
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert list(lines[0]) == ["review", "more", "n", "words", "tags"]
-    table = read_table(tmp_path / "out.parquet")
-    assert table.to_pylist() == lines
-    with (tmp_path / "out.csv").open(newline="") as file:
-        cells = list(csv.DictReader(file))
-    assert [(row["review"], *map(json.loads, [*row.values()][1:])) for row in cells] == [
-        tuple(line.values()) for line in lines
+    rows: list[dict[str, Any]] = [
+        {"more": {"a": [n]}, "own": str(row["text"]).split(), "tags": n}
+        for n, row in enumerate(ROWS)
     ]
-    # A table's own lists of words, and its types.
-    again = PredictOptions(
-        models("tag"), str(tmp_path / "out.parquet"), str(tmp_path / "b.parquet")
-    )
-    run(again, tmp_path / "parts")
-    assert read_table(tmp_path / "b.parquet").schema.names == [*lines[0], "predicted_tags"]
+    asked = PredictOptions(models("tag"), write(tmp_path / "in.jsonl", rows), "", {"text": "own"})
+    run(replace(asked, output=str(tmp_path / "out.parquet")), tmp_path / "parts")
+    table = read_table(tmp_path / "out.parquet")
+    assert table.schema.names == [*rows[0], "predicted_tags"]
+    assert table.select([*rows[0]]).to_pylist() == rows
+    tags = table["predicted_tags"].to_pylist()
+    assert [*map(len, tags)] == [len(row["own"]) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -367,17 +352,10 @@ def test_the_time_left_does_not_count_loading_the_model(
     coordinator._begin = coordinator._told = time.monotonic() - 1000
     shard = coordinator.ask(0)
     assert shard
-    count, none = shard["count"], dict.fromkeys(("core_seconds", "cut"), 0)
-    found = {
-        "name": "",
-        "read": count,
-        "rows": 0,
-        "problem": "",
-        "expected": 2 * count,
-        **none,
-        "types": {},
-    }
-    coordinator.tell(0, 0, {**found, "seconds": 10.0})
+    count = shard["count"]
+    rows = {"read": count, "rows": 0, "name": "", "expected": 2 * count}
+    more = {"problem": "", "types": {}, "cut": 0, "seconds": 10.0, "core_seconds": 0.0}
+    coordinator.tell(0, 0, {**rows, **more})
     assert said == [f"{count} of about {2 * count} rows, {count / 10:.1f} rows/s, 10 s left"]
 
 

@@ -76,16 +76,9 @@ class Nodes:
             if name:
                 with output.writing(name, Path("inputs")) as target:
                     target.write_text("{}\n" * count)
-            rows = {"read": max(0, count), "rows": max(0, count), "name": name}
-            return {
-                **rows,
-                "problem": "",
-                "types": {},
-                "expected": ROWS,
-                "seconds": 1.0,
-                "core_seconds": 1.0,
-                "cut": 0,
-            }
+            rows = {"read": max(0, count), "rows": max(0, count), "name": name, "expected": ROWS}
+            more = {"problem": "", "types": {}, "cut": 0, "seconds": 1.0, "core_seconds": 1.0}
+            return {**rows, **more}
 
         self.monkeypatch.setattr(runner, "send_below", send)
         stop = SimpleNamespace(requested=False)

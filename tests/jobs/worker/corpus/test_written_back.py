@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -20,9 +19,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.worker.corpus.files import Output, list_sources, local_files
-from jobs.worker.corpus.options import PredictOptions, Shard, Source
-from jobs.worker.corpus.shards import Predictor, look_at
+from jobs.worker.corpus.coordinator import predict_corpus
+from jobs.worker.corpus.files import list_sources, local_files
+from jobs.worker.corpus.options import PredictOptions
 from jobs.worker.corpus.writers import merge_parts, write_part
 from jobs.worker.runtime.errors import DatasetError, TrainingError
 from jobs.worker.tasks.classify import Classify
@@ -48,18 +47,14 @@ rows = st.lists(
 def predict(source: Path, name: str) -> Rows:
     """Return the rows of the output file, as another library reads them."""
     output = source.with_name(name)
-    options = PredictOptions("", str(source), name)
-    with patch("jobs.worker.corpus.shards.predict_sorted", lambda *given: [FOUND] * len(given[2])):
-        predictor = Predictor.__new__(Predictor)
-        predictor._options, predictor._inputs, predictor._reader = options, source.parent, None
-        predictor._task = Classify
-        predictor._loaded, predictor._cut = Loaded(SimpleNamespace(config=0)), Counter()
-        entry = Source(str(source), "", source.stat().st_size, "")
-        columns = look_at(Classify, entry, source.parent).columns
-        shard = Shard(entry, 0, 10**6, "part", columns)
-        part = predictor.predict(shard, Output(str(source.parent)))["name"]
-    merge_parts([source.with_name(part)], output)
-    source.with_name(part).unlink()
+    options = PredictOptions("", str(source), str(output), parts=str(source.with_name("parts")))
+    loaded = Loaded(SimpleNamespace(config=0))
+    with (
+        patch("jobs.worker.corpus.shards.predict_sorted", lambda *given: [FOUND] * len(given[2])),
+        patch("jobs.worker.corpus.coordinator.find_task", lambda _: Classify),
+        patch("jobs.worker.tasks.predict.load_trained", lambda *_: (Classify, loaded)),
+    ):
+        predict_corpus(options, lambda _: None)
     if name.endswith(".parquet"):
         found: Rows = pq.read_table(output).to_pylist()
     elif name.endswith(".csv"):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from jobs.worker.data.care import describe
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
+from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.task import SAMPLE, Squad, SquadOptions
 
 
@@ -32,6 +33,15 @@ def test_records_in_both_parts_are_counted_whatever_their_spaces_and_places() ->
     assert describe(rows("a", 10), unseen) == (
         "1 of 4 records for evaluation are also in the training data, so the scores are too good"
     )
+
+
+def test_questions_about_a_known_passage_are_other_records() -> None:
+    train, same, other = (
+        [Question(name, text, "eight cores", (Answer("eight", 0),))]
+        for name, text in (("a", "How many?"), ("b", " How  many?"), ("c", "What?"))
+    )
+    assert describe(train, other) == ""
+    assert describe(train, same).startswith("1 of 1 records for evaluation")
 
 
 def test_the_rarest_labels_are_named_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from decimal import Decimal
@@ -135,7 +136,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("twice.jsonl", GOOD + '{"text":"a","text":"c","label":"x"}\n', "line 3: is not JSON: an object has"),
     ("twice.json", '[{"text":"a","text":"c","label":"x"}]', "is not JSON: an object has a name twice"),
     ("inner_mark.jsonl", GOOD + "\ufeff" + GOOD, "line 3: is not JSON"),
-    ("digits.jsonl", GOOD + '{"text":"a","label":%s}\n' % ("9" * 5000), "line 3: is not JSON"),
+    ("long_number.jsonl", GOOD + '{"text":"a","label":%s}\n' % ("9" * 5000), "line 3: is not JSON"),
     ("deep.jsonl", GOOD + '{"text":' + "[" * 100_000 + "\n", "line 3: is not JSON"),
     ("nested.jsonl", GOOD + '{"text":"a","label":[["x"]]}\n', "line 3: column 'label' is no label"),
     ("text_lacks.jsonl", GOOD + '{"label":"x"}\n', "line 3: has no column 'text'"),
@@ -169,16 +170,34 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),
     ("nul.conll", "a\tO\nb\0\tB-X\n", "line 2: contains NUL bytes"),
     ("blank.txt", "\n \n\t\n", "has no rows"),
+    ("embed.csv", "question\nwhy", "has one column, question, and two are needed"),
+    ("embed_none.csv", "query,positive,negative\nwhy,because,", "line 2: column 'negative' is empty"),
+    ("embed_equal.csv", "query,answer\nwhy,because\nhow,because", "all its pairs have the same second text"),
+    ("embed_half.csv", "sentence1,sentence2,score\na,b,1\nc,d,0.5", "line 3: column 'score' is 0.5, and"),
+    ("embed_no.csv", "question,sentence2, is_duplicate\na,b,False", "column ' is_duplicate' is False, and"),
+    ("embed_not.csv", "sentence1,sentence2,label\na,b,not_equivalent", "column 'label' is not_equivalent, "),
+    ("embed_zero.csv", "question,answer,label\na,b,0", "column 'label' is 0, and every row is learned"),
+    ("embed_asked.csv", "query,answer\nwhy,so", "has no column 'bad'"),
+    ("score.jsonl", '{"text": "a", "score": "many"}', "line 1: column 'score' is not a number: 'many'"),
+    ("score_true.jsonl", '{"text": "a", "score": true}', "line 1: column 'score' is not a number: 'True'"),
+    ("score_inf.jsonl", '{"text": "a", "score": Infinity}', "column 'score' is not a number: 'inf'"),
+    ("score_pair.jsonl", '{"text": "a", "rating": 1, "pair": ""}', "line 1: column 'pair' is empty"),
+    ("score_rank.jsonl", '{"query": "a", "pos": "b"}', "ranking needs negatives"),
+    ("score_rank_none.jsonl", '{"query": "a", "pos": "b", "neg": []}', "'neg' has no text to rank lower"),
+    ("score_rank_no_pos.jsonl", '{"query": "a", "pos": [], "neg": ["c"]}', "column 'pos' has no text"),
+    ("score_rank_empty.jsonl", '{"query": "a", "pos": "b", "neg": ["c", ""]}', "'neg': text 2 is empty"),
     ("twice_squad.json", squad().replace('"id"', '"id": "2", "id"'), "an object has a name twice"),
 ]  # fmt: skip
 
 
 def options_for(path: Path, content: str | bytes) -> Any:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    names = {".conll": "tag", ".txt": "lm"}
-    task = "tag" if path.name.startswith("tag") else names.get(path.suffix, "classify")
+    first, names = re.split("[_.]", path.name)[0], {".conll": "tag", ".txt": "lm"}
+    task = first if first in TASKS else names.get(path.suffix, "classify")
     task = "squad" if "paragraphs" in path.read_text(errors="ignore") else task
-    return TASKS[task].Options(model="scratch", data=str(path))
+    more = {"objective": "ranking"} if "rank" in path.name else {}
+    more |= {"negative_column": "bad"} if "asked" in path.name else {}
+    return TASKS[task].Options(model="scratch", data=str(path), **more)
 
 
 @pytest.mark.parametrize(("name", "content", "wanted"), READ, ids=[each[0] for each in READ])

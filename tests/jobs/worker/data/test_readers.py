@@ -135,10 +135,8 @@ def test_a_folder_with_a_file_that_cannot_be_read_is_refused(
 def test_a_failure_of_the_hub_does_not_mean_that_there_is_no_evaluation_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(name: str) -> None:
-        raise DatasetError(f"data {name!r} can't be loaded from the hub")
-
-    monkeypatch.setattr(readers, "_load_hub", fail)
+    failing = Mock(side_effect=DatasetError("data 'org/data' can't be loaded from the hub"))
+    monkeypatch.setattr(readers, "load_hub", failing)
     with pytest.raises(DatasetError, match="can't be loaded"):
         read_unseen("org/data", None)
 
@@ -151,6 +149,8 @@ def test_conll(tmp_path: Path) -> None:
         {"words": ["Peter"], "tags": ["B-PER"]},
     ]
     assert [table.place(n).rpartition(": ")[2] for n in (0, 1)] == ["line 3", "line 7"]
+    table = read_table(str(write(tmp_path, "a.json", '[1, {"text": "a"}]')))
+    assert table.place(0) == f"{tmp_path}/a.json: row 2"
     problems = list[DatasetError]()
     table = read_table(str(write(tmp_path, "b.conll", "a O\nb\nc O\n\nd B\n\ne\n")))
     assert read_records(table, lambda place, row: (place[-6:], row["words"]), problems) == [

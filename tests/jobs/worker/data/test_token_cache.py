@@ -17,7 +17,7 @@ from jobs.worker.data.token_cache import Spool, TokenCache, encode_together, sha
 from jobs.worker.data.tokens import Column, TextSamples, Tokens, encode, read_template
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks.squad.dataset import Answer, Question
+from jobs.worker.tasks.squad.dataset import Question
 from jobs.worker.tasks.squad.features import Encoded, Features, Texts, build_features, collect_texts
 from jobs.worker.tasks.squad.task import Squad, SquadOptions
 from jobs.worker.training.batches import TrainingRun
@@ -203,14 +203,6 @@ def test_an_unwritable_cache_is_a_note_not_a_failure(
     assert same(found, encoded)
     (note,) = notes
     assert note.startswith("tokens were not cached for the next job: ")
-
-
-def test_one_question_among_many_ranks(tmp_path: Path, tokenizer: Any) -> None:
-    alone = collect_texts([Question("q", "how many?", "eight cores", (Answer("eight", 0),))])
-    for found in run_threaded(
-        3, lambda ranks: encode_together(ranks, alone.columns, tokenizer, None, print)
-    ):
-        assert same(found, encode(alone.columns, tokenizer))
 
 
 TEXTS = ["tile registers", "eight cores", "which tile"]

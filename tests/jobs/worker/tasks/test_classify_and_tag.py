@@ -81,7 +81,7 @@ def test_a_part_is_kept_for_evaluation_without_labels_that_occur_once(
     sentences = [{"words": ["a", "b", "c"][: len(each)], "tags": each} for each in tags]
     options = TagOptions(data=write(tmp_path, sentences), eval_fraction=0.5, seed=seed)
     data = Tag(options).read(lambda _: None)
-    assert [record.tags for record in data.eval] == [["O", "B"]] * len(data.eval)
+    assert [record.labels for record in data.eval] == [["O", "B"]] * len(data.eval)
     assert len(data.eval) in (5, 6)
     rows = [{"text": "t", "label": each} for each in "abcd"]
     with pytest.raises(DatasetError, match="needs labels that occur at least twice"):
@@ -181,9 +181,9 @@ def test_the_first_token_of_each_word_has_its_tag() -> None:
     records = task.read(lambda _: None).train
     for record, number in zip(records, range(len(samples)), strict=True):
         sample = samples[number]
-        labeled = [task.tags[each] for each in sample.target if each != UNLABELED]
-        assert labeled == record.tags
-    assert task.weights(samples).tolist() == [len(record.tags) for record in records]
+        labeled = [task.classes[each] for each in sample.target if each != UNLABELED]
+        assert labeled == record.labels
+    assert task.weights(samples).tolist() == [len(record.labels) for record in records]
 
 
 def gradients(
@@ -300,7 +300,7 @@ def test_a_word_without_a_token_is_outside_and_moves_no_other(
     for number, record in enumerate(records):
         perfect = np.pad(samples.targets[number], (samples[number].front, 0))
         found = task._words(record, samples, number, perfect)
-        for word, marked, wanted in zip(record.words, found, record.tags, strict=True):
+        for word, marked, wanted in zip(record.words, found, record.labels, strict=True):
             assert marked == wanted or (word in INVISIBLE and marked == "O")
         if kind == "bert":  # others have tokens of the spaces between them
             assert {m for w, m in zip(record.words, found, strict=True) if w in INVISIBLE} == {"O"}

@@ -315,35 +315,6 @@ def test_rank_0_reads_the_pooling_from_the_hub(
     assert said.getvalue().count("1_Pooling/config.json can't be read; using mean pooling") == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "options", "message"),
-    [
-        ("question\nwhy", {}, "has one column, question, and two are needed"),
-        ("query,positive,negative\nwhy,because,", {}, "line 2: column 'negative' is empty"),
-        ("query,answer\nwhy,because\nhow,because", {}, "all its pairs have the same second text"),
-        (
-            "sentence1,sentence2,score\na,b,1\nc,d,0.5",
-            {},
-            "line 3: column 'score' is 0.5, and every",
-        ),
-        ("question,sentence2, is_duplicate\na,b,False", {}, "column ' is_duplicate' is False, and"),
-        ("sentence1,sentence2,label\na,b,not_equivalent", {}, "column 'label' is not_equivalent, "),
-        (
-            "question,answer,label\na,b,0",
-            {},
-            "line 2: column 'label' is 0, and every row is learned",
-        ),
-        ("query,answer\nwhy,so", {"negative_column": "bad"}, "has no column 'bad'"),
-    ],
-)
-def test_what_data_lack(tmp_path: Path, content: str, options: Any, message: str) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text(content)
-    with pytest.raises(DatasetError) as refused:
-        Embed(EmbedOptions(data=str(path), **options)).read(lambda _: None)
-    assert message in refused.value.message
-
-
 @pytest.mark.parametrize("rated", ["label,5", "label,Delft", "score,1.0", "similarity,"])
 def test_columns_that_say_nothing_of_similarity_are_ignored(tmp_path: Path, rated: str) -> None:
     name, value = rated.split(",")
@@ -424,9 +395,6 @@ def test_a_model_finds_its_own_negatives(tmp_path: Path) -> None:
     assert one.digest() == plain.digest(), "so that a run resumes although they are computed again"
     added = [len(one.texts_of(n)) - len(plain.texts_of(n)) for n in range(len(one))]
     assert max(added) == 3
-    for number in range(len(one)):
-        anchor, positive, *others = one.texts_of(number).tolist()
-        assert not {anchor, positive} & {*others}
     assert one.lengths.sum() > plain.lengths.sum()
     loaded.model.pooling = "cls"
     assert not np.array_equal(run_threaded(1, work)[0][1].numbers, one.numbers)
@@ -441,19 +409,6 @@ def test_an_encoder_with_all_layers_frozen_has_nothing_to_train() -> None:
     freeze_layers(encoder, "1")
     with pytest.raises(ModelError, match="--freeze-layers 2 leaves nothing to train"):
         freeze_layers(encoder, "2")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accumulate": 2}, "--accumulate: `embed` needs whole batches"),
-        ({"matryoshka": "64,x"}, "--matryoshka '64,x': expected numbers such as 256,128,64"),
-        ({"teacher": "scores.csv"}, "--teacher: `embed` learns vectors: give a model, not a file"),
-    ],
-)
-def test_options_that_can_not_be_used(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EmbedOptions(**options)
 
 
 def test_more_dimensions_than_the_vectors_have(tmp_path: Path) -> None:

@@ -124,9 +124,9 @@ def test_weights_are_halved_where_bf16_is_fast(
 
     processor.add("amx_bf16")
 
-    half = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    assert exact != [alone(half, folder, text, 6) for text in PROMPTS]
-    assert predict(folder, ROWS, asked) == [alone(half, folder, text, 6) for text in PROMPTS]
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    half = [alone(model, folder, text, 6) for text in PROMPTS]
+    assert predict(folder, ROWS, asked) == half != exact
     assert predict(folder, ROWS[1:], {"perplexity": True}) == scores
     _, loaded = load_trained(str(adapters), asked)
     assert {each.dtype for each in loaded.model.parameters()} == {torch.bfloat16}
@@ -194,7 +194,7 @@ def test_random_texts_depend_on_the_seed_only(folder: Path) -> None:
     found = predict(folder, same, {"max_new_tokens": 8, "temperature": 2.0})
     assert found[:32] != found[32:]
     # So hot, all tokens are alike, and more are drawn than the 50 that transformers would take.
-    hot = predict(folder, same * 16, {"max_new_tokens": 1, "temperature": 1e6})
+    hot = predict(folder, same * 4, {"max_new_tokens": 1, "temperature": 1e6})
     assert len({each["completion"] for each in hot}) > 50
     # Only the likeliest token has so little probability, or so low a temperature.
     assert draw(temperature=2.0, top_p=1e-6) == draw(temperature=1e-4) == draw()

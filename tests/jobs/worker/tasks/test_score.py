@@ -13,9 +13,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from jobs.worker.data.groups import Group
-from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify
+from jobs.worker.tasks.embed.options import EmbedOptions
+from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.predict import load_trained, predict
 from jobs.worker.tasks.score import Score, Scored, ScoreOptions, is_ranking
 from jobs.worker.training.model import load_pretrained, write_model
@@ -207,25 +208,6 @@ RANKING = {"objective": "ranking"}
 
 
 @pytest.mark.parametrize(
-    ("row", "options", "message"),
-    [
-        ({"text": "a", "score": "many"}, {}, "line 1: column 'score' is not a number: 'many'"),
-        ({"text": "a", "score": True}, {}, "line 1: column 'score' is not a number: 'True'"),
-        ({"text": "a", "score": 1e999}, {}, "line 1: column 'score' is not a number: 'inf'"),
-        ({"text": "a", "rating": 1, "pair": ""}, {}, "line 1: column 'pair' is empty"),
-        ({"query": "a", "pos": "b"}, RANKING, "ranking needs negatives"),
-        ({"query": "a", "pos": "b", "neg": []}, RANKING, "column 'neg' has no text to rank lower"),
-        ({"query": "a", "pos": [], "neg": ["c"]}, RANKING, "line 1: column 'pos' has no text"),
-        ({"query": "a", "pos": "b", "neg": ["c", ""]}, RANKING, "column 'neg': text 2 is empty"),
-    ],
-)
-def test_what_data_lack(tmp_path: Path, row: Any, options: Any, message: str) -> None:
-    with pytest.raises(DatasetError) as refused:
-        Score(ScoreOptions(data=write(tmp_path, [row]), **options)).check()
-    assert message in refused.value.message
-
-
-@pytest.mark.parametrize(
     ("header", "text", "pair"),
     [
         ("sentence1,sentence2 ,score", "sentence1", "sentence2 "),
@@ -246,14 +228,26 @@ def test_second_texts_are_found_by_name(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "options", "message"),
     [
-        ({"metric": "mrr"}, "--metric mrr: not with --objective regression"),
-        ({"metric": "mse", **RANKING}, "--metric mse: not with --objective ranking"),
-        ({"label_column": "x", **RANKING}, "--label-column: --objective ranking has no labels"),
-        ({"negative_column": "x"}, "--negative-column has an effect only with --objective"),
+        (ScoreOptions, {"metric": "mrr"}, "--metric mrr: not with --objective regression"),
+        (ScoreOptions, {"metric": "mse", **RANKING}, "--metric mse: not with --objective ranking"),
+        (ScoreOptions, {"label_column": "x", **RANKING}, "--label-column: --objective ranking has"),
+        (ScoreOptions, {"negative_column": "x"}, "--negative-column has an effect only with --obj"),
+        (EmbedOptions, {"accumulate": 2}, "--accumulate: `embed` needs whole batches"),
+        (EmbedOptions, {"matryoshka": "64,x"}, "--matryoshka '64,x': expected numbers such as 2"),
+        (
+            EmbedOptions,
+            {"teacher": "a.csv"},
+            "--teacher: `embed` learns vectors: give a model, not",
+        ),
+        (
+            LmOptions,
+            {"model": SCRATCH, "lora": True},
+            "--lora trains adapters of a model's weights",
+        ),
     ],
 )
-def test_options_of_the_other_objective_are_refused(options: Any, message: str) -> None:
+def test_options_that_do_not_fit_together(kind: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ScoreOptions(**options)
+        kind(**options)

@@ -33,7 +33,7 @@ def hub() -> Iterator[Hub]:
 
 _ASK = """
 import json, os, runpy, sys
-from worker.data.readers import _load_hub
+from worker.data.readers import load_hub
 from worker.runtime.errors import WorkerError
 from worker.training.model import load_pretrained
 for kind, name, token in json.loads(sys.argv.pop(1)):
@@ -41,7 +41,7 @@ for kind, name, token in json.loads(sys.argv.pop(1)):
     if token:
         os.environ["HF_TOKEN"] = token
     try:
-        _load_hub(name) if kind == "data" else load_pretrained(name, "SequenceClassification")
+        load_hub(name, "", "") if kind == "data" else load_pretrained(name, "SequenceClassification")
         said = "loaded"
     except WorkerError as error:
         said = error.hint

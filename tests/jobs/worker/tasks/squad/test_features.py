@@ -13,32 +13,12 @@ from jobs.worker.tasks.squad.features import Features, build_features
 from tests.jobs.worker.tokenizer_families import KINDS
 
 
-def test_blanks_around_questions_and_answers_do_not_matter(tokenizer: Any) -> None:
-    context = "  eight tile registers "
-    question = Question("q", "   \n how many?", context, (Answer("  eight ", 0),))
-    assert find_text(build_features([question], tokenizer, 32, 8), 0, context) == "eight"
-
-
 def offsets_of(features: Features, index: int) -> list[list[int]]:
     """Return the characters of the passage that each token of a window covers, -1 for other tokens."""
     first, width, front = (int(column[index]) for column in features.windows[1:4])
     found = [[-1, -1] for _ in range(len(features[index]))]
     found[front : front + width] = features.encoded.passages.offsets[first : first + width].tolist()
     return found
-
-
-def find_text(features: Features, index: int, context: str) -> str:
-    """Return the answer that a window marks."""
-    offsets = offsets_of(features, index)
-    return context[offsets[features[index].start][0] : offsets[features[index].end][1]]
-
-
-def test_a_question_without_an_answer_marks_the_first_token_of_all_windows(tokenizer: Any) -> None:
-    context = "eight tile registers hold rows of data " * 10
-    asked = [Question("q", "how many?", context, ()), Question("r", "which?", "tile registers", ())]
-    features = build_features(asked, tokenizer, max_length=32, stride=8)
-    assert len(features) > 4
-    assert {(feature.start, feature.end) for feature in features} == {(0, 0)}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -52,6 +32,8 @@ ODD = [
     Question("accents", "é or e\u0301?", "cafe\u0301 and Ⅷ ﬁles 𝔸 你好", (Answer("ﬁles", 12),)),
     Question("nothing", "which?", "\u200b", (Answer("\u200b", 0),)),
     Question("part of a word", "what?", "the registers", (Answer("gist", 6),)),
+    Question("blanks", "  \n how many?", "  eight tile registers ", (Answer("  eight ", 0),)),
+    Question("no answer", "how many?", "eight tile registers hold rows of data " * 10, ()),
 ]
 
 
@@ -93,6 +75,8 @@ def test_windows_are_those_of_the_library(
 
 def find_tokens(offsets: list[list[int]], question: Question) -> tuple[int, int]:
     """Return the first and last token of the first answer, by a linear search."""
+    if not question.answers:
+        return 0, 0
     answer = question.answers[0]
     begin = answer.start + len(answer.text) - len(answer.text.lstrip())
     end = begin + len(answer.text.strip())
@@ -147,8 +131,9 @@ def test_passages_are_stored_once(tokenizer: Any) -> None:
     held = sum(array.nbytes for part in (*features.encoded, features.windows) for array in part)
     assert held < 16 * tokens + 500 * len(features), "no window has tokens of its own"
     last = len(features) - 1
-    assert offsets_of(features, last)[features[last].start][0] == end
-    assert find_text(features, last, context) == answer.text
+    offsets = offsets_of(features, last)
+    assert offsets[features[last].start][0] == end
+    assert offsets[features[last].end][1] == len(context)
 
 
 def test_a_tokenizer_that_can_not_join_texts_is_refused(tokenizer: Any) -> None:

@@ -116,7 +116,10 @@ def test_the_time_also_ends_while_this_machine_sleeps(
 def test_capacity_that_is_missing_only_after_the_purchase_is_waited_for(
     cloud: SimulatedCloud,
 ) -> None:
+    zone = [{"Name": "availability-zone", "Values": [cloud.first_zone()]}]
+    (subnet,) = cloud.ec2.describe_subnets(Filters=zone)["Subnets"]
     types: dict[str, Any] = {"instance_types": ("r7iz.metal-16xl", "m7i.metal-24xl")}
+    types["subnet_ids"] = (subnet["SubnetId"],)
     cloud.faults('[[machine]]\nfate = "no-room"\n')
 
     def before(number: int) -> None:

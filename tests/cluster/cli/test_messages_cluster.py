@@ -57,6 +57,8 @@ _ON_A_CLUSTER = (
     f.Row("name of another cloud", "up --cloud local", code=2),
     f.Row("not on a terminal", "down", code=2),
     f.Row("too long a life", "extend 30d", code=2),
+    f.Row("another account", "down --yes", faults='account = "210987654321"\n', code=2),
+    f.Row("no record", "repair --yes", act=f.lose_record, code=2),
     f.Row("time over", _UP, act=_LONG_AGO),
     f.Row("grace", _UP, act=f.record("expires", "2020-01-01T00:00:00Z")),
     f.Row("time over, extend", "extend 2h", act=_LONG_AGO),

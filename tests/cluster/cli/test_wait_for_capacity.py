@@ -42,6 +42,13 @@ def bring(cloud: SimulatedCloud, before: Callable[[int], None]) -> Callable[[Pro
     return apply
 
 
+def in_first_zone(cloud: SimulatedCloud) -> dict[str, Any]:
+    """The options by which machines are bought in one zone only."""
+    zone = [{"Name": "availability-zone", "Values": [cloud.first_zone()]}]
+    (subnet,) = cloud.ec2.describe_subnets(Filters=zone)["Subnets"]
+    return {"subnet_ids": (subnet["SubnetId"],)}
+
+
 @pytest.mark.parametrize("free", [0, 1])
 def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     cloud: SimulatedCloud, free: int
@@ -50,9 +57,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     slow = "terminate_s = 1500\n"  # as bare metal
     cloud.faults(slow + _NO_ROOM.format(free))
     # A head that can't move to another zone is terminated.
-    zone = [{"Name": "availability-zone", "Values": [cloud.first_zone()]}]
-    (subnet,) = cloud.ec2.describe_subnets(Filters=zone)["Subnets"]
-    given = {"subnet_ids": (subnet["SubnetId"],)} if free else {}
+    given = in_first_zone(cloud) if free else {}
 
     def before(number: int) -> None:
         alive.append(len(cloud.found("instances").alive))
@@ -116,10 +121,7 @@ def test_the_time_also_ends_while_this_machine_sleeps(
 def test_capacity_that_is_missing_only_after_the_purchase_is_waited_for(
     cloud: SimulatedCloud,
 ) -> None:
-    zone = [{"Name": "availability-zone", "Values": [cloud.first_zone()]}]
-    (subnet,) = cloud.ec2.describe_subnets(Filters=zone)["Subnets"]
-    types: dict[str, Any] = {"instance_types": ("r7iz.metal-16xl", "m7i.metal-24xl")}
-    types["subnet_ids"] = (subnet["SubnetId"],)
+    types = {**in_first_zone(cloud), "instance_types": ("r7iz.metal-16xl", "m7i.metal-24xl")}
     cloud.faults('[[machine]]\nfate = "no-room"\n')
 
     def before(number: int) -> None:

@@ -130,6 +130,7 @@ def test_of_several_clusters_one_must_be_named(line: CommandLine, no_account: No
     know("bert", "aws", "eu-west-1")
     before = line.run("status")
     in_one_cloud = line.run("jobs", *_LOCAL)
+    sure = line.run("down", "--yes", *_LOCAL)
     know("spr")
     with_spr = line.run("jobs")
 
@@ -139,6 +140,11 @@ def test_of_several_clusters_one_must_be_named(line: CommandLine, no_account: No
         "  → --name chooses one"
     )
     assert "no cluster 'tutor' is running" in in_one_cloud.message
+    assert (sure.code, sure.message) == (
+        2,
+        "--yes needs --name: a cluster is never guessed without asking\n"
+        "  → this machine knows tutor (local us-east-1)",
+    )
     assert "no cluster 'spr' is running" in with_spr.message
 
 
@@ -265,20 +271,3 @@ def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
     assert "bought" in shown.out
     assert shown.code == 2
     assert "local was not searched: the embedded cloud needs root; tutor is there" in shown.err
-
-
-def test_the_help_says_which_cloud_is_used(line: CommandLine) -> None:
-    for verb, cloud in (
-        ("status", "the cluster's, or aws"),
-        ("up", "the cluster's, or aws"),
-        ("list", "aws, and those of known clusters"),
-        ("gc", "aws, and those of known clusters"),
-        ("bake", "aws"),
-        ("images", "aws"),
-        ("iam-policy", "aws"),
-    ):
-        help_ = " ".join(line.must(verb, "--help").out.split())
-
-        assert f"AWS, or containers on this machine (default: {cloud})" in help_
-        made_here = "AWS region (default: the cluster's, else AWS_REGION" in help_
-        assert made_here == cloud.startswith("the cluster's")

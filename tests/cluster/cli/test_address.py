@@ -117,7 +117,7 @@ def test_up_mends_it_without_a_question(moved: CommandLine) -> None:
 def test_where_ssh_works_nothing_is_looked_up(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.begin("--nodes", "1")
+    line.begin("--nodes", "2")
     monkeypatch.setattr(line.cloud.network, "caller_cidr", lambda: pytest.fail("looked up"))
     monkeypatch.setattr(line.cloud.network, "why_closed", lambda *_: "")
     line.call_log.calls.clear()

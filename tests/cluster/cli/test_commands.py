@@ -30,6 +30,7 @@ from infra.ec2.key_pair import generate_key_pair
 from infra.errors import NoClusterError
 from provision.host import Result
 from tests.harness.command_line import CommandLine, CommandResult
+from tests.harness.failures import record
 from tests.infra.resource_factory import ResourceFactory
 
 _ENDS = ("spr-cluster:expires", "spr-cluster:latest")
@@ -263,8 +264,8 @@ def test_status_after_an_up_that_bought_nothing_or_failed_to_grow(line: CommandL
 
 
 def test_status_offers_no_repair_after_the_end(line: CommandLine) -> None:
-    line.cloud.fake.clients.s3.create_bucket(Bucket="team")
-    line.must("up", "--nodes", "2", "--yes", "--bucket", "s3://team")
+    line.begin("--nodes", "2")
+    record("bucket", "s3://team")(line)
     line.lose(line.ids()[0])
     assert "`repair` makes one the head" in " ".join(line.must("status").out.split())
     for labels in line.cloud.fake.backend.tags.values():
@@ -386,7 +387,7 @@ def test_extend_moves_the_expiry(line: CommandLine) -> None:
 def test_repair_refuses_a_cluster_without_machines_and_up_keeps_its_time_to_live(
     line: CommandLine,
 ) -> None:
-    line.begin("--nodes", "2", "--ttl", "3h")
+    line.begin("--nodes", "2")
     for id_ in line.ids():
         line.lose(id_)
 
@@ -395,11 +396,11 @@ def test_repair_refuses_a_cluster_without_machines_and_up_keeps_its_time_to_live
     assert result.code == 2
     assert result.message == (
         "cluster 'spr' has no machines\n"
-        "  → `spr-cluster up --name spr` creates them, with a new time to live of 3h"
+        "  → `spr-cluster up --name spr` creates them, with a new time to live of 8h"
     )
     assert line.ids() == []
     line.cloud.clock.now += 3600
-    until = datetime.fromtimestamp(line.cloud.clock.now + 3 * 3600, timezone.utc)
+    until = datetime.fromtimestamp(line.cloud.clock.now + 8 * 3600, timezone.utc)
     out = line.must("up", "--yes").out
     # With the date in the last hours of a day.
     assert re.search(
@@ -605,7 +606,7 @@ def test_with_a_wrong_clock_times_are_the_clouds(
 
 
 def test_a_damaged_home_folder_keeps_no_cluster_alive(line: CommandLine) -> None:
-    line.begin("--nodes", "1")
+    line.begin("--nodes", "2")
     files = ClusterFiles.of("spr")
     (home() / "Not a Name").mkdir()
     (home() / "Not a Name/ssh_config").write_text("")

@@ -655,13 +655,13 @@ def test_spots_role_needs_a_permission_only_where_it_is_missing(
     policy = without("iam:CreateServiceLinkedRole")
     allow(line, tmp_path, policy, "[spot]\nservice_linked_role = false\n")
 
-    result = line.run("up", "--nodes", "2", "--market", "spot", "--yes")
+    result = line.run("up", "--nodes", "1", "--market", "spot", "--yes")
 
     assert result.code == 1
     assert "AuthFailure.ServiceLinkedRoleCreationNotPermitted" in result.message
     assert "aws iam create-service-linked-role" in result.message
     allow(line, tmp_path, policy)
-    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
+    line.must("up", "--nodes", "1", "--market", "spot", "--yes")
 
 
 # --check

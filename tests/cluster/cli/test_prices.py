@@ -88,7 +88,7 @@ def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
 
 def test_prices_are_asked_for_once(line: CommandLine) -> None:
     plan(line, "--nodes", "4")
-    line.must("up", "--nodes", "2", "--yes")
+    line.must("up", "--nodes", "1", "--yes")
     line.must("list")
     line.must("status")
 
@@ -218,7 +218,7 @@ def test_a_quota_that_does_not_count_the_type_is_not_shown(line: CommandLine) ->
 def test_idle_connections_are_tracked_for_a_day_where_ec2_forgets_them_in_minutes(
     line: CommandLine,
 ) -> None:
-    line.must("up", "--nodes", "2", "--instance-type", "c8i.metal-48xl", "--yes")
+    line.must("up", "--nodes", "1", "--instance-type", "c8i.metal-48xl", "--yes")
 
     (launch,) = [c for c in line.call_log.calls if c.action == "ec2:RunInstances"]
     key = "NetworkInterface.1.ConnectionTrackingSpecification.TcpEstablishedTimeout"
@@ -301,7 +301,7 @@ def test_a_new_clusters_time_begins_when_the_user_has_answered(
 def test_repair_ends_no_stopped_worker_if_too_little_time_is_left_for_another(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.must("up", "--nodes", "2", "--ttl", "2h", "--yes")
+    line.begin("--nodes", "2")
     inventory = describe_inventory(line.cloud.ec2, "spr")
     (worker,) = (machine.id for machine in inventory.alive if machine.role == WORKER)
     line.cloud.ec2.stop_instances(InstanceIds=[worker])

@@ -12,7 +12,6 @@ from tests.cluster.cli.test_iam_policy import allow
 from tests.harness.command_line import CommandLine
 
 
-# AWS asks for these in calls that are named otherwise.
 def test_a_plan_offers_it_and_says_what_it_costs(line: CommandLine) -> None:
     free = "(free: one of 14 million free invocations a month for each node)"
 

@@ -115,7 +115,7 @@ def test_gc_in_another_account_keeps_the_key_of_a_cluster_with_the_same_name(
 
 
 def test_an_empty_look_deletes_no_key(line: CommandLine) -> None:
-    """A cluster of an older release, whose account is unknown; or the machines are only not shown."""
+    """The cluster's account is unknown; or the machines are only not shown."""
     line.begin("--nodes", "2")
     files = ClusterFiles.of("spr")
     lines = files.ssh_config.read_text().splitlines(keepends=True)

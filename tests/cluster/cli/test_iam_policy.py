@@ -507,7 +507,6 @@ def other_conditions(
     ("action", "command"),
     [
         ("ec2:CreateTags", "up --yes"),
-        ("ec2:RunInstances", "up --yes"),
         ("ec2:DescribeVolumes", "list"),
     ],
 )

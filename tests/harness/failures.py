@@ -201,17 +201,6 @@ def one_for_all(endpoint: Endpoint) -> Iterator[CommandLine]:
         yield line
 
 
-def help_of(verb: str) -> str:
-    """Where a message about a command's options ends."""
-    return f"\n  → {' '.join(('spr-cluster', *verb.split()))} --help"
-
-
-def choice(text: str, verb: str, *choices: str) -> Message:
-    """argparse's words for a wrong choice; some versions of Python put quotes around choices."""
-    listed = ", ".join(f"'?{choice}'?" for choice in choices)
-    return re.compile(rf"{re.escape(text)} \(choose from {listed}\)" + re.escape(help_of(verb)))
-
-
 def refuse(line: CommandLine, argv: Sequence[str]) -> str:
     """Make a mistake that changes nothing, in EC2 and on this machine; return its one message."""
     before = line.changes

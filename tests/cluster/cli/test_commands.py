@@ -253,7 +253,7 @@ def test_status_from_another_machine_during_up(line: CommandLine) -> None:
 
 def test_status_after_an_up_that_bought_nothing_or_failed_to_grow(line: CommandLine) -> None:
     line.begin("--nodes", "2")
-    line.cloud.faults('[[capacity]]\nzone = "*"\nfree = 0\n')
+    line.cloud.faults("[[error]]\naction = 'RunInstances'\ncode = 'UnauthorizedOperation'\n")
     assert line.run("up", "--name", "new", "--yes").code == 1
     none = line.must("status", "--name", "new").out
     assert "No machines. To continue: spr-cluster up --name new" in none

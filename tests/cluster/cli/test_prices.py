@@ -13,6 +13,7 @@ import pytest
 from cluster.local_files import ClusterFiles
 from infra.ec2.instances import WORKER
 from infra.ec2.inventory import describe_inventory
+from tests.cluster.cli.test_iam_policy import subnet_of
 from tests.harness.command_line import CommandLine
 
 # With the grace period and the shutdown.
@@ -335,7 +336,7 @@ def test_a_short_time_to_live_begins_anew_with_each_try_while_there_is_no_capaci
     line: CommandLine,
 ) -> None:
     line.cloud.faults("[[capacity]]\nfree = 0\n")
-    wait = ("--ttl", "30m", "--wait-for-capacity", "3m")
+    wait = ("--ttl", "30m", "--wait-for-capacity", "3m", "--subnet-id", subnet_of(line))
     # Two minutes of the time to live are too many to buy anything.
     assert "waited 3 min" in line.run("up", "--nodes", "1", *wait, "--yes").message
     record = describe_inventory(line.cloud.ec2, "spr").record

@@ -27,7 +27,7 @@ times = 999
 
 
 def plan(cloud: SimulatedCloud, **given: Any) -> Proposal:
-    return propose(cloud.ctx, cloud.plan_input(nodes=3, **given))
+    return propose(cloud.ctx, cloud.plan_input(nodes=2, **given))
 
 
 def bring(cloud: SimulatedCloud, before: Callable[[int], None]) -> Callable[[Proposal], Cluster]:
@@ -68,7 +68,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud, **given))
     cluster = bring_up_when_possible(plan(cloud, **given), wait, bring(cloud, before))
 
-    assert len(cluster.nodes) == 3
+    assert len(cluster.nodes) == 2
     assert alive == [0] * 3
     assert 2 * 20 < cloud.clock.monotonic() - begun < 20 * 60
     # The machines live for the whole time, whenever they were bought.
@@ -79,7 +79,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
 
 @pytest.mark.parametrize("faults", [_NO_ROOM.format(1), _HELD])
 def test_when_the_time_is_over_nothing_is_left_running(cloud: SimulatedCloud, faults: str) -> None:
-    old = [node.instance.id for node in cloud.prepared(nodes=3).nodes] if faults == _HELD else []
+    old = [node.instance.id for node in cloud.prepared(nodes=2).nodes] if faults == _HELD else []
     cloud.faults(faults)
     if old:
         cloud.ec2.terminate_instances(InstanceIds=old)
@@ -131,8 +131,8 @@ def test_capacity_that_is_missing_only_after_the_purchase_is_waited_for(
     wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud, **types))
     cluster = bring_up_when_possible(plan(cloud, **types), wait, bring(cloud, before))
 
-    assert len(cluster.nodes) == 3
-    offers = len(find_offers(cloud.ctx, cloud.plan_input(nodes=3, **types)))
+    assert len(cluster.nodes) == 2
+    offers = len(find_offers(cloud.ctx, cloud.plan_input(nodes=2, **types)))
     assert len(cloud.purchases()) == offers + 2, "each offer once, then the head and the workers"
 
 

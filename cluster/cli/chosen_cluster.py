@@ -228,9 +228,7 @@ def record_failure(ctx: Context, failure: BaseException) -> BaseException:
     """Record the error that ends a command; return it with a hint about the event log."""
     if not ctx.files.events.exists():
         return failure
-    error = failure
-    if isinstance(failure, Exception) and not isinstance(failure, SprError):
-        error = translate_boto_error(failure) or failure
+    error = translate_boto_error(failure) or failure
     if not isinstance(error, SprError):
         ctx.events.record("error", describe_failure(error))
         return error

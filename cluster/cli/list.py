@@ -91,22 +91,14 @@ class _Search:
     def result(self) -> dict[str, Any]:
         """The part of a ``--json`` result that says where it comes from."""
         reasons = {name: reason.message for name, reason in self.not_searched.items()}
-        return {"cloud": self.cloud, "not_searched": reasons}
+        only = next(iter(self.places)) if len(self.places) == 1 else None
+        return {"cloud": only, "not_searched": reasons}
 
     def raise_failure(self) -> None:
         """Raise the first error, unless it is of a cloud that is not set up here and has no known cluster."""
         for name, reason in self.not_searched.items():
             if known_clusters(name) or not isinstance(reason, _NOT_SET_UP):
                 raise reason
-
-    @property
-    def cloud(self) -> str | None:
-        """The cloud's name, if only one was searched."""
-        return next(iter(self.places)) if len(self.places) == 1 else None
-
-    @property
-    def billed(self) -> bool:
-        return any(cloud.billed for cloud, _ in self.found)
 
 
 def _search(request: ListRequest, *, must_search: bool = True) -> _Search:
@@ -125,8 +117,7 @@ def _search(request: ListRequest, *, must_search: bool = True) -> _Search:
         try:
             cloud, callers[name], places[name], clusters = _search_cloud(name, request)
         except Exception as error:
-            reason = error if isinstance(error, SprError) else translate_boto_error(error)
-            if reason is None:
+            if (reason := translate_boto_error(error)) is None:
                 raise
             there, missing = known_clusters(name), isinstance(reason, MissingCredentialsError)
             if missing:
@@ -212,7 +203,7 @@ def _render(search: _Search, now: datetime, *, all_regions: bool) -> str:
         return f"No clusters in {'; '.join(where)}."
     lines = [_table(search.found, now)]
     lines += ["; ".join(f"{c}: account {each.account}" for c, each in search.callers.items())]
-    if search.billed:
+    if any(cloud.billed for cloud, _ in search.found):
         lines += [_total([cluster for _, cluster in search.found], now)]
     if any(cluster.is_orphan(now) for _, cluster in search.found):
         lines += ["To remove leftovers of ended clusters: spr-cluster gc"]
@@ -326,8 +317,7 @@ def _remove_all(
         try:
             _remove(cloud, search.callers[cloud.name], cluster, unfinished=unfinished)
         except Exception as error:
-            reason = error if isinstance(error, SprError) else translate_boto_error(error)
-            if reason is None:
+            if (reason := translate_boto_error(error)) is None:
                 raise
             failed.append((cluster, reason))
     return failed

@@ -92,14 +92,9 @@ def read_spec_options(words: Mapping[str, Any]) -> dict[str, Any]:
     if "labels" in given:
         given["labels"] = parse_labels(given["labels"])
     if "instance_types" in given:
-        given["instance_types"] = complete_types(given["instance_types"])
+        full = {name: complete_type_name(name) for name in given["instance_types"]}
+        given["instance_types"] = tuple(full.values())
+        for name, chosen in full.items():
+            if name != chosen:
+                say(f"{name}: using {chosen}, the family's smallest bare metal")
     return given
-
-
-def complete_types(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the types, with a size for names such as ``r7iz.metal``; a line on stderr names each."""
-    full = {name: complete_type_name(name) for name in names}
-    for name, chosen in full.items():
-        if name != chosen:
-            say(f"{name}: using {chosen}, the family's smallest bare metal")
-    return tuple(full.values())

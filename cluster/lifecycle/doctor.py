@@ -155,7 +155,7 @@ def _look(exam: Examination, check: Check, futures: Futures) -> list[CheckResult
     try:
         return list(check.look(exam))
     except (SprError, ClientError, BotoCoreError) as error:
-        failure = error if isinstance(error, SprError) else translate_boto_error(error)
+        failure = translate_boto_error(error)
         assert failure, "botocore's errors have a translation"
         return [_result(check.name, Verdict.FAIL, failure.message, failure.hint or "")]
 

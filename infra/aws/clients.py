@@ -328,8 +328,10 @@ _NOT_FREE_HINT = (
 )
 
 
-def translate_boto_error(error: Exception) -> SprError | None:
-    """Translate a botocore error for the user; return ``None`` for other errors."""
+def translate_boto_error(error: BaseException) -> SprError | None:
+    """Translate a botocore error for the user; return our own as it is, and ``None`` for others."""
+    if isinstance(error, SprError):
+        return error
     if isinstance(error, boto.ClientError):
         return _translate_client_error(error)
     if explained := explain_credentials(error):

@@ -300,7 +300,7 @@ def _profile() -> str:
     return f" --profile {shlex.quote(name)}" if name else ""
 
 
-def explain_credentials(error: Exception) -> CredentialsError | None:
+def explain_credentials(error: BaseException) -> CredentialsError | None:
     """Translate an error in AWS configuration or credentials; return ``None`` for other errors."""
     profile = _profile()
     if isinstance(error, boto.NoCredentialsError):

@@ -38,7 +38,7 @@ def quota_code(*, spot: bool) -> str:
 def count_in_market(spec: ClusterSpec, kept: Iterable[Instance]) -> int:
     """Return the nodes that count toward the market's quota: all but ``kept`` ones of the other market."""
     others = sum(bool(machine.spot_request) != spec.spot for machine in kept)
-    return max(0, spec.nodes - others)
+    return spec.nodes - others
 
 
 def require_quota(

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, target: Opener = open_aws) -> int:
         print("Interrupted: the report is not complete.", file=sys.stderr)
         code = INTERRUPTED
     except (SprError, ClientError, BotoCoreError) as error:
-        failure = error if isinstance(error, SprError) else translate_boto_error(error)
+        failure = translate_boto_error(error)
         print(f"aws-check: {failure or error}", file=sys.stderr)
         code = CANNOT_RUN
     if report.rows:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -288,11 +288,20 @@ def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replace_everywhere(monkeypatch: pytest.MonkeyPatch, original: object, stand_in: object) -> None:
     """Replace a function or class in every product module that has imported it."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("infra", "provision", "cluster", "jobs"):
-            for key, value in list(vars(module).items()):
-                if value is original:
-                    monkeypatch.setattr(module, key, stand_in)
+    for module, key in _find_imports(original, len(sys.modules)):
+        monkeypatch.setattr(module, key, stand_in)
+
+
+@functools.cache
+def _find_imports(original: object, _modules: int) -> list[tuple[ModuleType, str]]:
+    """Return where product modules have it; a look through all names of all modules takes a while."""
+    return [
+        (module, key)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in ("infra", "provision", "cluster", "jobs")
+        for key, value in list(vars(module).items())
+        if value is original
+    ]
 
 
 def numbered(names: Iterable[str]) -> list[str]:

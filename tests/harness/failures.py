@@ -92,29 +92,33 @@ def all_of(*acts: Act) -> Act:
     return prepare
 
 
-def run(argv: str) -> Act:
-    """A command that has to succeed."""
-
-    def prepare(line: CommandLine) -> None:
-        line.must(*shlex.split(argv))
-
-    return prepare
+def begin(line: CommandLine) -> None:
+    """A cluster that is whole."""
+    line.begin("--nodes", "2")
 
 
 def backend(line: CommandLine) -> Any:
     return line.cloud.fake.backend
 
 
+def _record(line: CommandLine) -> dict[str, str]:
+    """The tags of the cluster's group."""
+    groups = [g for groups in backend(line).groups.values() for g in groups.values()]
+    group = next(group for group in groups if group.name != "default")
+    found: dict[str, str] = backend(line).tags[group.id]
+    return found
+
+
 def record(keys: str, value: str) -> Act:
     """Change tags of the cluster's record."""
+    changed = {f"spr-cluster:{key}": value for key in keys.split()}
+    return lambda line: _record(line).update(changed)
 
-    def change(line: CommandLine) -> None:
-        groups = [g for groups in backend(line).groups.values() for g in groups.values()]
-        group = next(group for group in groups if group.name != "default")
-        for key in keys.split():
-            backend(line).tags[group.id][f"spr-cluster:{key}"] = value
 
-    return change
+def lose_record(line: CommandLine) -> None:
+    tags = _record(line)
+    for key in tags.keys() - {"spr-cluster:cluster"}:
+        del tags[key]
 
 
 def stop_head(line: CommandLine) -> None:
@@ -197,17 +201,6 @@ def one_for_all(endpoint: Endpoint) -> Iterator[CommandLine]:
         yield line
 
 
-def help_of(verb: str) -> str:
-    """Where a message about a command's options ends."""
-    return f"\n  → {' '.join(('spr-cluster', *verb.split()))} --help"
-
-
-def choice(text: str, verb: str, *choices: str) -> Message:
-    """argparse's words for a wrong choice; some versions of Python put quotes around choices."""
-    listed = ", ".join(f"'?{choice}'?" for choice in choices)
-    return re.compile(rf"{re.escape(text)} \(choose from {listed}\)" + re.escape(help_of(verb)))
-
-
 def refuse(line: CommandLine, argv: Sequence[str]) -> str:
     """Make a mistake that changes nothing, in EC2 and on this machine; return its one message."""
     before = line.changes
@@ -239,7 +232,7 @@ _DID_NOT = (
 
 
 def expect_failed_up(line: CommandLine, row: Row) -> str:
-    """Check that `up` names all that is left, and that its `down` removes that; return the message."""
+    """Check that `up` names all that is left, and how to remove it; return the message."""
     row.act(line)
     line.cloud.faults(row.faults)
 
@@ -254,11 +247,6 @@ def expect_failed_up(line: CommandLine, row: Row) -> str:
     assert kinds == row.left, kinds
     assert ids == set(line.cloud.left())
     assert costs == ("instance" in row.left)
-    line.cloud.faults("")
-    line.call_log.before.clear()
-    line.must("down", *FLAGS.split(), "--yes")
-    assert line.cloud.left() == []
-    assert files_at_home() == []
     return message.removesuffix(EVENTS_HINT)
 
 

@@ -210,8 +210,7 @@ class Ends:
             self.is_removing = True
             remove_cluster(replace(self.ctx, command="down"), yes=True, sure=True)
         except Exception as error:
-            problem = error if isinstance(error, SprError) else translate_boto_error(error)
-            if problem is None:
+            if (problem := translate_boto_error(error)) is None:
                 raise
             hints = [problem.hint] if problem.hint else []
             if isinstance(problem, CredentialsError) and self.is_removing:

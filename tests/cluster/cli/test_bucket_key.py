@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from infra.aws.roles import render_document
+from infra.errors import UsageError
 from infra.iam.bucket_access import check_buckets
 from infra.iam.instance_profile import node_rights
 from infra.local.api.bucket_server import S3Call
 from infra.local.api.policy import Request, parse_policy
 from infra.spec import build_spec
-from tests.cluster.cli.test_doctor import examine
+from tests.cluster.cli.test_doctor import deny, examine
 from tests.harness.cloud import make_cloud
 from tests.harness.command_line import CommandLine
 from tests.infra.local.fakes import connect_node
@@ -63,51 +64,71 @@ def encrypt_buckets(s3: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(S3Call, "permissions", permissions)
 
 
+def look(line: CommandLine, account: str = "", **options: Any) -> list[str]:
+    """What may be wrong with a cluster's buckets."""
+    spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), **options)
+    fake = line.cloud.fake
+    clients: Any = SimpleNamespace(s3=fake.clients.s3, caller=fake.clients.caller)
+    if account:
+        clients.caller = replace(clients.caller, account=account)
+    return list(check_buckets(clients, spec, make_cloud(fake.endpoint.url)))
+
+
+def test_a_key_that_the_nodes_could_not_use_is_found_before_anything_is_made(
+    line: CommandLine, encrypt: Encrypt
+) -> None:
+    encrypt(KEY)
+
+    code, found = examine(line, *BUCKET)
+    assert code == 1
+    assert f"--bucket-kms-key {KEY}" in found["bucket"]["remedy"]
+    refused = line.run(*UP, *BUCKET)
+
+    assert refused.code == 2
+    assert f"encrypts with KMS key {KEY}" in refused.message
+    assert f"--bucket-kms-key {KEY}" in refused.message
+    assert line.cloud.left() == []
+
+
 @pytest.mark.parametrize(
     ("key", "given", "fix"),
     [
-        (KEY, BUCKET, f"--bucket-kms-key {KEY}"),
-        (KEY, (*BUCKET, "--bucket-kms-key", OTHER), f"--bucket-kms-key {KEY}"),
-        (ID, BUCKET, f"aws kms describe-key --key-id {ID}"),
-        ("alias/mine", BUCKET, "aws kms describe-key --key-id alias/mine"),
+        (KEY, OTHER, f"--bucket-kms-key {KEY}"),
+        (ID, None, f"aws kms describe-key --key-id {ID}"),
+        ("alias/mine", None, "aws kms describe-key --key-id alias/mine"),
     ],
 )
-def test_a_key_that_the_nodes_could_not_use_is_found_before_anything_is_made(
-    line: CommandLine, encrypt: Encrypt, key: str, given: tuple[str, ...], fix: str
+def test_another_key_must_be_given(
+    line: CommandLine, encrypt: Encrypt, key: str, given: str | None, fix: str
 ) -> None:
     encrypt(key)
 
-    code, found = examine(line, *given)
-    assert code == 1
-    assert fix in found["bucket"]["remedy"]
-    refused = line.run(*UP, *given)
-
-    assert refused.code == 2
-    assert f"encrypts with KMS key {key}" in refused.message
-    assert fix in refused.message
-    assert line.cloud.left() == []
+    with pytest.raises(UsageError, match=f"encrypts with KMS key {key}") as caught:
+        look(line, bucket="s3://team-b", bucket_kms_key=given)
+    assert fix in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
     ("key", "given"),
     [
-        (None, BUCKET),
-        (None, READ),
-        ("alias/aws/s3", BUCKET),
-        (KEY, (*BUCKET, *READ, "--bucket-kms-key", KEY)),
-        (ID, (*BUCKET, "--bucket-kms-key", KEY)),
-        # The embedded cloud's KMS knows this alias for this key.
-        ("alias/mine", (*BUCKET, "--bucket-kms-key", KEY.replace(ID, "mine"))),
+        (None, {"bucket": "s3://team-b"}),
+        (None, {"read_from": ("s3://team-b/in",)}),
+        ("alias/aws/s3", {"bucket": "s3://team-b"}),
+        (
+            KEY,
+            {"bucket": "s3://team-b", "read_from": ("s3://team-b/in",), "bucket_kms_key": KEY},
+        ),
+        (ID, {"bucket": "s3://team-b", "bucket_kms_key": KEY}),
+        # Nobody looks which key has the alias.
+        ("alias/mine", {"bucket": "s3://team-b", "bucket_kms_key": KEY}),
     ],
 )
 def test_a_key_that_the_nodes_can_use_is_no_fault(
-    line: CommandLine, encrypt: Encrypt, key: str | None, given: tuple[str, ...]
+    line: CommandLine, encrypt: Encrypt, key: str | None, given: dict[str, Any]
 ) -> None:
     encrypt(key)
 
-    code, found = examine(line, *given)
-
-    assert (code, "bucket" in found) == (0, False)
+    assert look(line, **given) == []
 
 
 def test_the_key_of_a_bucket_to_read_from_is_only_mentioned(
@@ -137,36 +158,28 @@ def test_the_nodes_write_and_read_with_the_buckets_key(line: CommandLine, encryp
 
 
 @pytest.mark.parametrize("action", ["s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"])
-def test_without_a_look_at_versions_a_cluster_is_bought(
-    line: CommandLine, encrypt: Encrypt, tmp_path: Any, action: str
+def test_without_a_look_at_versions_nothing_is_said(
+    line: CommandLine, encrypt: Encrypt, tmp_path: Path, action: str
 ) -> None:
     encrypt(None)
     s3 = line.cloud.fake.clients.s3
     s3.put_bucket_versioning(Bucket="team-b", VersioningConfiguration={"Status": "Enabled"})
-    policy = tmp_path / "policy.json"
-    denial = {"Effect": "Deny", "Action": action, "Resource": "*"}
-    allowed = {"Effect": "Allow", "Action": "*", "Resource": "*"}
-    policy.write_text(json.dumps({"Version": "2012-10-17", "Statement": [allowed, denial]}))
-    line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+    deny(line, tmp_path, action, "*")
 
-    line.must(*UP, *BUCKET)
+    assert look(line, bucket="s3://team-b") == []
 
 
 @pytest.mark.parametrize(
     ("given", "needed"), [(BUCKET, "--bucket-kms-key"), (READ, "--instance-profile")]
 )
 def test_credentials_that_may_not_see_it_are_told_what_to_give(
-    line: CommandLine, encrypt: Encrypt, tmp_path: Any, given: tuple[str, ...], needed: str
+    line: CommandLine, encrypt: Encrypt, tmp_path: Path, given: tuple[str, ...], needed: str
 ) -> None:
     encrypt(KEY)
-    policy = tmp_path / "policy.json"
-    denial = {"Effect": "Deny", "Action": "s3:GetEncryptionConfiguration", "Resource": "*"}
-    allowed = {"Effect": "Allow", "Action": "*", "Resource": "*"}
-    policy.write_text(json.dumps({"Version": "2012-10-17", "Statement": [allowed, denial]}))
-    line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+    deny(line, tmp_path, "s3:GetEncryptionConfiguration", "*")
 
     assert f"{needed} is needed" in examine(line, *given)[1]["bucket"]["found"]
-    assert f"{needed} is needed" in line.must(*UP, *given).err
+    assert f"{needed} is needed" in line.must("up", "--dry-run", *given).out
 
 
 def test_a_bucket_that_keeps_replaced_checkpoints_without_end_is_mentioned(
@@ -175,16 +188,18 @@ def test_a_bucket_that_keeps_replaced_checkpoints_without_end_is_mentioned(
     encrypt(None)
     s3 = line.cloud.fake.clients.s3
     s3.put_bucket_versioning(Bucket="team-b", VersioningConfiguration={"Status": "Enabled"})
+    still = "each replaced checkpoint is still stored"
 
-    assert "each replaced checkpoint is still stored" in line.must("up", "--dry-run", *BUCKET).out
-    assert examine(line, *READ)[1].get("bucket") is None
-    for prefix, verdict in (("logs/", "warn"), ("", None), ("results", None)):
+    assert still in line.must("up", "--dry-run", *BUCKET).out
+    assert examine(line, *BUCKET)[1]["bucket"]["verdict"] == "warn"
+    assert look(line, read_from=("s3://team-b/in",)) == []
+    for prefix, is_said in (("logs/", True), ("", False), ("results", False)):
         rule = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": prefix}}
         rules: Any = [{**rule, "NoncurrentVersionExpiration": {"NoncurrentDays": 3}}]
         s3.put_bucket_lifecycle_configuration(
             Bucket="team-b", LifecycleConfiguration={"Rules": rules}
         )
-        assert examine(line, *BUCKET)[1].get("bucket", {}).get("verdict") == verdict
+        assert (still in "".join(look(line, bucket="s3://team-b/results"))) is is_said
 
 
 def test_the_buckets_to_read_from_exist_and_one_elsewhere_is_mentioned(line: CommandLine) -> None:
@@ -202,16 +217,10 @@ def test_the_buckets_to_read_from_exist_and_one_elsewhere_is_mentioned(line: Com
 
 def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: Encrypt) -> None:
     encrypt(None)
-    fake = line.cloud.fake
-    spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), bucket="s3://team-b")
-    cloud = make_cloud(fake.endpoint.url)
-    assert list(check_buckets(fake.clients, spec, cloud)) == []
-    theirs = replace(fake.clients.caller, account="111122223333")
-    clients: Any = SimpleNamespace(s3=fake.clients.s3, caller=theirs)
+    ours: dict[str, Any] = {"account": "111122223333", "bucket": "s3://team-b"}
 
-    assert "another account owns" in "".join(check_buckets(clients, spec, cloud))
-    has_role = spec.model_copy(update={"instance_profile": "mine"})
-    assert "is needed" not in "".join(check_buckets(clients, has_role, cloud))
+    assert "another account owns" in "".join(look(line, **ours))
+    assert "is needed" not in "".join(look(line, **ours, instance_profile="mine"))
 
 
 @pytest.mark.parametrize(

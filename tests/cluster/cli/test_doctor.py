@@ -34,11 +34,23 @@ def examine(line: CommandLine, *options: str) -> tuple[int, dict[str, dict[str, 
     return result.code, {each["check"]: each for each in found if each["verdict"] != "ok"}
 
 
-@pytest.mark.parametrize("market", ["on-demand", "spot"])
-def test_a_quota_that_is_just_enough_is_no_fault(line: CommandLine, market: str) -> None:
-    line.cloud.faults("[quota]\non_demand_vcpus = 128\nspot_vcpus = 128\n")
+def enforce(line: CommandLine, folder: Path, policy: dict[str, Any]) -> None:
+    """Put a policy in force."""
+    (folder / "policy.json").write_text(json.dumps(policy))
+    line.cloud.faults(f'[iam]\npolicy = "{folder / "policy.json"}"\n')
 
-    assert examine(line, "--market", market) == (0, {})
+
+def deny(line: CommandLine, folder: Path, action: str, resource: Any) -> None:
+    """Deny an action, and nothing else."""
+    everything = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    denied = {"Effect": "Deny", "Action": action, "Resource": resource}
+    enforce(line, folder, {"Statement": [everything, denied]})
+
+
+def test_a_quota_that_is_just_enough_is_no_fault(line: CommandLine) -> None:
+    line.cloud.faults("[quota]\non_demand_vcpus = 128\nspot_vcpus = 0\n")
+
+    assert examine(line) == (0, {})
 
 
 @pytest.mark.parametrize(
@@ -68,25 +80,23 @@ def test_it_names_the_fault_and_no_other(
 
 
 def test_an_existing_cluster_keeps_its_options(line: CommandLine) -> None:
-    line.must("up", "--instance-type", "m7i.metal-24xl", "--market", "spot", "--yes")
+    kind = ("--instance-type", "m7i.metal-24xl", "--market", "spot")
+    line.must("up", "--nodes", "2", *kind, "--yes")
     line.call_log.calls.clear()
-    assert examine(line, "--max-price", "4") == (0, {})
+    line.cloud.faults("[quota]\nspot_vcpus = 200\n")
+    three = ("--nodes", "3")
 
-    line.cloud.faults("[quota]\nspot_vcpus = 100\n")
-
-    code, bad = examine(line)
+    code, bad = examine(line, *three, "--max-price", "4")
     assert (code, list(bad)) == (1, ["quota"])
-    assert "2 nodes of m7i.metal-24xl" in bad["quota"]["found"]
+    assert "3 nodes of m7i.metal-24xl" in bad["quota"]["found"]
     line.cloud.faults("[quota]\non_demand_vcpus = 100\nspot_vcpus = 96\n")
-    assert examine(line, "--market", "on-demand") == (0, {})
-    other = line.must("up", *_DOCTOR[1:], "--market", "on-demand", "--dry-run")
+    assert examine(line, *three, "--market", "on-demand") == (0, {})
+    other = line.must("up", *three, "--market", "on-demand", "--dry-run")
     assert "needs 96 vCPUs, you have 100." in other.out
-    either = line.must("up", *_DOCTOR[1:], "--market", "spot-or-on-demand", "--dry-run")
-    assert "needs 192 vCPUs, you have 96. That is too few: EC2 refuses spot" in either.out
+    either = line.must("up", *three, "--market", "spot-or-on-demand", "--dry-run")
+    assert "needs 288 vCPUs, you have 96. That is too few: EC2 refuses spot" in either.out
     refused = line.run(*_DOCTOR, "--stack", "intel")
     assert (refused.code, "was created with upstream" in refused.message) == (2, True)
-    line.cloud.faults("")
-    line.must("up", "--nodes", "2", "--yes")
     smaller = line.must("doctor", "--nodes", "1", "--market", "on-demand")
     assert "L-1216C47A needs 0 vCPUs" in smaller.out
 
@@ -105,9 +115,7 @@ def test_an_existing_cluster_keeps_its_options(line: CommandLine) -> None:
 def test_it_names_the_missing_permission(
     line: CommandLine, tmp_path: Path, action: str, checks: set[str]
 ) -> None:
-    policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps(without(action)))
-    line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+    enforce(line, tmp_path, without(action))
 
     code, bad = examine(line)
 
@@ -130,13 +138,13 @@ def test_the_users_own_key_for_disks_is_judged_as_well(
     assert (code, list(bad)) == (0, ["permissions"])
     assert f"new disks are encrypted with {key}" in bad["permissions"]["found"]
 
-    def deny(_: object, policy: Any) -> tuple[str, list[Finding]]:
+    def judge(_: object, policy: Any) -> tuple[str, list[Finding]]:
         actions = [
             each for s in policy["Statement"] if s["Resource"] == key for each in s["Action"]
         ]
         return "simulation", [Finding(each, "missing") for each in actions[:1]]
 
-    monkeypatch.setattr("cluster.lifecycle.doctor.judge", deny)
+    monkeypatch.setattr("cluster.lifecycle.doctor.judge", judge)
     code, bad = examine(line)
     assert (code, bad["permissions"]["found"]) == (1, "missing: kms:CreateGrant")
     assert f"--kms-key {key}" in bad["permissions"]["remedy"]
@@ -148,14 +156,7 @@ def test_one_zone_that_accepts_the_purchase_is_enough(
 ) -> None:
     found = line.cloud.fake.clients.ec2.describe_subnets()["Subnets"]
     subnets = sorted(found, key=lambda subnet: subnet["AvailabilityZone"])[:refused]
-    deny = {
-        "Effect": "Deny",
-        "Action": "ec2:RunInstances",
-        "Resource": [s["SubnetArn"] for s in subnets],
-    }
-    everything = {"Effect": "Allow", "Action": "*", "Resource": "*"}
-    (tmp_path / "policy.json").write_text(json.dumps({"Statement": [everything, deny]}))
-    line.cloud.faults(f'[iam]\npolicy = "{tmp_path / "policy.json"}"\n')
+    deny(line, tmp_path, "ec2:RunInstances", [subnet["SubnetArn"] for subnet in subnets])
 
     assert examine(line)[1]["purchase"]["verdict"] == verdict
 
@@ -304,9 +305,7 @@ def test_it_judges_what_the_nodes_role_needs(
     line: CommandLine, tmp_path: Path, option: str, url: str, remedy: str
 ) -> None:
     line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
-    policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps(without("ec2:DescribeSpotPriceHistory")))
-    line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+    enforce(line, tmp_path, without("ec2:DescribeSpotPriceHistory"))
 
     code, found = examine(line, option, url, "--permissions-boundary", _BOUNDARY)
 

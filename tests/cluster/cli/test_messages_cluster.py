@@ -57,6 +57,8 @@ _ON_A_CLUSTER = (
     f.Row("name of another cloud", "up --cloud local", code=2),
     f.Row("not on a terminal", "down", code=2),
     f.Row("too long a life", "extend 30d", code=2),
+    f.Row("another account", "down --yes", faults='account = "210987654321"\n', code=2),
+    f.Row("no record", "repair --yes", act=f.lose_record, code=2),
     f.Row("time over", _UP, act=_LONG_AGO),
     f.Row("grace", _UP, act=f.record("expires", "2020-01-01T00:00:00Z")),
     f.Row("time over, extend", "extend 2h", act=_LONG_AGO),
@@ -164,10 +166,7 @@ def test_an_unusable_home_is_named(line: CommandLine, monkeypatch: pytest.Monkey
     result = line.run(*shlex.split(_NEW))
 
     assert (result.code, line.changes) == (1, before)
-    assert result.message == (
-        "/dev/null/x: Not a directory\n  → does it exist, is there space, and may this user access "
-        "it? SPR_CLUSTER_HOME sets where this tool keeps its files"
-    )
+    check_section(_GOLDEN, "unusable home", result.message)
 
 
 def test_an_unknown_public_address_is_requested_from_the_user(
@@ -185,8 +184,4 @@ def test_an_unknown_public_address_is_requested_from_the_user(
     result = line.run(*shlex.split(_NEW))
 
     assert (result.code, line.changes) == (1, before)
-    assert result.message == (
-        "cannot determine this machine's public address from https://checkip.amazonaws.com: "
-        "<urlopen error no route to host>\n  → specify the addresses that may use SSH: --ssh-cidr "
-        "203.0.113.7/32"
-    )
+    check_section(_GOLDEN, "unknown address", result.message)

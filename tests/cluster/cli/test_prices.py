@@ -13,12 +13,12 @@ import pytest
 from cluster.local_files import ClusterFiles
 from infra.ec2.instances import WORKER
 from infra.ec2.inventory import describe_inventory
+from tests.cluster.cli.test_iam_policy import subnet_of
 from tests.harness.command_line import CommandLine
 
 # With the grace period and the shutdown.
 _HOURS = 8.5 + 1 / 12
 
-REGIONS = ("us-east-1", "eu-west-1", "eu-central-1", "ap-northeast-1")
 DENIED = (
     '[[error]]\naction = "GetProducts"\ncode = "AccessDeniedException"\nstatus = 400\ntimes = 99\n'
 )
@@ -29,10 +29,10 @@ def plan(line: CommandLine, *options: str) -> dict[str, Any]:
     return result
 
 
-def test_four_regions_have_four_prices_with_their_source(line: CommandLine) -> None:
-    plans = [plan(line, "--region", region) for region in REGIONS]
+def test_each_region_has_its_price_with_its_source(line: CommandLine) -> None:
+    plans = [plan(line, "--region", region) for region in ("us-east-1", "eu-west-1")]
 
-    assert len({each["usd_per_hour"] for each in plans}) == 4
+    assert len({each["usd_per_hour"] for each in plans}) == 2
     for each in plans:
         assert each["prices_as_of"].startswith("Price List API, 20")
         assert each["usd_at_most"] == pytest.approx(_HOURS * each["usd_per_hour"], rel=0.001)
@@ -89,7 +89,7 @@ def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
 
 def test_prices_are_asked_for_once(line: CommandLine) -> None:
     plan(line, "--nodes", "4")
-    line.must("up", "--nodes", "2", "--yes")
+    line.must("up", "--nodes", "1", "--yes")
     line.must("list")
     line.must("status")
 
@@ -130,6 +130,10 @@ def test_the_events_hold_the_price_of_the_zone(line: CommandLine) -> None:
 
 def test_spot_is_shown_by_zone_and_a_maximum_price_limits_it(line: CommandLine) -> None:
     spot = plan(line, "--market", "spot", "--max-price", "3")
+    shown = line.must("up", "--dry-run", "--market", "spot", "--max-price", "2.5").out
+    assert "Spot: now $2.2915 each (r7iz.metal-16xl in us-east-1f" in shown
+    assert "At most $2.5 for each machine." in shown
+    assert "Quota L-34B43A08" in shown
 
     places = [f"r7iz.metal-16xl in {zone}" for zone in spot["zones"]]
     assert [*spot["spot_usd_per_hour"]] == places
@@ -138,6 +142,9 @@ def test_spot_is_shown_by_zone_and_a_maximum_price_limits_it(line: CommandLine) 
     assert spot["usd_at_most"] == pytest.approx(_HOURS * (3 + 6.5980 - 6.5472), abs=0.01)
     either = plan(line, "--market", "spot-or-on-demand", "--max-price", "3")
     assert either["usd_at_most"] == pytest.approx(_HOURS * 6.5980, abs=0.01)
+    text = line.must("up", "--dry-run", "--market", "spot-or-on-demand", "--max-price", "2").out
+    assert "Spot: now $" in text
+    assert "At most $2 " not in text
 
 
 def test_a_faster_disk_costs_more(line: CommandLine) -> None:
@@ -193,23 +200,6 @@ def test_metal_without_a_size_is_taken_with_a_line(line: CommandLine) -> None:
     assert "1 x r7iz.metal-16xl or m7i.metal-24xl" in result.out
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("m7g.large", "m7g.large: its processors are arm64; this tool is for x86-64"),
-        ("inf2.xlarge", "inf2.xlarge: it has Neuron chips, which this tool does not use"),
-        ("m6i.large", "m6i.large has no AMX"),
-    ],
-)
-def test_types_that_can_t_be_used_are_refused_before_anything_is_bought(
-    line: CommandLine, name: str, message: str
-) -> None:
-    result = line.run("up", "--instance-type", name, "--yes")
-
-    assert (result.code, result.message.partition("\n")[0]) == (2, message)
-    assert not line.changes
-
-
 def test_little_memory_and_unknown_amx_are_said(line: CommandLine) -> None:
     assert plan(line, "--instance-type", "m6i.large", "--allow-no-amx")["warnings"] == []
     small = plan(line, "--instance-type", "t3.medium", "--allow-no-amx")
@@ -229,18 +219,11 @@ def test_a_quota_that_does_not_count_the_type_is_not_shown(line: CommandLine) ->
 def test_idle_connections_are_tracked_for_a_day_where_ec2_forgets_them_in_minutes(
     line: CommandLine,
 ) -> None:
-    line.must("up", "--nodes", "2", "--instance-type", "c8i.metal-48xl", "--yes")
+    line.must("up", "--nodes", "1", "--instance-type", "c8i.metal-48xl", "--yes")
 
     (launch,) = [c for c in line.call_log.calls if c.action == "ec2:RunInstances"]
     key = "NetworkInterface.1.ConnectionTrackingSpecification.TcpEstablishedTimeout"
     assert launch.parameters[key] == "86400"
-
-
-def test_the_maximum_for_spot_is_none_where_on_demand_is_allowed(line: CommandLine) -> None:
-    text = line.must("up", "--dry-run", "--market", "spot-or-on-demand", "--max-price", "2").out
-
-    assert "Spot: now $" in text
-    assert "At most $2 " not in text
 
 
 def test_loading_the_disks_is_extra_so_no_most_is_promised(line: CommandLine) -> None:
@@ -253,7 +236,7 @@ def test_loading_the_disks_is_extra_so_no_most_is_promised(line: CommandLine) ->
     assert "At most" not in loading
     assert plan(line, "--volume-init-rate", "200")["usd_at_most"] is None
     line.must("up", "--nodes", "1", "--volume-init-rate", "200", "--yes")
-    assert "At most" in line.must("up", "--dry-run", "--nodes", "1").out, "nothing is loaded again"
+    assert "At most" in line.must("up", "--dry-run").out, "nothing is loaded again"
 
 
 def test_a_limit_for_jobs_is_shown_as_money(line: CommandLine) -> None:
@@ -319,7 +302,7 @@ def test_a_new_clusters_time_begins_when_the_user_has_answered(
 def test_repair_ends_no_stopped_worker_if_too_little_time_is_left_for_another(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.must("up", "--nodes", "2", "--ttl", "2h", "--yes")
+    line.begin("--nodes", "2")
     inventory = describe_inventory(line.cloud.ec2, "spr")
     (worker,) = (machine.id for machine in inventory.alive if machine.role == WORKER)
     line.cloud.ec2.stop_instances(InstanceIds=[worker])
@@ -353,8 +336,9 @@ def test_a_short_time_to_live_begins_anew_with_each_try_while_there_is_no_capaci
     line: CommandLine,
 ) -> None:
     line.cloud.faults("[[capacity]]\nfree = 0\n")
-    wait = ("--ttl", "30m", "--wait-for-capacity", "20m")
-    assert "waited 20" in line.run("up", "--nodes", "1", *wait, "--yes").message
+    wait = ("--ttl", "30m", "--wait-for-capacity", "3m", "--subnet-id", subnet_of(line))
+    # Two minutes of the time to live are too many to buy anything.
+    assert "waited 3 min" in line.run("up", "--nodes", "1", *wait, "--yes").message
     record = describe_inventory(line.cloud.ec2, "spr").record
     assert record
-    assert record.expires - line.cloud.ctx.now() > timedelta(minutes=20)
+    assert record.expires - line.cloud.ctx.now() > timedelta(minutes=28)

@@ -18,6 +18,7 @@ from tests.harness import failures as f
 from tests.harness.command_line import CommandLine
 
 _UP = "up --nodes 2 --yes"
+_PLAN = "up --nodes 2 --dry-run"
 _OURS = r"`?(spr-cluster {}[^`,;\n]*)"
 
 
@@ -42,13 +43,13 @@ _TABLE = (
     Remedy("no cluster", "verify", _OURS.format("up"), exists=False),
     Remedy("key open to others", "verify", r"→ (chmod 600 .+)", f.open_key),
     Remedy("key lost", "verify", _OURS.format("down"), f.lose_key, cured=_UP),
-    Remedy("key damaged", "repair --yes", _OURS.format("down"), f.damage_key, cured=_UP),
+    Remedy("key damaged", "repair --yes", _OURS.format("down"), f.damage_key, cured=_PLAN),
     Remedy("nodes lost", "verify", _OURS.format("up"), lose_all),
     Remedy("record damaged", _UP, _OURS.format("down"), f.record("nodes", "many")),
     Remedy(
         "time over", _UP, _OURS.format("extend 2h"), f.record("expires", "2020-01-01T00:00:00Z")
     ),
-    Remedy("other stack", "up --stack intel --yes", _OURS.format("down"), cured=_UP),
+    Remedy("other stack", "up --stack intel --yes", _OURS.format("down"), cured=_PLAN),
     Remedy("no image", "images --delete ami-1", r"(spr-cluster images)", cured="images"),
     Remedy(
         "no default VPC",

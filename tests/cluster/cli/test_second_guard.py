@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.ec2.instances import label_instances
 from infra.iam.policy import build_policy
 from tests.cluster.cli.test_iam_policy import allow
 from tests.harness.command_line import CommandLine
 
 
-# AWS asks for these in calls that are named otherwise.
 def test_a_plan_offers_it_and_says_what_it_costs(line: CommandLine) -> None:
     free = "(free: one of 14 million free invocations a month for each node)"
 
@@ -51,26 +49,6 @@ def test_without_its_policy_nothing_is_bought(line: CommandLine, tmp_path: Path)
     assert line.ids("pending", "running", "terminated") == []
 
 
-@pytest.mark.parametrize("command", ["down --name bert", "gc --yes"])
-def test_machines_go_even_if_the_scheduler_can_not_be_asked(
-    line: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    monkeypatch.setattr("cluster.cli.down.confirm", lambda *_, **__: None)
-    line.must("up", "--nodes", "2", "--second-guard", "--yes", "--name", "bert")
-    group = line.cloud.group
-    ids = [group.id, *line.ids()]
-    over = dict.fromkeys(("spr-cluster:expires", "spr-cluster:latest"), "2020-01-01T00:00:00Z")
-    label_instances(line.cloud.ec2, ids, over)
-    denied = "code = 'AccessDeniedException'\nstatus = 403\ntimes = 100\n"
-    line.cloud.faults(f"[[error]]\naction = 'ListSchedules'\n{denied}")
-
-    result = line.run(*command.split())
-
-    assert result.code == 1
-    assert "no permission for ListSchedules" in result.err
-    assert line.ids("pending", "running", "stopped") == []
-
-
 @pytest.mark.parametrize("option", [("--second-guard",), ("--bucket", "s3://team-b")])
 def test_a_role_that_iam_does_not_see_yet_is_waited_for(
     line: CommandLine, option: tuple[str, ...]
@@ -80,4 +58,3 @@ def test_a_role_that_iam_does_not_see_yet_is_waited_for(
     line.cloud.faults(f"[[error]]\naction = 'PutRolePolicy'\n{early}")
 
     line.must("up", "--nodes", "1", *option, "--yes")
-    line.must("down", "--yes")

@@ -82,15 +82,12 @@ def test_a_check_without_problems(capsys: pytest.CaptureFixture[str], index: Pac
     assert "Check stack mine" in err
 
 
-@pytest.mark.parametrize(
-    "argv", [("stacks", "--check", "mine", "--json"), ("stacks", "--json", "--check", "mine")]
-)
 def test_a_check_with_problems_exits_with_1(
-    capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], index: PackageIndex
 ) -> None:
     index.pages["/torch/"] = {}
 
-    code, out, _ = run(capsys, *argv)
+    code, out, _ = run(capsys, "stacks", "--json", "--check", "mine")
 
     (report,) = json.loads(out)
     assert code == 1

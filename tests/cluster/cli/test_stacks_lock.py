@@ -30,10 +30,7 @@ def test_a_lock_has_every_package_with_its_hash(
 
     code, out, err = run(capsys, "stacks", "--check", "mine", "--lock")
     locked = LOCK.read_text().splitlines()
-    (report,) = json.loads(run(capsys, "stacks", "--check", "mine", "--lock", "--json")[1])
 
-    assert (report["lock"], report["ok"]) == (str(LOCK), True)
-    assert report["resolved"]["torch"] == "2.13.0+cpu"
     assert (code, out) == (
         0,
         f"mine: wrote {LOCK}: 4 packages with hashes, for Python 3.12 on Ubuntu 24.04\n",
@@ -58,7 +55,9 @@ def test_stacks_shows_whether_there_is_a_lock(
     assert line == "none; to pin all packages by hash: spr-cluster stacks --check mine --lock"
     assert (before["lock"], before["lock_problem"]) == (None, "")
 
-    run(capsys, "stacks", "--check", "mine", "--lock")
+    (report,) = json.loads(run(capsys, "stacks", "--check", "mine", "--lock", "--json")[1])
+    assert (report["lock"], report["ok"]) == (str(LOCK), True)
+    assert report["resolved"]["torch"] == "2.13.0+cpu"
     line, after = stack_state()
     assert line == f"3 packages pinned by hash, in {LOCK}"
     assert len(after["lock"]) == 3  # type: ignore[arg-type]
@@ -99,7 +98,6 @@ def test_nothing_is_locked_if_something_is_missing(
     (result,) = json.loads(out)
     assert (code, result["ok"], result["lock"]) == (1, False, None)
     assert not LOCK.exists()
-    assert f"{index.url} answers 503" in run(capsys, "stacks", "--check", "mine", "--lock")[1]
 
 
 def test_a_lock_that_cannot_be_written(

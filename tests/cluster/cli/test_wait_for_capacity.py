@@ -27,7 +27,7 @@ times = 999
 
 
 def plan(cloud: SimulatedCloud, **given: Any) -> Proposal:
-    return propose(cloud.ctx, cloud.plan_input(nodes=3, **given))
+    return propose(cloud.ctx, cloud.plan_input(nodes=2, **given))
 
 
 def bring(cloud: SimulatedCloud, before: Callable[[int], None]) -> Callable[[Proposal], Cluster]:
@@ -42,6 +42,13 @@ def bring(cloud: SimulatedCloud, before: Callable[[int], None]) -> Callable[[Pro
     return apply
 
 
+def in_first_zone(cloud: SimulatedCloud) -> dict[str, Any]:
+    """The options by which machines are bought in one zone only."""
+    zone = [{"Name": "availability-zone", "Values": [cloud.first_zone()]}]
+    (subnet,) = cloud.ec2.describe_subnets(Filters=zone)["Subnets"]
+    return {"subnet_ids": (subnet["SubnetId"],)}
+
+
 @pytest.mark.parametrize("free", [0, 1])
 def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     cloud: SimulatedCloud, free: int
@@ -50,9 +57,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     slow = "terminate_s = 1500\n"  # as bare metal
     cloud.faults(slow + _NO_ROOM.format(free))
     # A head that can't move to another zone is terminated.
-    zone = [{"Name": "availability-zone", "Values": [cloud.first_zone()]}]
-    (subnet,) = cloud.ec2.describe_subnets(Filters=zone)["Subnets"]
-    given = {"subnet_ids": (subnet["SubnetId"],)} if free else {}
+    given = in_first_zone(cloud)
 
     def before(number: int) -> None:
         alive.append(len(cloud.found("instances").alive))
@@ -63,7 +68,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud, **given))
     cluster = bring_up_when_possible(plan(cloud, **given), wait, bring(cloud, before))
 
-    assert len(cluster.nodes) == 3
+    assert len(cluster.nodes) == 2
     assert alive == [0] * 3
     assert 2 * 20 < cloud.clock.monotonic() - begun < 20 * 60
     # The machines live for the whole time, whenever they were bought.
@@ -74,7 +79,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
 
 @pytest.mark.parametrize("faults", [_NO_ROOM.format(1), _HELD])
 def test_when_the_time_is_over_nothing_is_left_running(cloud: SimulatedCloud, faults: str) -> None:
-    old = [node.instance.id for node in cloud.prepared(nodes=3).nodes] if faults == _HELD else []
+    old = [node.instance.id for node in cloud.prepared(nodes=2).nodes] if faults == _HELD else []
     cloud.faults(faults)
     if old:
         cloud.ec2.terminate_instances(InstanceIds=old)
@@ -116,7 +121,7 @@ def test_the_time_also_ends_while_this_machine_sleeps(
 def test_capacity_that_is_missing_only_after_the_purchase_is_waited_for(
     cloud: SimulatedCloud,
 ) -> None:
-    types: dict[str, Any] = {"instance_types": ("r7iz.metal-16xl", "m7i.metal-24xl")}
+    types = {**in_first_zone(cloud), "instance_types": ("r7iz.metal-16xl", "m7i.metal-24xl")}
     cloud.faults('[[machine]]\nfate = "no-room"\n')
 
     def before(number: int) -> None:
@@ -126,8 +131,8 @@ def test_capacity_that_is_missing_only_after_the_purchase_is_waited_for(
     wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud, **types))
     cluster = bring_up_when_possible(plan(cloud, **types), wait, bring(cloud, before))
 
-    assert len(cluster.nodes) == 3
-    offers = len(find_offers(cloud.ctx, cloud.plan_input(nodes=3, **types)))
+    assert len(cluster.nodes) == 2
+    offers = len(find_offers(cloud.ctx, cloud.plan_input(nodes=2, **types)))
     assert len(cloud.purchases()) == offers + 2, "each offer once, then the head and the workers"
 
 

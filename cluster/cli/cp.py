@@ -96,9 +96,7 @@ def run(request: CopyRequest) -> int:
         if is_folder and not request.recursive:  # rsync would skip it, and succeed
             raise _folder_error(str(source))
     if code != NOT_CONNECTED:
-        argv = build_argv(
-            source, target, config, is_folder=is_folder, recursive=request.recursive
-        )
+        argv = build_argv(source, target, config, is_folder=is_folder, recursive=request.recursive)
         code = run_there(argv)
     if code == _PARTIAL and is_folder and lacks_only_dangling_links(argv):
         say("note: links that lead to nothing were not copied")

@@ -149,11 +149,8 @@ def count_compiled(model: Any) -> int:
 
 
 def is_compiled(model: Any) -> bool:
-    """Return whether a script has compiled a model or a part of it, by ``torch.compile`` or here."""
-    return any(
-        each._compiled_call_impl or FAST in vars(each) or "_orig_mod" in each._modules
-        for each in model.modules()
-    )
+    """Return whether a script has compiled a model or a part of it."""
+    return any(each._compiled_call_impl or "_orig_mod" in each._modules for each in model.modules())
 
 
 def plain_layers(model: Any, attention: str | None = None) -> None:
@@ -171,15 +168,19 @@ def plain_layers(model: Any, attention: str | None = None) -> None:
 
 def find_layers(model: Any) -> list[Any]:
     """Return the model's layers: its longest list of modules."""
-    lists = [list(each) for each in model.modules() if isinstance(each, nn.ModuleList)]
-    return max(lists, key=len, default=[])
+    return _find_list(model)[1]
 
 
-def ways_to_layers(model: Any) -> list[Any]:
+def way_to_layers(model: Any) -> list[Any]:
     """Return the modules around the layers, from the model to the owner of their list."""
-    lists = [each for each in model.named_modules() if isinstance(each[1], nn.ModuleList)]
-    names = max(lists, key=lambda each: len(each[1]), default=("", ()))[0].split(".")[:-1]
+    names = _find_list(model)[0].split(".")[:-1]
     return [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
+
+
+def _find_list(model: Any) -> tuple[str, list[Any]]:
+    named = model.named_modules()
+    lists = [(name, list(each)) for name, each in named if isinstance(each, nn.ModuleList)]
+    return max(lists, key=lambda each: len(each[1]), default=("", []))
 
 
 def why_no_compiler() -> str | None:

@@ -107,6 +107,7 @@ def same_modes(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        model.train(modes[0][1])  # some modules do more in it, such as LoRA's that merge weights
         for each, training in modes:
             each.training = training
 

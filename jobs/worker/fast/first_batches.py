@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..runtime.errors import first_line
 from .attention import LONGEST, LONGEST_CAUSAL, NAME, PLAIN
-from .compilation import FAST, compile_layers, find_layers, plain_layers, ways_to_layers
+from .compilation import FAST, compile_layers, find_layers, plain_layers, way_to_layers
 from .dropout import HashDropout, draw_seeds
 from .int8 import Int8Linear
 
@@ -34,7 +34,8 @@ class FastLayers:
     the results differ, or can't be compiled, the layers stay plain from then on; ``trouble`` is the reason.
 
     Scripts call the model, or a part that contains the layers, such as ``model.bert``. The hook is on each of
-    these, and acts where a call enters. Their copies and pickles are plain, without classes of this package.
+    these, and acts once for a call, where it enters. Their copies and pickles are plain, without classes of
+    this package.
     """
 
     def __init__(
@@ -51,22 +52,20 @@ class FastLayers:
         self._limits = (LONGEST_CAUSAL, LONGEST, getattr(config, "sliding_window", None) or 0)
         self._flags = [(m, n) for m in model.modules() for n in _RECOMPUTES if hasattr(m, n)]
         self._say, self._shared, self.trouble = say, shared, ""
-        self._model, self._way, self._below = model, ways_to_layers(model), range(0)
-        self._compares = False
-        self.hooks = [each.register_forward_pre_hook(self, with_kwargs=True) for each in self._way]
-        for each in self._way:
+        self._model, self._entered, self.hooks = model, None, list[Any]()
+        for each in way_to_layers(model):
+            self.hooks += [
+                each.register_forward_pre_hook(self, with_kwargs=True),
+                each.register_forward_hook(self._leave, always_call=True),
+            ]
             # Copying and pickling look it up here as well.
             vars(each)["__reduce_ex__"] = partial(self._reduce, each)
         setattr(model, FAST, self)
 
     def __call__(self, model: Any, inputs: Any, named: Any) -> None:
-        if self._compares:
+        if self._entered is not None:
             return
-        place = self._way.index(model)
-        is_inside = place in self._below
-        self._below = range(place + 1, len(self._way))
-        if is_inside:
-            return
+        self._entered = model
         if not model.training:
             self._switch(on=False, attention=self._before)
             return
@@ -83,19 +82,23 @@ class FastLayers:
         self._switch(on=compiled, attention=self.attention)
         draw_seeds(self._model)
 
+    def _leave(self, model: Any, *_: Any) -> None:
+        if model is self._entered:
+            self._entered = None
+
     def _reduce(self, module: Any, protocol: Any) -> Any:
         """Return what a plain copy of a module is made of, for ``copy`` and ``pickle``."""
         self._switch(on=False, attention=self._before)
         kind: Any = type(module)
-        make, arguments, state, *rest = kind.__reduce_ex__(module, protocol)
-        state, own = dict(state), {each.id for each in self.hooks}
-        for name in (FAST, "__reduce_ex__"):
-            state.pop(name, None)
-        for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
-            state[name] = type(state[name])(
-                each for each in state[name].items() if each[0] not in own
-            )
-        return (make, arguments, state, *rest)
+        parts = kind.__reduce_ex__(module, protocol)
+        if len(parts) < 3 or not isinstance(parts[2], dict):
+            return parts  # a model's own way
+        own = {each.id for each in self.hooks}
+        state = {n: each for n, each in parts[2].items() if n not in (FAST, "__reduce_ex__")}
+        for name in [each for each in state if each.startswith("_forward_")]:
+            others = (each for each in state[name].items() if each[0] not in own)
+            state[name] = type(state[name])(others)
+        return (*parts[:2], state, *parts[3:])
 
     def end(self, troubles: Sequence[str]) -> None:
         """Leave the layers plain from now on, and say the first of all ranks' troubles."""
@@ -129,7 +132,7 @@ class FastLayers:
             return _AGAIN
         state, autocast = torch.get_rng_state(), [torch.is_autocast_enabled("cpu")]
         kept = [
-            (module._buffers, name, each, each.clone())
+            (module._buffers, name, each, each._version, each.clone())
             for module in model.modules()
             for name, each in module._buffers.items()
             if each is not None
@@ -140,7 +143,6 @@ class FastLayers:
         )
         names = {False: PLAIN if self.attention == NAME else self._before, True: self.attention}
         results: list[Sequence[Tensor]] = []
-        self._compares = True
         try:
             for on in (False, True):
                 self._switch(on=on, attention=names[on])
@@ -156,12 +158,13 @@ class FastLayers:
             line = first_line(getattr(error, "inner_exception", error))
             return line if results else f"can't be compared with plain ones: {line}"
         finally:
-            self._compares = False
             hook.remove()
             torch.set_rng_state(state)
             with torch.no_grad():
-                for buffers, name, each, value in kept:
-                    buffers[name] = each.copy_(value)
+                for buffers, name, each, version, value in kept:
+                    buffers[name] = each
+                    if each._version != version:
+                        each.copy_(value)
         is_bf16 = any(autocast) or any(each.dtype == torch.bfloat16 for each in model.parameters())
         has_int8 = any(isinstance(each, Int8Linear) for each in model.modules())
         kind = "int8" if has_int8 else "bf16" if is_bf16 else "fp32"

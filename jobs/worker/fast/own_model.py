@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ..runtime.process import RankIdentity, read_local_place
 from ..runtime.ranks import Ranks, new_group
-from .compilation import COMPILED, is_compiled, keep_compiled, why_no_compiler
+from .compilation import COMPILED, FAST, is_compiled, keep_compiled, why_no_compiler
 from .first_batches import FastLayers
 from .parts import find_parts
 
@@ -53,13 +53,14 @@ def use_fast_layers(model: Any, ranks: Ranks) -> str:
     """Compile a model's layers on all ranks, or on none; return what it has done."""
     keep_compiled(COMPILED)
     with torch.random.fork_rng(devices=[]), _same_verbosity():
-        twice = "the model is already compiled" if is_compiled(model) else None
-        troubles = ranks.gather(twice or why_no_compiler())
-        wrong = [f"rank {rank}: {text}" for rank, text in enumerate(troubles) if text]
-        if wrong:
-            return f"layers are not compiled: {wrong[0]}"
-        first = Ranks(ranks.identity)  # without the group: a copy of the model must be possible
-        FastLayers(model, lambda text: say(first, text), shared=ranks.size > 1)
+        if FAST not in vars(model):  # as for another Trainer with the same model
+            compiled = "the model is already compiled" if is_compiled(model) else None
+            troubles = ranks.gather(compiled or why_no_compiler())
+            wrong = [f"rank {rank}: {text}" for rank, text in enumerate(troubles) if text]
+            if wrong:
+                return f"layers are not compiled: {wrong[0]}"
+            first = Ranks(ranks.identity)  # without the group: a copy of the model must be possible
+            FastLayers(model, lambda text: say(first, text), shared=ranks.size > 1)
         return f"fast: {', '.join(find_parts(model)) or 'nothing'}"
 
 

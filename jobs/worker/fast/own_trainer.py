@@ -180,9 +180,8 @@ class StepReports(TrainerCallback):
             ids, mask = found[name], found.get(f"{name[:-9]}attention_mask")
             self._padded += ids.numel()
             # Others are values to add to the scores.
-            if mask is None or mask.shape != ids.shape or mask.is_floating_point():
-                mask = torch.ones_like(ids)
-            self._tokens += int(mask.sum())
+            counts = mask is not None and mask.shape == ids.shape and not mask.is_floating_point()
+            self._tokens += int(mask.sum()) if counts else ids.numel()
         self._rate = self._trainer.optimizer.param_groups[0]["lr"]
         loss = self._plain(model, inputs, *arguments, **named)
         self._loss += float(loss)  # a part's share

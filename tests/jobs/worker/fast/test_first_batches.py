@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -275,6 +276,36 @@ def test_a_part_with_the_layers_may_be_called_as_well(part: str) -> None:
     assert not torch.allclose(first, other)
     model.eval()
     torch.testing.assert_close(compute(1), expected)
+
+
+class Towers(nn.Module):
+    """A model that calls its layers twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = bert().bert
+
+    def forward(self, one: Any, two: Any) -> torch.Tensor:
+        vectors = [self.bert(**each)[0][:, 0] for each in (one, two)]
+        return (vectors[0] * vectors[1]).sum()
+
+
+def test_a_model_that_calls_its_layers_twice_is_entered_once() -> None:
+    model = Towers().train()
+    said: Said = []
+    fast = FastLayers(model, said.append, shared=False)
+    both = [{n: b[n] for n in ("input_ids", "attention_mask")} for b in (batch(2, 16), batch(2, 9))]
+    both[1] = {"input_ids": both[1]["input_ids"]}
+    with patch.object(first_batches, "draw_seeds", wraps=first_batches.draw_seeds) as draw:
+        model(*both).backward()
+        assert draw.call_count == 3, "two of them compare"
+    assert said == []
+    with pytest.raises(ValueError, match="exactly one"):
+        model(both[0], {})
+    model.eval()
+    model.bert(**both[0])
+    assert not is_compiled(model), "an error inside left it entered"
+    assert fast.count
 
 
 class Counting(nn.Module):

@@ -106,7 +106,7 @@ def test_where_no_machine_works_it_ends_clearly_and_soon(cloud: SimulatedCloud) 
 
 def test_while_waiting_the_nodes_and_ec2s_status_are_shown(cloud: SimulatedCloud) -> None:
     cloud.faults(fate(1, "no-ssh"))
-    cloud.clock.pace = 5
+    cloud.clock.pace = 20
 
     cloud.up(nodes=2)
 

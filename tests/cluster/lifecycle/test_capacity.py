@@ -51,6 +51,7 @@ def test_a_head_alone_moves_with_all_to_where_there_is_room(
         full = "".join(f'[[machine]]\nn = {n}\nfate = "no-room"\n' for n in range(1, 5))
     dies = "".join(f'[[machine]]\nn = {n}\nfate = "dies"\n' for n in ((6, 8) if late else (2, 4)))
     cloud.faults(f"terminate_s = 1500\n{full}{dies}")
+    cloud.clock.pace = 20
 
     cloud.up(nodes=3)  # a move is no replacement
 

@@ -48,7 +48,7 @@ def test_it_grows_and_those_that_are_there_keep_their_ranks(cloud: SimulatedClou
 
 
 def test_it_shrinks_by_its_highest_ranks(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=4)
+    cloud.prepared(nodes=3)
     before = ids(cloud)
 
     cloud.up(nodes=2)

@@ -249,7 +249,7 @@ def test_down_removes_it_from_another_machine_and_waits_until_its_group_is_gone(
 ) -> None:
     cloud.up(nodes=2, **GUARDED)
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "elsewhere"))
-    cloud.faults("terminate_s = 90\n")
+    cloud.faults("terminate_s = 20\n")
 
     removed = down(replace(cloud.ctx, files=ClusterFiles.of(NAME)), NAME)
 
@@ -260,12 +260,12 @@ def test_down_removes_it_from_another_machine_and_waits_until_its_group_is_gone(
 def test_up_waits_until_an_earlier_group_is_gone(cloud: SimulatedCloud) -> None:
     scheduler = cloud.ctx.clients.scheduler
     scheduler.create_schedule_group(Name=f"spr-cluster-{NAME}")
-    cloud.faults("terminate_s = 90\n")
+    cloud.faults("terminate_s = 20\n")
     scheduler.delete_schedule_group(Name=f"spr-cluster-{NAME}")
 
     cloud.up(nodes=1, **GUARDED)
 
-    cloud.clock.sleep(90)
+    cloud.clock.sleep(20)
     wanted = expected(cloud, 2 * HOUR)
     assert schedules(cloud) == wanted
 

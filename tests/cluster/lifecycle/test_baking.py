@@ -10,10 +10,12 @@ import pytest
 
 from cluster.local_files import ClusterFiles, cluster_names
 from infra.ec2 import tags
+from infra.ec2.images import Image
 from infra.ec2.inventory import Inventory
 from infra.errors import ConnectionLostError, HostError, SprError, UsageError
 from infra.plan.actions import ActionKind, Plan
-from tests.harness.command_line import CommandLine
+from tests.harness.command_line import CommandLine, CommandResult
+from tests.harness.prepared_cluster import begin_with
 from tests.harness.simulated_cloud import SimulatedCloud
 
 INSTALL = "spr-cluster-install.sh"
@@ -134,50 +136,53 @@ def test_a_head_with_user_data_is_not_copied_for_others(cloud: SimulatedCloud) -
     assert "no image: there are jobs on the head" in cloud.progress.notes
 
 
-def test_down_that_keeps_an_image_has_it_finished_first(cloud: SimulatedCloud) -> None:
+@pytest.fixture
+def pending(cloud: SimulatedCloud) -> Image:
+    """The image of a cluster's only node, which takes five minutes."""
     cloud.faults("image_s = 300\n")
     cloud.up(nodes=1, bake="none")
     (image,) = cloud.found("images").images
     assert image.state == "pending"
+    return image
 
+
+def test_down_that_keeps_an_image_has_it_finished_first(
+    cloud: SimulatedCloud, pending: Image
+) -> None:
     kept = cloud.down(keep_image=True).kept
 
     assert [i.state for i in kept.images] == ["available"]
-    assert cloud.progress.phases.index(f"Wait for image {image.id}") < next(
+    assert cloud.progress.phases.index(f"Wait for image {pending.id}") < next(
         i for i, title in enumerate(cloud.progress.phases) if title.startswith("Terminate")
     )
 
 
 @pytest.mark.parametrize("is_failed", [True, False])
 def test_an_image_that_failed_or_was_never_sealed_is_neither_kept_nor_waited_for(
-    cloud: SimulatedCloud, is_failed: bool
+    cloud: SimulatedCloud, pending: Image, is_failed: bool
 ) -> None:
-    cloud.faults("image_s = 300\n")
-    cloud.up(nodes=1, bake="none")
-    (image,) = cloud.found("images").images
     if is_failed:
-        cloud.fake.backend.amis[image.id].state = "failed"
+        cloud.fake.backend.amis[pending.id].state = "failed"
     else:
         unsealed = [{"Key": tags.SEALED, "Value": "no"}]
-        cloud.ec2.create_tags(Resources=[image.id], Tags=unsealed)
+        cloud.ec2.create_tags(Resources=[pending.id], Tags=unsealed)
 
     assert cloud.down(keep_image=True).kept == Inventory()
     assert cloud.left() == []
-    assert f"Wait for image {image.id}" not in cloud.progress.phases
+    assert f"Wait for image {pending.id}" not in cloud.progress.phases
 
 
-def test_a_kept_image_that_failed_makes_room_for_another_of_its_head(cloud: SimulatedCloud) -> None:
-    cloud.faults("image_s = 300\n")
-    cloud.up(nodes=1, bake="none")
-    (image,) = cloud.found("images").images
+def test_a_kept_image_that_failed_makes_room_for_another_of_its_head(
+    cloud: SimulatedCloud, pending: Image
+) -> None:
     kept = [{"Key": tags.KEPT, "Value": "yes"}]
-    cloud.ec2.create_tags(Resources=[image.id], Tags=kept)
-    cloud.fake.backend.amis[image.id].state = "failed"
+    cloud.ec2.create_tags(Resources=[pending.id], Tags=kept)
+    cloud.fake.backend.amis[pending.id].state = "failed"
 
     cloud.up()
 
     (another,) = cloud.found("images").images
-    assert (another.id != image.id, another.name) == (True, image.name)
+    assert (another.id != pending.id, another.name) == (True, pending.name)
 
 
 def test_an_image_that_fails_while_it_is_waited_for_keeps_no_machine(
@@ -221,8 +226,14 @@ def test_the_image_of_a_head_with_jobs_is_for_its_own_cluster_alone(cloud: Simul
 # By the command line
 
 
+def bake(line: CommandLine) -> CommandResult:
+    """Run `bake`, in an empty cloud, once for all tests of this process."""
+    result: CommandResult = begin_with(line.cloud, "bake", lambda: line.must("bake", "--yes"))
+    return result
+
+
 def test_a_baked_image_is_found_by_any_cluster_and_nothing_is_installed(line: CommandLine) -> None:
-    result = line.must("bake", "--yes")
+    result = bake(line)
     assert "installs nothing" in result.out
     assert "$0.21 an hour on demand: 1 x $0.2016" in result.err
     assert line.ids() == []
@@ -411,7 +422,7 @@ def test_a_wrong_list_of_packages_buys_nothing(
 
 
 def test_an_image_too_large_for_the_nodes_disks_is_left_alone(line: CommandLine) -> None:
-    line.must("bake", "--yes")
+    bake(line)
 
     shown = line.must("up", "--dry-run", "--nodes", "2", "--volume-gib", "20").out
 
@@ -421,7 +432,7 @@ def test_an_image_too_large_for_the_nodes_disks_is_left_alone(line: CommandLine)
 def test_images_are_listed_and_deleted(line: CommandLine) -> None:
     assert "No images in aws us-east-1" in line.must("images").out
     assert line.must("images", "--delete", "--unused", "--yes").out == "Nothing to delete.\n"
-    image = line.must("bake", "--yes").out.split()[0]
+    image = bake(line).out.split()[0]
     line.must("up", "--name", "other", "--nodes", "2", "--yes", "--stack", "intel")
     line.must("down", "--name", "other", "--keep-image", "--yes")
     other = next(i for i in _listed(line) if i != image)

@@ -35,8 +35,8 @@ def expire(cloud: SimulatedCloud) -> None:
 def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
     cloud: SimulatedCloud,
 ) -> None:
-    cloud.prepared(nodes=2)
-    older = cloud.plan_input(nodes=3)
+    cloud.prepared(nodes=1)
+    older = cloud.plan_input(nodes=2)
     bought = []
 
     def note(name: str, moment: str) -> None:
@@ -46,7 +46,7 @@ def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
         if bought:
             cloud.fake.application.on_call = lambda *_: None
             cloud.steps.before.clear()
-            cloud.up(nodes=5)
+            cloud.up(nodes=3)
 
     cloud.fake.application.on_call = note
     cloud.steps.before[""] = overtake
@@ -54,10 +54,10 @@ def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
     with pytest.raises(UsageError, match="another command changed cluster 'bert'"):
         cloud.apply(older)
 
-    assert len(cloud.found("instances").alive) == 5
+    assert len(cloud.found("instances").alive) == 3
     record = parse_record(cloud.group.tags)
     assert record is not None
-    assert record.nodes == 5
+    assert record.nodes == 3
 
 
 def test_a_plan_from_before_another_change_is_refused_and_changes_nothing(

@@ -6,7 +6,6 @@ import pytest
 
 from tests.harness.simulated_cloud import SimulatedCloud
 
-
 _CREATING = ("RunInstances", "CreateImage")
 
 

@@ -37,8 +37,9 @@ def test_a_worker_that_does_not_work_is_replaced(cloud: SimulatedCloud, kind: st
     assert bought == [1, 2, 1]
 
 
-def test_a_head_that_does_not_come_up_is_replaced(cloud: SimulatedCloud) -> None:
-    cloud.faults(f'profile = "metal"\n{fate(0, "dies")}')
+@pytest.mark.parametrize("kind", ["dies", "stops"])
+def test_a_head_that_does_not_come_up_is_replaced(cloud: SimulatedCloud, kind: str) -> None:
+    cloud.faults(f'profile = "metal"\n{fate(0, kind)}')
     cloud.clock.pace = 60
 
     cloud.up(nodes=2)
@@ -105,7 +106,7 @@ def test_where_no_machine_works_it_ends_clearly_and_soon(cloud: SimulatedCloud) 
 
 
 def test_while_waiting_the_nodes_and_ec2s_status_are_shown(cloud: SimulatedCloud) -> None:
-    cloud.faults(fate(1, "no-ssh"))
+    cloud.faults(f'profile = "metal"\n{fate(1, "no-ssh")}')
     cloud.clock.pace = 20
 
     cloud.up(nodes=2)
@@ -116,15 +117,6 @@ def test_while_waiting_the_nodes_and_ec2s_status_are_shown(cloud: SimulatedCloud
     assert "0 min of at most 40" in result[0]
     assert "EC2's status checks: ok; " in result[-1]
     assert "connection refused" in result[-1]
-
-
-def test_a_head_that_stops_is_replaced(cloud: SimulatedCloud) -> None:
-    cloud.faults(fate(0, "stops"))
-
-    cloud.up(nodes=2)
-
-    assert cloud.cluster().is_whole
-    assert len(cloud.found("instances").instances) == 2
 
 
 def test_a_head_that_stops_while_a_worker_is_replaced_is_not_thrown_away(

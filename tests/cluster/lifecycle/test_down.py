@@ -36,7 +36,7 @@ def stop_at(cloud: SimulatedCloud, action: str, moment: str) -> None:
 def test_down_ends_machines_first_leaves_nothing_and_says_what_there_was(
     cloud: SimulatedCloud,
 ) -> None:
-    cloud.prepared(nodes=3)
+    cloud.prepared(nodes=2)
     found, before = cloud.found(), len(cloud.writes())
 
     removed = cloud.down()
@@ -49,7 +49,7 @@ def test_down_ends_machines_first_leaves_nothing_and_says_what_there_was(
     assert not cloud.ctx.files.exist
     order = cloud.writes()[before:]
     (terminate,) = cloud.recorder.of("TerminateInstances")
-    assert len(terminate["InstanceIds"]) == 3
+    assert len(terminate["InstanceIds"]) == 2
     assert order.index("TerminateInstances") < order.index("DeleteSecurityGroup")
     assert order.index("TerminateInstances") < order.index("DeletePlacementGroup")
     assert order.index("DeregisterImage") < order.index("DeleteSnapshot")

@@ -26,7 +26,7 @@ def other_user(cloud: SimulatedCloud, folder: Path) -> SimulatedCloud:
 
 
 def expire(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2)
+    cloud.prepared(nodes=1)
     for machine in cloud.found("instances").alive:
         cloud.end(machine.id)
     cloud.clock.now += DAY_S
@@ -63,8 +63,8 @@ def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
 def test_a_plan_from_before_another_change_is_refused_and_changes_nothing(
     cloud: SimulatedCloud,
 ) -> None:
-    cloud.prepared(nodes=2)
-    older = cloud.plan_input(nodes=1)
+    cloud.prepared(nodes=1)
+    older = cloud.plan_input(nodes=2)
     cloud.up(nodes=3)
     before = cloud.writes()
 
@@ -119,7 +119,7 @@ def test_a_key_from_before_stays_where_another_user_was_first(
 def test_machines_that_are_still_shutting_down_hold_the_name(
     cloud: SimulatedCloud, tmp_path: Path
 ) -> None:
-    cloud.prepared(nodes=2)
+    cloud.prepared(nodes=1)
     cloud.clock.now += DAY_S
     cloud.faults("terminate_s = 1200\n")
     ids = [machine.id for machine in cloud.found("instances").alive]

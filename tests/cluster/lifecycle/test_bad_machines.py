@@ -35,6 +35,11 @@ def test_a_worker_that_does_not_work_is_replaced(cloud: SimulatedCloud, kind: st
     assert len(found.instances) == 3, "the machine that does not work still costs money"
     bought = [request["MinCount"] for request in cloud.purchases()]
     assert bought == [1, 2, 1]
+    waits = [n for n in cloud.progress.notes if n.startswith("waiting for SSH on node2: ")]
+    if kind == "no-ssh":
+        assert "0 min of at most 40" in waits[0]
+        assert "EC2's status checks: ok; " in waits[-1]
+        assert "connection refused" in waits[-1]
 
 
 @pytest.mark.parametrize("kind", ["dies", "stops"])
@@ -103,20 +108,6 @@ def test_where_no_machine_works_it_ends_clearly_and_soon(cloud: SimulatedCloud) 
     assert cloud.clock.now - cloud.began < 4 * 3600
     cloud.down()
     assert cloud.left() == []
-
-
-def test_while_waiting_the_nodes_and_ec2s_status_are_shown(cloud: SimulatedCloud) -> None:
-    cloud.faults(f'profile = "metal"\n{fate(1, "no-ssh")}')
-    cloud.clock.pace = 20
-
-    cloud.up(nodes=2)
-
-    result = [
-        note for note in cloud.progress.notes if note.startswith("waiting for SSH on node1: ")
-    ]
-    assert "0 min of at most 40" in result[0]
-    assert "EC2's status checks: ok; " in result[-1]
-    assert "connection refused" in result[-1]
 
 
 def test_a_head_that_stops_while_a_worker_is_replaced_is_not_thrown_away(

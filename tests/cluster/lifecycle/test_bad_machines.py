@@ -31,7 +31,7 @@ def test_a_worker_that_does_not_work_is_replaced(cloud: SimulatedCloud, kind: st
     assert [node.name for node in cluster.nodes] == ["node0", "node1", "node2"]
     assert cloud.cluster().is_whole
     cloud.clock.sleep(60)
-    found = cloud.found()
+    found = cloud.found("instances")
     assert len(found.instances) == 3, "the machine that does not work still costs money"
     bought = [request["MinCount"] for request in cloud.purchases()]
     assert bought == [1, 2, 1]

@@ -59,7 +59,7 @@ def test_a_head_alone_moves_with_all_to_where_there_is_room(
     assert cluster.is_whole
     assert len(cluster.nodes) == 3
     assert first not in zones(cloud)
-    found = cloud.found()
+    found = cloud.found("instances")
     assert len(found.alive) == 3, "the first head is still there"
     moved = cloud.purchases()[-1]
     assert "Placement" in moved, "the first head held the placement group"

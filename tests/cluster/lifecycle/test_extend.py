@@ -24,12 +24,15 @@ def run(cloud: SimulatedCloud, more: timedelta) -> ClusterRecord:
     return extend(cloud.ctx, NAME, more)
 
 
+def labels_of(cloud: SimulatedCloud) -> list[dict[str, str]]:
+    """The tags of the group and of each machine."""
+    found = cloud.found("security_groups", "instances")
+    return [each.tags for each in (*found.security_groups, *found.instances)]
+
+
 def ends(cloud: SimulatedCloud) -> set[str]:
     """The end of the cluster's life as every tag tells it."""
-    found = cloud.found()
-    all_tags = [group.tags for group in found.security_groups]
-    all_tags += [machine.tags for machine in found.instances]
-    return {labels[tags.EXPIRES] for labels in all_tags}
+    return {labels[tags.EXPIRES] for labels in labels_of(cloud)}
 
 
 def deadlines(cloud: SimulatedCloud) -> set[int]:
@@ -40,12 +43,10 @@ def deadlines(cloud: SimulatedCloud) -> set[int]:
 
 def latest(cloud: SimulatedCloud) -> set[str]:
     """The latest end as every tag and every node tells it."""
-    found = cloud.found()
-    labels = [*(group.tags for group in found.security_groups), *(m.tags for m in found.instances)]
-    machines = [cloud.machine(machine.id) for machine in found.instances]
+    machines = [cloud.machine(node.instance.id) for node in cloud.cluster().nodes]
     at = (int(machine["rest"].split()[0]) for machine in machines)
     times = [tags.render_time(datetime.fromtimestamp(each, timezone.utc)) for each in at]
-    return {each[tags.LATEST] for each in labels} | set(times)
+    return {each[tags.LATEST] for each in labels_of(cloud)} | set(times)
 
 
 def test_all_nodes_and_all_tags_get_the_new_time(cloud: SimulatedCloud) -> None:

@@ -230,7 +230,7 @@ def test_a_network_that_ends_after_the_first_answer_replaces_nothing(
         cloud.up(nodes=nodes, bake="none")
 
     assert_nothing_was_replaced(cloud)
-    assert all(id_ in str(caught.value) for id_ in cloud.found().ids()["instances"])
+    assert all(id_ in str(caught.value) for id_ in cloud.found("instances").ids()["instances"])
     cloud.steps.before.clear()
     cloud.faults("")
     cloud.up()
@@ -258,7 +258,7 @@ def test_a_machine_that_answered_and_is_impaired_is_replaced_unless_it_is_young(
 
     def lose() -> None:
         cloud.steps.before.clear()
-        (id_,) = cloud.found().ids()["instances"]
+        (id_,) = cloud.found("instances").ids()["instances"]
         cloud.break_ssh(id_)
         # A young machine may only seem impaired.
         cloud.clock.now += age
@@ -286,7 +286,7 @@ def test_a_machine_that_answers_again_while_another_boots_is_kept(cloud: Simulat
         cloud.steps.before.clear()
         # Not before: the thread of the machine that boots may be far ahead of this one.
         cloud.clock.pace = 5
-        machines.extend(cloud.found().ids()["instances"])
+        machines.extend(cloud.found("instances").ids()["instances"])
         for id_ in machines:
             cloud.break_ssh(id_)
         raise ConnectionLostError("node0", "the connection broke")

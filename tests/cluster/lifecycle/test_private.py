@@ -238,7 +238,7 @@ def test_a_node_to_which_the_jump_does_not_lead_is_neither_terminated_nor_bought
 
     with pytest.raises(SprError, match=r"none of 1 node answers: .*too many connections"):
         cloud.up(nodes=3, private=True, jump="eice", bake="none")
-    assert set(closed) <= set(nat.found().ids()["instances"])
+    assert set(closed) <= set(nat.found("instances").ids()["instances"])
     assert not nat.recorder.of("TerminateInstances")
     assert len(nat.purchases()) == 1
 

@@ -135,7 +135,7 @@ def test_machines_that_are_still_shutting_down_hold_the_name(
 def test_the_group_is_that_of_the_machines(cloud: SimulatedCloud) -> None:
     """A loser in another network may have left its own."""
     cloud.prepared(nodes=1)
-    found = cloud.found()
+    found = cloud.found("instances", "security_groups")
     (group,) = found.security_groups
     other = replace(group, id="sg-other", tags={**group.tags, "spr-cluster:owner-key": "SHA256:x"})
 
@@ -168,10 +168,12 @@ def test_down_leaves_a_newer_cluster_of_the_same_name_alone(
     with pytest.raises(SprError, match="since its removal was approved, another command of") as it:
         down_held_at(cloud, call, make_again)
 
-    (machine,) = other.found().instances
+    (machine,) = other.found("instances").instances
     assert machine.state == "running"
     assert machine.id in str(it.value)
-    assert [k.public for k in other.found().key_pairs] == [read_public(other.ctx.files.key)]
+    assert [k.public for k in other.found("key_pairs").key_pairs] == [
+        read_public(other.ctx.files.key)
+    ]
     assert cloud.ctx.files.exist
     cloud.down()
     assert cloud.left() == []
@@ -191,7 +193,7 @@ def test_down_leaves_what_another_command_has_changed_since(cloud: SimulatedClou
 
 def test_down_removes_what_ec2_lists_only_after_the_approval(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=1)
-    found = cloud.found()
+    found = cloud.found("key_pairs")
 
     cloud.down(approved=Inventory(key_pairs=found.key_pairs))
 

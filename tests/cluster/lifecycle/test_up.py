@@ -93,9 +93,11 @@ def user_data_of(request: dict[str, Any]) -> str:
     return gzip.decompress(base64.b64decode(request["UserData"])).decode()
 
 
-def test_whatever_is_created_is_tagged_by_the_call_that_creates_it(cloud: SimulatedCloud) -> None:
+def test_whatever_is_created_is_tagged_by_the_call_that_creates_it_and_stays(
+    cloud: SimulatedCloud,
+) -> None:
     cloud.be("instant")
-    cloud.up(nodes=2, market="spot")
+    cloud.up(nodes=2, market="spot", max_price=3.0, idle_timeout=HOURS, volume_gib=50)
 
     creating = [
         (operation, params)
@@ -121,6 +123,10 @@ def test_whatever_is_created_is_tagged_by_the_call_that_creates_it(cloud: Simula
     # Nothing exists that its tag does not show.
     found = cloud.found()
     assert sum(len(ids) for ids in found.ids().values()) == len(cloud.left())
+    # Another `up` knows the options from the tags.
+    plan = cloud.plan()
+    assert [action.kind for action in plan.actions] == [ActionKind.VERIFY]
+    assert not plan.buys
 
 
 def test_the_private_key_stays_here_and_the_user_data_holds_no_secret(
@@ -201,15 +207,6 @@ def test_a_node_whose_queue_daemon_has_stopped_is_connected_again(
     unpacked = [s for s in cloud.steps.done[len(steps) :] if 'tar -C "' in s]
     # A node that someone has drained stays out of the queue.
     assert len(unpacked) == (0 if state.startswith("drain") else 2)
-
-
-def test_up_without_options_keeps_the_cluster_as_it_is(cloud: SimulatedCloud) -> None:
-    cloud.up(nodes=2, market="spot", max_price=3.0, idle_timeout=HOURS, volume_gib=50)
-
-    plan = cloud.plan()
-
-    assert [action.kind for action in plan.actions] == [ActionKind.VERIFY]
-    assert not plan.buys
 
 
 def count_calls(cloud: SimulatedCloud, nodes: int) -> Any:

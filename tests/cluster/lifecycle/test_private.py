@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -26,6 +26,23 @@ def nat(cloud: SimulatedCloud) -> SimulatedCloud:
     """A cloud whose subnets have a NAT gateway instead of an internet gateway."""
     cloud.faults(NAT)
     return cloud
+
+
+def before_each_command(cloud: SimulatedCloud, act: Callable[[Node], object]) -> SimulatedCloud:
+    """The same cloud, where each command on a node begins with ``act``, which may raise."""
+
+    def make_host(node: Node, files: ClusterFiles) -> Host:
+        host = cloud.machines.make_host(node, files)
+        run = host.run
+
+        def run_after(*words: Any, **more: Any) -> Result:
+            act(node)
+            return run(*words, **more)
+
+        vars(host)["run"] = run_after
+        return host
+
+    return replace(cloud, ctx=replace(cloud.ctx, make_host=make_host))
 
 
 def test_a_private_cluster_is_reached_at_private_addresses(nat: SimulatedCloud) -> None:
@@ -86,13 +103,9 @@ def test_down_asks_the_head_over_the_jump_what_would_be_lost(
     nat.prepared(nodes=1, private=True, **({"jump": jump} if jump else {}))
     asked: list[Node] = []
 
-    def make_host(node: Node, files: ClusterFiles) -> Host:
-        asked.append(node)
-        return nat.machines.make_host(node, files)
+    find_losses(before_each_command(nat, asked.append).ctx, nat.found())
 
-    find_losses(replace(nat.ctx, make_host=make_host), nat.found())
-
-    assert [node.jump for node in asked] == [jump or ""]
+    assert {node.jump for node in asked} == {jump or ""}
 
 
 def test_with_an_unreadable_record_it_is_unknown_what_would_be_lost(nat: SimulatedCloud) -> None:
@@ -219,18 +232,12 @@ def test_a_node_to_which_the_jump_does_not_lead_is_neither_terminated_nor_bought
 ) -> None:
     closed = list[str]()
 
-    def make_host(node: Node, files: ClusterFiles) -> Host:
-        host = nat.machines.make_host(node, files)
-        if node.name != "node1":
-            return host
-
-        def fail(*_: object, **__: object) -> Result:
+    def fail(node: Node) -> None:
+        if node.name == "node1":
             closed.append(node.instance.id)
             raise JumpError(node.name, "no SSH at 10.0.0.5 over `aws`: too many connections")
 
-        return cast("Host", SimpleNamespace(name=node.name, run=fail, close=str))
-
-    cloud = replace(nat, ctx=replace(nat.ctx, make_host=make_host))
+    cloud = before_each_command(nat, fail)
     nat.clock.pace = 60
 
     with pytest.raises(SprError, match=r"none of 1 node answers: .*too many connections"):
@@ -245,22 +252,16 @@ def test_a_machine_that_never_boots_is_not_given_time_to_register(
 ) -> None:
     asked = list[float]()
 
-    def make_host(node: Node, files: ClusterFiles) -> Host:
-        host = nat.machines.make_host(node, files)
-        if len(nat.purchases()) > 1:
-            return host
-
-        def fail(*_: object, **__: object) -> Result:
+    def fail_at_first(node: Node) -> None:
+        if len(nat.purchases()) == 1:
             asked.append(nat.clock.now)
             raise JumpError(node.name, "no SSH: An error occurred (TargetNotConnected)")
-
-        return cast("Host", SimpleNamespace(name=node.name, run=fail, close=str))
 
     monkeypatch.setattr(
         "infra.local.api.lifecycle.InstanceLifecycle.status_of", lambda *_: "initializing"
     )
     nat.clock.pace = 60
-    cloud = replace(nat, ctx=replace(nat.ctx, make_host=make_host))
+    cloud = before_each_command(nat, fail_at_first)
     assert cloud.up(nodes=1, private=True, jump="ssm").is_whole
     assert 30 < (asked[-1] - asked[0]) / 60 < 45
 
@@ -270,18 +271,10 @@ def test_an_agent_may_register_with_session_manager_half_an_hour_after_the_boot(
 ) -> None:
     asked, boot_s = list[float](), 15 * 60
 
-    def make_host(node: Node, files: ClusterFiles) -> Host:
-        host = nat.machines.make_host(node, files)
-        run = host.run
-
-        def run_late(*words: Any, **more: Any) -> Result:
-            asked.append(nat.clock.now)
-            if asked[-1] - asked[0] < 1800 + boot_s:
-                raise JumpError(node.name, "no SSH: An error occurred (TargetNotConnected)")
-            return run(*words, **more)
-
-        vars(host)["run"] = run_late
-        return host
+    def fail_for_long(node: Node) -> None:
+        asked.append(nat.clock.now)
+        if asked[-1] - asked[0] < 1800 + boot_s:
+            raise JumpError(node.name, "no SSH: An error occurred (TargetNotConnected)")
 
     def status(*_: object) -> str:
         return "initializing" if nat.clock.now - asked[0] < boot_s else "ok"
@@ -289,7 +282,7 @@ def test_an_agent_may_register_with_session_manager_half_an_hour_after_the_boot(
     monkeypatch.setattr("infra.local.api.lifecycle.InstanceLifecycle.status_of", status)
     nat.clock.pace = 60
 
-    cloud = replace(nat, ctx=replace(nat.ctx, make_host=make_host))
+    cloud = before_each_command(nat, fail_for_long)
     assert cloud.up(nodes=1, private=True, jump="ssm").is_whole
     notes = [note for note in nat.progress.notes if "register only after 5 to 30 min" in note]
     assert notes

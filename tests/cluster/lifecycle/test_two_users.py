@@ -12,8 +12,9 @@ from cluster.local_files import ClusterFiles
 from infra.ec2.cluster_record import new_record, parse_record, record_tags
 from infra.ec2.instances import label_instances
 from infra.ec2.inventory import Inventory
-from infra.ec2.key_pair import fingerprint, read_public
+from infra.ec2.key_pair import fingerprint, generate_key_pair, read_public
 from infra.errors import SprError, UsageError
+from infra.files import write_private
 from infra.plan.ownership import ForeignClusterError
 from tests.harness.simulated_cloud import SimulatedCloud
 
@@ -105,11 +106,9 @@ def test_an_expired_cluster_is_taken_over(cloud: SimulatedCloud, tmp_path: Path)
 def test_a_key_from_before_stays_where_another_user_was_first(
     cloud: SimulatedCloud, tmp_path: Path
 ) -> None:
-    cloud.prepared(nodes=1)
-    other = other_user(cloud, tmp_path)
-    other.down()
+    write_private(cloud.ctx.files.key, generate_key_pair("bert").private)
     plan = cloud.plan_input(nodes=1)
-    other.up(nodes=1)
+    other_user(cloud, tmp_path).up(nodes=1)
 
     with pytest.raises(ForeignClusterError):
         cloud.apply(plan)
@@ -175,8 +174,6 @@ def test_down_leaves_a_newer_cluster_of_the_same_name_alone(
         read_public(other.ctx.files.key)
     ]
     assert cloud.ctx.files.exist
-    cloud.down()
-    assert cloud.left() == []
 
 
 def test_down_leaves_what_another_command_has_changed_since(cloud: SimulatedCloud) -> None:

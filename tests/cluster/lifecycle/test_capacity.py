@@ -66,17 +66,6 @@ def test_a_head_alone_moves_with_all_to_where_there_is_room(
     assert cloud.steps.count("install.sh") == 1, "the image has the software already"
 
 
-def test_a_cluster_that_works_never_moves_for_a_new_node(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2)
-    (zone,) = zones(cloud)
-    cloud.faults(f'[[capacity]]\nzone = "{zone}"\nfree = 2\n')
-
-    with pytest.raises(NoCapacityError):
-        cloud.up(nodes=3)
-    assert len(cloud.cluster().nodes) == 2
-    assert zones(cloud) == {zone}
-
-
 def test_a_head_that_may_hold_results_does_not_give_way_to_a_larger_cluster(
     cloud: SimulatedCloud,
 ) -> None:

@@ -102,7 +102,9 @@ def test_a_console_line_that_a_kernel_message_cuts_stops_nothing(
     assert verified_by(cloud.ctx.events) == {head.instance.id: "first contact"}
 
 
-def test_how_each_key_was_verified_is_remembered(cloud: SimulatedCloud) -> None:
+def test_each_key_is_verified_before_any_node_is_connected_and_remembered(
+    cloud: SimulatedCloud,
+) -> None:
     cluster = cloud.prepared(nodes=2)
 
     assert "its host key matches its console" in cloud.progress.notes
@@ -110,6 +112,11 @@ def test_how_each_key_was_verified_is_remembered(cloud: SimulatedCloud) -> None:
         cluster.head.instance.id: "console",
         cluster.workers[0].instance.id: "head",
     }
+    done = cloud.steps.done
+    scan = next(i for i, step in enumerate(done) if "ssh-keyscan" in step)
+    first = next(i for i, step in enumerate(done) if "tar -C" in step)
+    assert scan < first
+    assert cloud.steps.count("ssh-keyscan") == 1
 
 
 @pytest.mark.parametrize(("delay_s", "how"), [(60, "console"), (3600, "first contact")])
@@ -156,16 +163,6 @@ def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(cloud: Simu
     ):
         cloud.up(nodes=3)
     assert cloud.steps.count("tar -C") == 0
-
-
-def test_the_head_looks_at_every_worker_before_any_is_connected(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=3)
-
-    done = cloud.steps.done
-    scan = next(i for i, step in enumerate(done) if "ssh-keyscan" in step)
-    first = next(i for i, step in enumerate(done) if "tar -C" in step)
-    assert scan < first
-    assert cloud.steps.count("ssh-keyscan") == 1
 
 
 def test_a_changed_key_found_by_the_verification_is_an_error_too(cloud: SimulatedCloud) -> None:

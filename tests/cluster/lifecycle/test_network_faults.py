@@ -11,6 +11,7 @@ import pytest
 
 from cluster.access import Access
 from cluster.context import Context
+from cluster.lifecycle.prepare import find_offers
 from infra.errors import ConnectionLostError, HostError, NoAnswerError, SprError, UsageError
 from provision.run_on_nodes import on_all
 from tests.harness.cloud import CALLER
@@ -133,7 +134,7 @@ def test_a_blocked_port_22_is_a_warning_because_it_may_be_open_to_ec2_alone(
 ) -> None:
     seen = cloud.seen_as(probe_ssh=lambda: "git.example: timed out")
 
-    seen.up(nodes=1)
+    assert find_offers(seen.ctx, seen.plan_input())
 
     assert any("block port 22" in note for note in cloud.progress.notes)
 

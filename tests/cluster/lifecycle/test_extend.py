@@ -26,7 +26,7 @@ def run(cloud: SimulatedCloud, more: timedelta) -> ClusterRecord:
 def labels_of(cloud: SimulatedCloud) -> list[dict[str, str]]:
     """The tags of the group and of each machine."""
     found = cloud.found("security_groups", "instances")
-    return [each.tags for each in (*found.security_groups, *found.instances)]
+    return [*(group.tags for group in found.security_groups), *(m.tags for m in found.instances)]
 
 
 def ends(cloud: SimulatedCloud) -> set[str]:

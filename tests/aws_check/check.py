@@ -76,7 +76,7 @@ def run_commands(side: Side, commands: Iterable[str], recording: Recording) -> b
 
 def compare_probes(probes: Iterable[Probe], ours: Recording, theirs: Recording) -> Iterator[Row]:
     for probe in probes:
-        here, there = ours.answers[probe.name], theirs.answers.get(probe.name, "not run")
+        here, there = (side.answers.get(probe.name, "not run") for side in (ours, theirs))
         names = (probe.name, probe.why)
         if isinstance(here, str) or isinstance(there, str):
             reasons = [text for text in (here, there) if isinstance(text, str)]

@@ -158,6 +158,7 @@ def test_what_the_account_may_not_do_is_skipped(report: Path, tmp_path: Path) ->
 def test_after_a_failure_or_ctrl_c_nothing_is_left_and_what_was_seen_is_shown(
     report: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     failure: dict[str, int],
     ran: list[str],
     code: int,
@@ -167,9 +168,15 @@ def test_after_a_failure_or_ctrl_c_nothing_is_left_and_what_was_seen_is_shown(
     @contextmanager
     def target(region: str) -> Iterator[Side]:
         with another_cloud()(region) as side:
-            yield replace(side, run=only(side, commands, **failure))
+            yield replace(side, run=only(side, commands, **{"doctor": 0, **failure}))
             left.append(describe_inventories(side.clients.ec2))
 
+    @contextmanager
+    def open_without_life() -> Iterator[Side]:
+        with open_embedded() as side:
+            yield replace(side, run=only(side, up=1, down=0))
+
+    monkeypatch.setattr(program, "open_embedded", open_without_life)
     assert run(report, "--spend", "--yes", target=target) == code
 
     assert (commands, any(left)) == (ran, False)

@@ -31,14 +31,20 @@ def test_a_worker_that_does_not_work_is_replaced(cloud: SimulatedCloud, kind: st
     assert [node.name for node in cluster.nodes] == ["node0", "node1", "node2"]
     assert cloud.cluster().is_whole
     cloud.clock.sleep(60)
-    found = cloud.found()
+    found = cloud.found("instances")
     assert len(found.instances) == 3, "the machine that does not work still costs money"
     bought = [request["MinCount"] for request in cloud.purchases()]
     assert bought == [1, 2, 1]
+    waits = [n for n in cloud.progress.notes if n.startswith("waiting for SSH on node2: ")]
+    if kind == "no-ssh":
+        assert "0 min of at most 40" in waits[0]
+        assert "EC2's status checks: ok; " in waits[-1]
+        assert "connection refused" in waits[-1]
 
 
-def test_a_head_that_does_not_come_up_is_replaced(cloud: SimulatedCloud) -> None:
-    cloud.faults(f'profile = "metal"\n{fate(0, "dies")}')
+@pytest.mark.parametrize("kind", ["dies", "stops"])
+def test_a_head_that_does_not_come_up_is_replaced(cloud: SimulatedCloud, kind: str) -> None:
+    cloud.faults(f'profile = "metal"\n{fate(0, kind)}')
     cloud.clock.pace = 60
 
     cloud.up(nodes=2)
@@ -102,29 +108,6 @@ def test_where_no_machine_works_it_ends_clearly_and_soon(cloud: SimulatedCloud) 
     assert cloud.clock.now - cloud.began < 4 * 3600
     cloud.down()
     assert cloud.left() == []
-
-
-def test_while_waiting_the_nodes_and_ec2s_status_are_shown(cloud: SimulatedCloud) -> None:
-    cloud.faults(fate(1, "no-ssh"))
-    cloud.clock.pace = 5
-
-    cloud.up(nodes=2)
-
-    result = [
-        note for note in cloud.progress.notes if note.startswith("waiting for SSH on node1: ")
-    ]
-    assert "0 min of at most 40" in result[0]
-    assert "EC2's status checks: ok; " in result[-1]
-    assert "connection refused" in result[-1]
-
-
-def test_a_head_that_stops_is_replaced(cloud: SimulatedCloud) -> None:
-    cloud.faults(fate(0, "stops"))
-
-    cloud.up(nodes=2)
-
-    assert cloud.cluster().is_whole
-    assert len(cloud.found("instances").instances) == 2
 
 
 def test_a_head_that_stops_while_a_worker_is_replaced_is_not_thrown_away(

@@ -48,7 +48,7 @@ def test_it_grows_and_those_that_are_there_keep_their_ranks(cloud: SimulatedClou
 
 
 def test_it_shrinks_by_its_highest_ranks(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=4)
+    cloud.prepared(nodes=3)
     before = ids(cloud)
 
     cloud.up(nodes=2)
@@ -92,19 +92,6 @@ def test_a_worker_that_fails_is_replaced(
     assert lost not in cloud.found("instances").ids()["instances"]
 
 
-def test_a_machine_that_changes_its_mind_is_what_the_next_plan_sees(cloud: SimulatedCloud) -> None:
-    """The worker ends between the look and the work."""
-    cloud.prepared(nodes=3)
-    plan_input = cloud.plan_input(nodes=4)
-    lost = ids(cloud)[1]
-    cloud.end(lost)
-
-    cloud.apply(plan_input)
-
-    assert_whole(cloud, 4)
-    assert lost not in ids(cloud)
-
-
 def test_the_next_node_replaces_a_missing_head(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=3)
     head, second, third = ids(cloud)
@@ -139,14 +126,21 @@ class Told:
         self.reasons.append(reason)
 
 
-def test_a_new_plan_is_reported_with_its_reason(cloud: SimulatedCloud) -> None:
-    cloud.faults('[[machine]]\nn = 1\nfate = "dies"\n')
+def test_a_machine_that_ends_after_the_plan_leads_to_a_new_one_that_is_reported(
+    cloud: SimulatedCloud,
+) -> None:
+    cloud.prepared(nodes=3)
+    plan_input = cloud.plan_input(nodes=4)
+    lost = ids(cloud)[1]
+    cloud.end(lost)
     result = Told()
 
-    cloud.apply(cloud.plan_input(nodes=2), result)
+    cloud.apply(plan_input, result)
 
+    assert_whole(cloud, 4)
+    assert lost not in ids(cloud)
     assert len(result.plans) == 1
-    assert "terminated" in result.reasons[0]
+    assert f"({lost}): shutting-down" in result.reasons[0]
     assert ActionKind.RUN_WORKERS in {action.kind for action in result.plans[0].actions}
 
 

@@ -89,22 +89,9 @@ def test_the_speed_of_disks_is_recorded_and_kept(cloud: SimulatedCloud) -> None:
         cloud.plan_input(volume_throughput=300)
 
 
-@pytest.mark.parametrize(
-    ("kind", "mib_s"), [("r7iz.metal-16xl", 750), ("r7iz.4xlarge", None)], ids=["metal", "virtual"]
-)
-def test_only_new_bare_metal_gets_fast_disks(
-    cloud: SimulatedCloud, kind: str, mib_s: int | None
-) -> None:
-    cloud.up(nodes=1, instance_types=(kind,))
-    slow = {
-        "Key": "spr-cluster:volume-throughput",
-        "Value": "",
-    }  # as an earlier version recorded it
-    cloud.ec2.create_tags(Resources=[cloud.group.id], Tags=[slow])
-    cloud.up(nodes=2)
-
-    disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in cloud.purchases()]
-    assert [disk.get("Throughput") for disk in disks] == [mib_s, None]
+def test_only_bare_metal_gets_fast_disks(cloud: SimulatedCloud) -> None:
+    for kind, mib_s in (("r7iz.metal-16xl", 750), ("r7iz.4xlarge", None)):
+        assert cloud.plan_input(instance_types=(kind,)).spec.volume_throughput == mib_s
 
 
 # Bare metal is slow

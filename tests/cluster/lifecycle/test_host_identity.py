@@ -9,6 +9,7 @@ import paramiko
 import pytest
 
 from cluster.lifecycle.host_identity import check_head_identity, verified_by
+from cluster.nodes import Node
 from infra.ec2.key_pair import generate_key_pair
 from infra.errors import HostKeyError, SprError
 from infra.files import write_private
@@ -65,20 +66,26 @@ def test_a_head_whose_console_shows_another_key_is_not_trusted(
     assert len(cloud.purchases()) == 1
 
 
-def test_an_empty_console_is_reported(cloud: SimulatedCloud) -> None:
-    cloud.engine.keys = ()
+@pytest.fixture
+def head(cloud: SimulatedCloud) -> Node:
+    """A head whose key was never compared with its console."""
+    node = cloud.prepared(nodes=1).head
+    cloud.ctx.files.events.unlink()
+    return node
+
+
+def test_an_empty_console_is_reported(cloud: SimulatedCloud, head: Node) -> None:
     cloud.engine.host_keys = lambda *_: ()  # type: ignore[method-assign]
 
-    cloud.up(nodes=1)
+    note = check_head_identity(cloud.ctx, head)
 
-    said = "its host key was accepted on first contact: the console does not show it"
-    assert any(said in note for note in cloud.progress.notes)
-    assert list(verified_by(cloud.ctx.events).values()) == ["first contact"]
+    assert "its host key was accepted on first contact: the console does not show it" in note
+    assert verified_by(cloud.ctx.events) == {head.instance.id: "first contact"}
 
 
 @pytest.mark.parametrize("latest", ["true", "false"])
 def test_a_console_line_that_a_kernel_message_cuts_stops_nothing(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, latest: str
+    cloud: SimulatedCloud, head: Node, monkeypatch: pytest.MonkeyPatch, latest: str
 ) -> None:
     cloud.faults(f"[console]\nlatest = {latest}\n")
     of_another_type = paramiko.ECDSAKey.generate(bits=256)
@@ -90,12 +97,14 @@ def test_a_console_line_that_a_kernel_message_cuts_stops_nothing(
 
     monkeypatch.setattr(cloud.engine, "host_keys", cut)
 
-    cloud.up(nodes=1)
+    check_head_identity(cloud.ctx, head)
 
-    assert list(verified_by(cloud.ctx.events).values()) == ["first contact"]
+    assert verified_by(cloud.ctx.events) == {head.instance.id: "first contact"}
 
 
-def test_how_each_key_was_verified_is_remembered(cloud: SimulatedCloud) -> None:
+def test_each_key_is_verified_before_any_node_is_connected_and_remembered(
+    cloud: SimulatedCloud,
+) -> None:
     cluster = cloud.prepared(nodes=2)
 
     assert "its host key matches its console" in cloud.progress.notes
@@ -103,11 +112,14 @@ def test_how_each_key_was_verified_is_remembered(cloud: SimulatedCloud) -> None:
         cluster.head.instance.id: "console",
         cluster.workers[0].instance.id: "head",
     }
+    done = cloud.steps.done
+    scan = next(i for i, step in enumerate(done) if "ssh-keyscan" in step)
+    first = next(i for i, step in enumerate(done) if "tar -C" in step)
+    assert scan < first
+    assert cloud.steps.count("ssh-keyscan") == 1
 
 
-@pytest.mark.parametrize(
-    ("delay_s", "how"), [(0, "console"), (60, "console"), (3600, "first contact")]
-)
+@pytest.mark.parametrize(("delay_s", "how"), [(60, "console"), (3600, "first contact")])
 def test_a_type_without_the_latest_console_is_asked_again_and_waited_for_a_while(
     cloud: SimulatedCloud, delay_s: int, how: str
 ) -> None:
@@ -128,17 +140,15 @@ def test_a_type_without_the_latest_console_is_asked_again_and_waited_for_a_while
 
 
 def test_a_stranger_is_not_trusted_on_a_type_without_the_latest_console(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+    cloud: SimulatedCloud, head: Node
 ) -> None:
     cloud.faults("[console]\nlatest = false\n")
-    keys = (f"{STRANGER} root@somewhere",)
-    monkeypatch.setattr(cloud.engine, "host_keys", lambda *_: keys)
+    cloud.engine.host_keys = lambda *_: (f"{STRANGER} root@somewhere",)  # type: ignore[method-assign]
 
     with pytest.raises(
         HostKeyError, match=r"\[node0\] the SSH host key pinned here for i-\w+ is not"
     ):
-        cloud.up(nodes=1)
-    assert secrets_given(cloud) == 0
+        check_head_identity(cloud.ctx, head)
 
 
 def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(cloud: SimulatedCloud) -> None:
@@ -153,16 +163,6 @@ def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(cloud: Simu
     ):
         cloud.up(nodes=3)
     assert cloud.steps.count("tar -C") == 0
-
-
-def test_the_head_looks_at_every_worker_before_any_is_connected(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=3)
-
-    done = cloud.steps.done
-    scan = next(i for i, step in enumerate(done) if "ssh-keyscan" in step)
-    first = next(i for i, step in enumerate(done) if "tar -C" in step)
-    assert scan < first
-    assert cloud.steps.count("ssh-keyscan") == 1
 
 
 def test_a_changed_key_found_by_the_verification_is_an_error_too(cloud: SimulatedCloud) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -28,6 +28,23 @@ def nat(cloud: SimulatedCloud) -> SimulatedCloud:
     return cloud
 
 
+def before_each_command(cloud: SimulatedCloud, act: Callable[[Node], object]) -> SimulatedCloud:
+    """The same cloud, where each command on a node begins with ``act``, which may raise."""
+
+    def make_host(node: Node, files: ClusterFiles) -> Host:
+        host = cloud.machines.make_host(node, files)
+        run = host.run
+
+        def run_after(*words: Any, **more: Any) -> Result:
+            act(node)
+            return run(*words, **more)
+
+        vars(host)["run"] = run_after
+        return host
+
+    return replace(cloud, ctx=replace(cloud.ctx, make_host=make_host))
+
+
 def test_a_private_cluster_is_reached_at_private_addresses(nat: SimulatedCloud) -> None:
     cluster = nat.prepared(nodes=2, private=True)
 
@@ -48,12 +65,9 @@ def test_it_stays_private_and_its_rule_does_not_follow_this_machine(nat: Simulat
     nat.prepared(nodes=1, private=True)
     nat.faults(NAT + 'caller = "198.51.100.9/32"\n')
 
-    plan = nat.plan()
-    nat.up(nodes=2)
-
-    assert not plan.changes
+    assert not nat.plan().changes
+    assert nat.plan_input(nodes=2).spec.private
     assert not nat.ctx.access.find_move()
-    assert all(not node.public_ip for node in nat.cluster().nodes)
 
 
 @pytest.mark.parametrize(
@@ -89,13 +103,9 @@ def test_down_asks_the_head_over_the_jump_what_would_be_lost(
     nat.prepared(nodes=1, private=True, **({"jump": jump} if jump else {}))
     asked: list[Node] = []
 
-    def make_host(node: Node, files: ClusterFiles) -> Host:
-        asked.append(node)
-        return nat.machines.make_host(node, files)
+    find_losses(before_each_command(nat, asked.append).ctx, nat.found())
 
-    find_losses(replace(nat.ctx, make_host=make_host), nat.found())
-
-    assert [node.jump for node in asked] == [jump or ""]
+    assert {node.jump for node in asked} == {jump or ""}
 
 
 def test_with_an_unreadable_record_it_is_unknown_what_would_be_lost(nat: SimulatedCloud) -> None:
@@ -127,27 +137,27 @@ def test_without_the_program_of_the_jump_nothing_is_bought(
     assert nat.left() == []
 
 
-@pytest.mark.parametrize("jump", [None, "eice", "ssm"])
 @pytest.mark.parametrize("proxy", [None, "http://10.0.0.9:3128"])
 def test_with_an_image_or_a_proxy_only_the_agent_of_ssm_needs_a_way_out(
-    nat: SimulatedCloud, jump: str | None, proxy: str | None
+    nat: SimulatedCloud, proxy: str | None
 ) -> None:
     if not proxy:
         nat.prepared(nodes=2, private=True)
         nat.down(keep_image=True)
     closed = "[network]\ninternet_gateway = false\n"
-    nat.faults(closed)
     options: Any = {"nodes": 2, "private": True, **({"proxy": proxy} if proxy else {})}
-    if jump == "ssm":
-        nat.faults(f"{closed}endpoints = ['ssm']\n")
-        left, bought = nat.left(), len(nat.purchases())
-        with pytest.raises(UsageError, match="its machines can't reach Session Manager") as caught:
-            nat.up(**options, jump=jump)
-        assert "create interface endpoints for ssm and ssmmessages" in str(caught.value.hint)
-        assert (nat.left(), len(nat.purchases())) == (left, bought)
-        nat.faults(f"{closed}endpoints = ['ssm', 'ssmmessages']\n")
+    nat.faults(closed)
+    for other in ({}, {"jump": "eice"}):
+        assert find_offers(nat.ctx, nat.plan_input(**options, **other))
+    nat.faults(f"{closed}endpoints = ['ssm']\n")
+    left, bought = nat.left(), len(nat.purchases())
+    with pytest.raises(UsageError, match="its machines can't reach Session Manager") as caught:
+        nat.up(**options, jump="ssm")
+    assert "create interface endpoints for ssm and ssmmessages" in str(caught.value.hint)
+    assert (nat.left(), len(nat.purchases())) == (left, bought)
+    nat.faults(f"{closed}endpoints = ['ssm', 'ssmmessages']\n")
 
-    nat.up(**options, **({"jump": jump} if jump else {}))
+    nat.up(**options, jump="ssm")
 
     assert nat.cluster().is_whole
 
@@ -222,23 +232,17 @@ def test_a_node_to_which_the_jump_does_not_lead_is_neither_terminated_nor_bought
 ) -> None:
     closed = list[str]()
 
-    def make_host(node: Node, files: ClusterFiles) -> Host:
-        host = nat.machines.make_host(node, files)
-        if node.name != "node1":
-            return host
-
-        def fail(*_: object, **__: object) -> Result:
+    def fail(node: Node) -> None:
+        if node.name == "node1":
             closed.append(node.instance.id)
             raise JumpError(node.name, "no SSH at 10.0.0.5 over `aws`: too many connections")
 
-        return cast("Host", SimpleNamespace(name=node.name, run=fail, close=str))
-
-    cloud = replace(nat, ctx=replace(nat.ctx, make_host=make_host))
+    cloud = before_each_command(nat, fail)
     nat.clock.pace = 60
 
     with pytest.raises(SprError, match=r"none of 1 node answers: .*too many connections"):
         cloud.up(nodes=3, private=True, jump="eice", bake="none")
-    assert set(closed) <= set(nat.found().ids()["instances"])
+    assert set(closed) <= set(nat.found("instances").ids()["instances"])
     assert not nat.recorder.of("TerminateInstances")
     assert len(nat.purchases()) == 1
 
@@ -248,52 +252,37 @@ def test_a_machine_that_never_boots_is_not_given_time_to_register(
 ) -> None:
     asked = list[float]()
 
-    def make_host(node: Node, files: ClusterFiles) -> Host:
-        host = nat.machines.make_host(node, files)
-        if len(nat.purchases()) > 1:
-            return host
-
-        def fail(*_: object, **__: object) -> Result:
+    def fail_at_first(node: Node) -> None:
+        if len(nat.purchases()) == 1:
             asked.append(nat.clock.now)
             raise JumpError(node.name, "no SSH: An error occurred (TargetNotConnected)")
-
-        return cast("Host", SimpleNamespace(name=node.name, run=fail, close=str))
 
     monkeypatch.setattr(
         "infra.local.api.lifecycle.InstanceLifecycle.status_of", lambda *_: "initializing"
     )
     nat.clock.pace = 60
-    cloud = replace(nat, ctx=replace(nat.ctx, make_host=make_host))
+    cloud = before_each_command(nat, fail_at_first)
     assert cloud.up(nodes=1, private=True, jump="ssm").is_whole
     assert 30 < (asked[-1] - asked[0]) / 60 < 45
 
 
-@pytest.mark.parametrize("boot_min", [0, 15])  # of a virtual machine, and of bare metal
 def test_an_agent_may_register_with_session_manager_half_an_hour_after_the_boot(
-    nat: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, boot_min: int
+    nat: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = list[float]()
+    asked, boot_s = list[float](), 15 * 60
 
-    def make_host(node: Node, files: ClusterFiles) -> Host:
-        host = nat.machines.make_host(node, files)
-        run = host.run
-
-        def run_late(*words: Any, **more: Any) -> Result:
-            asked.append(nat.clock.now)
-            if asked[-1] - asked[0] < 1800 + boot_min * 60:
-                raise JumpError(node.name, "no SSH: An error occurred (TargetNotConnected)")
-            return run(*words, **more)
-
-        vars(host)["run"] = run_late
-        return host
+    def fail_for_long(node: Node) -> None:
+        asked.append(nat.clock.now)
+        if asked[-1] - asked[0] < 1800 + boot_s:
+            raise JumpError(node.name, "no SSH: An error occurred (TargetNotConnected)")
 
     def status(*_: object) -> str:
-        return "initializing" if nat.clock.now - asked[0] < boot_min * 60 else "ok"
+        return "initializing" if nat.clock.now - asked[0] < boot_s else "ok"
 
     monkeypatch.setattr("infra.local.api.lifecycle.InstanceLifecycle.status_of", status)
     nat.clock.pace = 60
 
-    cloud = replace(nat, ctx=replace(nat.ctx, make_host=make_host))
+    cloud = before_each_command(nat, fail_for_long)
     assert cloud.up(nodes=1, private=True, jump="ssm").is_whole
     notes = [note for note in nat.progress.notes if "register only after 5 to 30 min" in note]
     assert notes

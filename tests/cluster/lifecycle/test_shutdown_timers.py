@@ -51,14 +51,6 @@ def test_up_gives_running_nodes_an_idle_timeout(cloud: SimulatedCloud) -> None:
     assert "set the timer that shuts it down again: node0, node1" in cloud.progress.notes
 
 
-def test_up_where_all_timers_are_right_sets_none(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2)
-
-    cloud.up(nodes=2)
-
-    assert cloud.steps.count("spr-cluster-expires") == 0
-
-
 def test_a_timer_that_can_not_be_started_fails_up_and_names_the_node(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=2)
     cloud.change_machine(node(cloud, 1), timer="broken")

@@ -12,8 +12,9 @@ from cluster.local_files import ClusterFiles
 from infra.ec2.cluster_record import new_record, parse_record, record_tags
 from infra.ec2.instances import label_instances
 from infra.ec2.inventory import Inventory
-from infra.ec2.key_pair import fingerprint, read_public
+from infra.ec2.key_pair import fingerprint, generate_key_pair, read_public
 from infra.errors import SprError, UsageError
+from infra.files import write_private
 from infra.plan.ownership import ForeignClusterError
 from tests.harness.simulated_cloud import SimulatedCloud
 
@@ -26,7 +27,7 @@ def other_user(cloud: SimulatedCloud, folder: Path) -> SimulatedCloud:
 
 
 def expire(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2)
+    cloud.prepared(nodes=1)
     for machine in cloud.found("instances").alive:
         cloud.end(machine.id)
     cloud.clock.now += DAY_S
@@ -35,8 +36,8 @@ def expire(cloud: SimulatedCloud) -> None:
 def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
     cloud: SimulatedCloud,
 ) -> None:
-    cloud.prepared(nodes=2)
-    older = cloud.plan_input(nodes=3)
+    cloud.prepared(nodes=1)
+    older = cloud.plan_input(nodes=2)
     bought = []
 
     def note(name: str, moment: str) -> None:
@@ -46,7 +47,7 @@ def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
         if bought:
             cloud.fake.application.on_call = lambda *_: None
             cloud.steps.before.clear()
-            cloud.up(nodes=5)
+            cloud.up(nodes=3)
 
     cloud.fake.application.on_call = note
     cloud.steps.before[""] = overtake
@@ -54,17 +55,17 @@ def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
     with pytest.raises(UsageError, match="another command changed cluster 'bert'"):
         cloud.apply(older)
 
-    assert len(cloud.found("instances").alive) == 5
+    assert len(cloud.found("instances").alive) == 3
     record = parse_record(cloud.group.tags)
     assert record is not None
-    assert record.nodes == 5
+    assert record.nodes == 3
 
 
 def test_a_plan_from_before_another_change_is_refused_and_changes_nothing(
     cloud: SimulatedCloud,
 ) -> None:
-    cloud.prepared(nodes=2)
-    older = cloud.plan_input(nodes=1)
+    cloud.prepared(nodes=1)
+    older = cloud.plan_input(nodes=2)
     cloud.up(nodes=3)
     before = cloud.writes()
 
@@ -105,11 +106,9 @@ def test_an_expired_cluster_is_taken_over(cloud: SimulatedCloud, tmp_path: Path)
 def test_a_key_from_before_stays_where_another_user_was_first(
     cloud: SimulatedCloud, tmp_path: Path
 ) -> None:
-    cloud.prepared(nodes=1)
-    other = other_user(cloud, tmp_path)
-    other.down()
+    write_private(cloud.ctx.files.key, generate_key_pair("bert").private)
     plan = cloud.plan_input(nodes=1)
-    other.up(nodes=1)
+    other_user(cloud, tmp_path).up(nodes=1)
 
     with pytest.raises(ForeignClusterError):
         cloud.apply(plan)
@@ -119,7 +118,7 @@ def test_a_key_from_before_stays_where_another_user_was_first(
 def test_machines_that_are_still_shutting_down_hold_the_name(
     cloud: SimulatedCloud, tmp_path: Path
 ) -> None:
-    cloud.prepared(nodes=2)
+    cloud.prepared(nodes=1)
     cloud.clock.now += DAY_S
     cloud.faults("terminate_s = 1200\n")
     ids = [machine.id for machine in cloud.found("instances").alive]
@@ -135,7 +134,7 @@ def test_machines_that_are_still_shutting_down_hold_the_name(
 def test_the_group_is_that_of_the_machines(cloud: SimulatedCloud) -> None:
     """A loser in another network may have left its own."""
     cloud.prepared(nodes=1)
-    found = cloud.found()
+    found = cloud.found("instances", "security_groups")
     (group,) = found.security_groups
     other = replace(group, id="sg-other", tags={**group.tags, "spr-cluster:owner-key": "SHA256:x"})
 
@@ -168,13 +167,13 @@ def test_down_leaves_a_newer_cluster_of_the_same_name_alone(
     with pytest.raises(SprError, match="since its removal was approved, another command of") as it:
         down_held_at(cloud, call, make_again)
 
-    (machine,) = other.found().instances
+    (machine,) = other.found("instances").instances
     assert machine.state == "running"
     assert machine.id in str(it.value)
-    assert [k.public for k in other.found().key_pairs] == [read_public(other.ctx.files.key)]
+    assert [k.public for k in other.found("key_pairs").key_pairs] == [
+        read_public(other.ctx.files.key)
+    ]
     assert cloud.ctx.files.exist
-    cloud.down()
-    assert cloud.left() == []
 
 
 def test_down_leaves_what_another_command_has_changed_since(cloud: SimulatedCloud) -> None:
@@ -191,7 +190,7 @@ def test_down_leaves_what_another_command_has_changed_since(cloud: SimulatedClou
 
 def test_down_removes_what_ec2_lists_only_after_the_approval(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=1)
-    found = cloud.found()
+    found = cloud.found("key_pairs")
 
     cloud.down(approved=Inventory(key_pairs=found.key_pairs))
 

@@ -93,9 +93,11 @@ def user_data_of(request: dict[str, Any]) -> str:
     return gzip.decompress(base64.b64decode(request["UserData"])).decode()
 
 
-def test_whatever_is_created_is_tagged_by_the_call_that_creates_it(cloud: SimulatedCloud) -> None:
+def test_whatever_is_created_is_tagged_by_the_call_that_creates_it_and_stays(
+    cloud: SimulatedCloud,
+) -> None:
     cloud.be("instant")
-    cloud.up(nodes=2, market="spot")
+    cloud.up(nodes=2, market="spot", max_price=3.0, idle_timeout=HOURS, volume_gib=50)
 
     creating = [
         (operation, params)
@@ -121,6 +123,10 @@ def test_whatever_is_created_is_tagged_by_the_call_that_creates_it(cloud: Simula
     # Nothing exists that its tag does not show.
     found = cloud.found()
     assert sum(len(ids) for ids in found.ids().values()) == len(cloud.left())
+    # Another `up` knows the options from the tags.
+    plan = cloud.plan()
+    assert [action.kind for action in plan.actions] == [ActionKind.VERIFY]
+    assert not plan.buys
 
 
 def test_the_private_key_stays_here_and_the_user_data_holds_no_secret(
@@ -153,16 +159,16 @@ def test_this_machine_knows_the_nodes_by_their_keys_and_names(cloud: SimulatedCl
 
 
 def test_a_cluster_is_found_again_by_its_tags_in_the_same_order(cloud: SimulatedCloud) -> None:
-    made = cloud.prepared(nodes=4)
+    made = cloud.prepared(nodes=3)
 
     found = cloud.cluster()
 
     assert [n.instance.id for n in found.nodes] == [n.instance.id for n in made.nodes]
     assert found.is_whole
     assert found.stack == "upstream"
-    assert found.wanted_nodes == 4
+    assert found.wanted_nodes == 3
     assert found.node("2").name == found.node("node2").name == "node2"
-    with pytest.raises(UsageError, match="no 'node9' in cluster 'bert': it has node0 to node3"):
+    with pytest.raises(UsageError, match="no 'node9' in cluster 'bert': it has node0 to node2"):
         found.node("node9")
     with pytest.raises(UsageError, match="no cluster 'other' is running in us-east-1"):
         find_cluster(cloud.ec2, "other")
@@ -215,15 +221,6 @@ def test_a_node_whose_queue_daemon_has_stopped_is_connected_again(
     assert len(unpacked) == (0 if state.startswith("drain") else 2)
 
 
-def test_up_without_options_keeps_the_cluster_as_it_is(cloud: SimulatedCloud) -> None:
-    cloud.up(nodes=2, market="spot", max_price=3.0, idle_timeout=HOURS, volume_gib=50)
-
-    plan = cloud.plan()
-
-    assert [action.kind for action in plan.actions] == [ActionKind.VERIFY]
-    assert not plan.buys
-
-
 def count_calls(cloud: SimulatedCloud, nodes: int) -> Any:
     """EC2's calls of a cold `up`, of the same again, of one with an image, and of `down`, by action."""
     calls = cloud.fake.application.calls
@@ -242,9 +239,9 @@ def count_calls(cloud: SimulatedCloud, nodes: int) -> Any:
     return counts
 
 
-def test_four_nodes_take_as_many_calls_as_two(cloud: SimulatedCloud) -> None:
+def test_three_nodes_take_as_many_calls_as_two(cloud: SimulatedCloud) -> None:
     cloud.be("instant")
-    few, many = count_calls(cloud, 2), count_calls(cloud, 4)
+    few, many = count_calls(cloud, 2), count_calls(cloud, 3)
 
     assert many == few
     cold, again, _, warm, _ = (sum(counts.values()) for counts in few)

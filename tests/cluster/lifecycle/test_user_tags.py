@@ -37,11 +37,7 @@ def test_every_resource_has_them_and_later_ones_too(cloud: SimulatedCloud) -> No
     ]
     listed = clients.scheduler.list_tags_for_resource(ResourceArn=group["Arn"])["Tags"]
     assert {"Key": "cost-center", "Value": "ml 42"} in listed
-
-
-def test_they_can_not_change(cloud: SimulatedCloud) -> None:
-    cloud.up(nodes=1, labels=TAGS)
-
+    # They can't change.
     assert cloud.plan_input(labels=TAGS[1:]).spec.labels == TAGS
     with pytest.raises(UsageError, match=r"--tag team=vision: cluster .* was created with cost-"):
         cloud.plan_input(labels=(("team", "vision"),))

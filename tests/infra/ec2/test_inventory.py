@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from infra.ec2.inventory import Inventory, describe_inventories, describe_inventory
-from infra.plan.planner import plan_down
-from infra.plan.removal import remove
 from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
 from tests.infra.resource_factory import KINDS, ResourceFactory
@@ -25,22 +21,6 @@ def test_every_kind_is_looked_for(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> 
     assert ec2_calls.of("DescribeSnapshots")[0]["OwnerIds"] == ["self"]
     # AWS may refuse or time out long lists as a whole.
     assert ec2_calls.of("DescribeSnapshots")[0]["MaxResults"] == 1000
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_found_by_its_tag_alone_and_removed(ec2_cloud: FakeCloud, kind: str) -> None:
-    ec2 = ec2_cloud.clients.ec2
-    planted = KINDS[kind](ResourceFactory(ec2_cloud, "bert"))
-    KINDS[kind](ResourceFactory(ec2_cloud, "other"))
-
-    found = describe_inventory(ec2, "bert")
-
-    assert found.ids()[kind] == [planted]
-    for action in plan_down(found).actions:
-        remove(ec2, action, ec2_cloud.clock)
-    left = describe_inventory(ec2, "bert")
-    assert kind not in left.ids()
-    assert len(describe_inventory(ec2, "other").ids()[kind]) == 1
 
 
 def test_all_clusters_of_a_region_at_once(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:

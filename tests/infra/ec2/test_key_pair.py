@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.ec2.inventory import describe_inventory
-from infra.ec2.key_pair import generate_key_pair, import_key_pair, read_public
+from infra.ec2.key_pair import generate_key_pair, read_public
 from infra.files import write_private
-from tests.aws import Recorder
-from tests.infra.local.fakes import FakeCloud
 
 
 def test_a_key_pair_never_shows_its_private_half() -> None:
@@ -70,17 +67,3 @@ def test_a_crash_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == [path]
     write_private(path, "newer")
     assert path.read_text() == "newer"
-
-
-def test_only_the_public_half_goes_to_ec2_and_tagged(
-    ec2_cloud: FakeCloud, ec2_calls: Recorder
-) -> None:
-    pair = generate_key_pair("spr-cluster-bert")
-
-    import_key_pair(ec2_cloud.clients.ec2, "bert", pair.public, {})
-
-    (request,) = ec2_calls.of("ImportKeyPair")
-    assert request["PublicKeyMaterial"] == pair.public.encode()
-    assert "PRIVATE" not in str(ec2_calls.calls)
-    found = describe_inventory(ec2_cloud.clients.ec2, "bert", ("key_pairs",))
-    assert [key.public for key in found.key_pairs] == [pair.public.rpartition(" ")[0]]

@@ -40,18 +40,6 @@ def see(cloud: FakeCloud) -> SecurityGroup:
     return found
 
 
-def test_a_group_is_tagged_by_the_call_that_makes_it(
-    ec2_cloud: FakeCloud, ec2_calls: Recorder, group: SecurityGroup
-) -> None:
-    found = see(ec2_cloud)
-
-    assert found.id == group.id
-    assert found.tags == group.tags
-    assert found.tags["spr-cluster:cluster"] == "bert"
-    assert found.tags["spr-cluster:nodes"] == "3"
-    assert not found.is_open_as([CALLER], CALLER)
-
-
 def test_it_is_opened_for_the_caller_and_for_itself_alone(
     ec2_cloud: FakeCloud, ec2_calls: Recorder, group: SecurityGroup
 ) -> None:

@@ -262,10 +262,6 @@ def everything() -> Inventory:
     )
 
 
-def test_a_plan_to_remove_nothing_is_empty() -> None:
-    assert plan_down(Inventory()).actions == ()
-
-
 def test_what_machines_hold_is_left_to_ec2_while_they_end() -> None:
     plan = plan_down(everything())
 

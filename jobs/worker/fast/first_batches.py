@@ -52,7 +52,8 @@ class FastLayers:
         self._limits = (LONGEST_CAUSAL, LONGEST, getattr(config, "sliding_window", None) or 0)
         self._flags = [(m, n) for m in model.modules() for n in _RECOMPUTES if hasattr(m, n)]
         self._say, self._shared, self.trouble = say, shared, ""
-        self._model, self._entered, self.hooks = model, None, list[Any]()
+        self._model, self.hooks = model, list[Any]()
+        self._entered: Any = None
         for each in way_to_layers(model):
             self.hooks += [
                 each.register_forward_pre_hook(self, with_kwargs=True),

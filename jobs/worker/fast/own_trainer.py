@@ -180,8 +180,10 @@ class StepReports(TrainerCallback):
             ids, mask = found[name], found.get(f"{name[:-9]}attention_mask")
             self._padded += ids.numel()
             # Others are values to add to the scores.
-            counts = mask is not None and mask.shape == ids.shape and not mask.is_floating_point()
-            self._tokens += int(mask.sum()) if counts else ids.numel()
+            if mask is None or mask.shape != ids.shape or mask.is_floating_point():
+                self._tokens += ids.numel()
+            else:
+                self._tokens += int(mask.sum())
         self._rate = self._trainer.optimizer.param_groups[0]["lr"]
         loss = self._plain(model, inputs, *arguments, **named)
         self._loss += float(loss)  # a part's share

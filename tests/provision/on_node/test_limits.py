@@ -163,11 +163,12 @@ def test_a_task_that_is_not_held_says_so_in_its_output(
     monkeypatch.setattr(
         limits, "_ask", lambda *a: next((v for k, v in shown.items() if k in " ".join(a)), "")
     )
-    monkeypatch.setattr(
-        limits,
-        "_find_error",
-        lambda *a: started.append(a) or next((v for k, v in said.items() if k in a), ""),
-    )
+
+    def find_error(*words: Any) -> str:
+        started.append(words)
+        return next((error for word, error in said.items() if word in words), "")
+
+    monkeypatch.setattr(limits, "_find_error", find_error)
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
     monkeypatch.delenv("SPR_CORES", raising=False)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from jobs.worker.fast import attention, first_batches
 from jobs.worker.fast.compilation import find_layers
+from jobs.worker.fast.dropout import draw_seeds
 from jobs.worker.fast.first_batches import FastLayers
 from jobs.worker.fast.parts import find_parts
 
@@ -287,7 +288,8 @@ class Towers(nn.Module):
 
     def forward(self, one: Any, two: Any) -> torch.Tensor:
         vectors = [self.bert(**each)[0][:, 0] for each in (one, two)]
-        return (vectors[0] * vectors[1]).sum()
+        product: torch.Tensor = vectors[0] * vectors[1]
+        return product.sum()
 
 
 def test_a_model_that_calls_its_layers_twice_is_entered_once() -> None:
@@ -296,7 +298,7 @@ def test_a_model_that_calls_its_layers_twice_is_entered_once() -> None:
     fast = FastLayers(model, said.append, shared=False)
     both = [{n: b[n] for n in ("input_ids", "attention_mask")} for b in (batch(2, 16), batch(2, 9))]
     both[1] = {"input_ids": both[1]["input_ids"]}
-    with patch.object(first_batches, "draw_seeds", wraps=first_batches.draw_seeds) as draw:
+    with patch.object(first_batches, "draw_seeds", wraps=draw_seeds) as draw:
         model(*both).backward()
         assert draw.call_count == 3, "two of them compare"
     assert said == []

@@ -36,7 +36,7 @@ from infra.files import read_text, write_private
 from infra.plan.actions import Action
 from infra.plan.ownership import split_groups
 from infra.spec import or_other_name
-from infra.wait import Clock, Progress, Silent, SystemClock, begin
+from infra.wait import Clock, Progress, Silent, SystemClock, start_thread
 from provision.host import Host
 from provision.host_keys import pinned_host_keys
 from provision.jump import Gateway, proxy_argv
@@ -233,7 +233,7 @@ class Context:
         with suppress(BotoCoreError, ClientError, SprError, FutureTimeoutError):
             # boto3 can create clients in one thread only.
             look = partial(describe_inventory, self.clients.ec2, self.name, ("security_groups",))
-            found = begin(look).result(_RECORD_S)
+            found = start_thread(look).result(_RECORD_S)
             own, _ = split_groups(found, key_pair.read_public(self.files.key))
             group = own or (None if only_own else found.group)
             return parse_record(group.tags) if group else None

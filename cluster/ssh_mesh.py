@@ -22,8 +22,8 @@ _KEY = ".ssh/spr-cluster"
 _BEGIN, _END = "# spr-cluster begin", "# spr-cluster end"
 _BUNDLE = "/tmp/spr-cluster-mesh.tar"
 
-# In place: a rename fails where it is a mount. A hostname must not be a loopback address as well: peers would
-# get both.
+# Copied in place, because /etc/hosts can't be replaced where it is a mount. A hostname must not be a loopback
+# address as well: its node would use that.
 PUT_NAMES = (
     f'(cat; sed -E "/^{_BEGIN}$/,/^{_END}$/d; '
     r'/^127\./s/[[:space:]]+$(hostname)([[:space:]]|$)/\1/g" /etc/hosts) > /tmp/spr-cluster-hosts && '

@@ -77,8 +77,8 @@ def wait_until(
     return found
 
 
-def begin(call: Callable[[], T]) -> Future[T]:
-    """Start a function in a thread that does not delay the exit of this process."""
+def start_thread(call: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread that does not delay the exit of this process; return its future."""
     future = Future[T]()
 
     def run() -> None:

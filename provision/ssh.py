@@ -219,7 +219,7 @@ class SshHost:
 
         TCP alone would try for 15 minutes, and a proxy command may never notice.
         """
-        # What a proxy command holds of an upload goes first: 2 MB in OpenSSH.
+        # A proxy command buffers uploads, OpenSSH's 2 MB, and the request waits behind them.
         limit_s = 2 * _LOST_S if self._proxy_argv else _LOST_S
 
         def ask() -> None:
@@ -401,7 +401,7 @@ class SshHost:
         _require_success(self._name, command, Result(code, "", said.decode(errors="replace")))
 
     def _open_files(self) -> paramiko.SFTPClient:
-        """Open SFTP once for all threads. Not by fabric, which sets no limit of time."""
+        """Return the SFTP session that all threads share. fabric's has no time limit."""
         with self._opening_files:  # not the other lock: commands need no files
             transport = self._open().transport
             if self._sftp is None:

@@ -22,7 +22,7 @@ from infra.errors import SprError, UsageError
 # rsync's exit codes for lost connections and timeouts, and ssh's.
 _BROKEN = (10, 12, 20, 30, 35, 255)
 
-# For what rsync ends with this code, and how it reports links that lead to nothing.
+# rsync's exit code for a partial copy, and how its messages begin if only dangling links are missing.
 _PARTIAL, _DANGLING = 23, ("symlink has no referent: ", "rsync error: ")
 
 _REMOTE = re.compile(r"(?:node)?(\d+):(.*)", re.DOTALL)
@@ -99,7 +99,7 @@ def run(request: CopyRequest) -> int:
         argv = build_argv(source, target, config, is_folder=is_folder, recursive=request.recursive)
         code = run_there(argv)
     if code == _PARTIAL and is_folder and lacks_only_dangling_links(argv):
-        say("note: links that lead to nothing were not copied")
+        say("note: dangling links were not copied")
         code = 0
     if code:
         hint = "the same command continues the copy" if code in _BROKEN else None
@@ -123,13 +123,13 @@ def build_argv(
 ) -> list[str]:
     """Return the command that copies: rsync, else scp. Raises :class:`UsageError` without either."""
     if rsync := shutil.which("rsync"):
-        # Several files or folders, such as *, are no folder.
+        # A pattern such as * is not a single folder.
         argv = [rsync, "-rLptz" if recursive else "-Lptz", "--partial"]
         if is_folder:
-            # Only links out of the folder are followed: others may lead to a folder that they are in.
+            # Other links may lead to a folder that contains them.
             argv = [rsync, "-rlptz", "--copy-unsafe-links", "--partial"]
             argv += _make_folder(target)
-            # The slash follows a link, and makes a link to a sibling one out of the folder.
+            # With a slash, rsync follows a source that is a link, and links to the folder's siblings.
             name = os.path.basename(source.path)  # noqa: PTH119 - pathlib drops a slash
             name = "" if name in (".", "..") else name
             source = replace(source, path=os.path.join(source.path or ".", ""))  # noqa: PTH118
@@ -155,17 +155,17 @@ def build_argv(
 
 
 def _make_folder(target: Place) -> list[str]:
-    """Create the target, as rsync creates only one folder; return rsync's options for that on a node."""
+    """Create the target with its parents, or return the rsync options that do so on a node."""
     if target.node:
         made = f"mkdir -p -- {shlex.quote(target.path)} && " if target.path else ""
         return [f"--rsync-path={made}rsync"]
-    with suppress(OSError):  # of which rsync tells
+    with suppress(OSError):  # rsync reports it
         Path(target.path).mkdir(parents=True, exist_ok=True)
     return []
 
 
 def lacks_only_dangling_links(rsync: list[str]) -> bool:
-    """Repeat a copy that was partial, and return whether only links to nothing are missing."""
+    """Repeat a partial copy, and return whether only dangling links are missing."""
     done = subprocess.run(rsync, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
     others = [line for line in done.stderr.splitlines() if not line.startswith(_DANGLING)]
     return done.returncode == _PARTIAL and not others

@@ -136,7 +136,7 @@ def _render(found: LocalStatus) -> Iterator[str]:
     yield f"{'server':12} {server}"
     yield f"{'state':12} {found.folder}"
     if os.geteuid() != 0:
-        yield f"{'':12} without root, which an embedded cloud needs: root's is not shown"
+        yield f"{'':12} root's embedded cloud is not shown: use sudo"
     for name, ranges in resources.networks.items():
         yield f"{'network':12} {ranges} ({name})"
     for instance in resources.instances:

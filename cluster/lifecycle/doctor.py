@@ -54,7 +54,7 @@ from infra.plan.ownership import split_groups
 from infra.plan.planner import plan_up, rank_instances
 from infra.s3_url import parse_s3_url
 from infra.spec import AUTO, EICE, SSM, ClusterChange, ClusterSpec, parse_ssh_cidr
-from infra.wait import begin
+from infra.wait import start_thread
 from infra.words import counted
 from provision.jump import require_way
 from provision.stacks.load import load_stack
@@ -133,7 +133,7 @@ def examine(exam: Examination) -> list[CheckResult]:
         getattr(exam.ctx.clients, name)
     futures: dict[str, Future[list[CheckResult]]] = {}
     for check in CHECKS:  # each needs only earlier ones
-        futures[check.name] = begin(partial(_look, exam, check, futures))
+        futures[check.name] = start_thread(partial(_look, exam, check, futures))
     deadline = time.monotonic() + _DEADLINE_S
     return [result for check in CHECKS for result in _await(check, futures, deadline)]
 

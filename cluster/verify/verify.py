@@ -84,7 +84,7 @@ def verify_cluster(
     can't be reached.
     """
     head = open_host(cluster.head)
-    busy = _find_busy(head)
+    busy = _why_busy(head)
     with progress.phase(f"Inspect {counted(len(cluster.nodes), 'node')}"):
         answers = _probe(cluster, expected, open_host, progress)
     reached = [node for node, answer in answers.items() if answer.reached]
@@ -110,14 +110,14 @@ def verify_cluster(
     return VerifyReport((*results, *launched, *queue), network)
 
 
-def _find_busy(head: Host) -> str:
-    """Return why nothing may use all cores or the whole network now; "" if no job is running."""
+def _why_busy(head: Host) -> str:
+    """Return why tests must not load the nodes, such as a running job; "" if they may."""
     try:
         job = find_running_job(head)
     except (ConnectionLostError, HostKeyError, NoAnswerError):
         raise
     except HostError:  # the check of the queue says why
-        return "whether a job is running is unknown"
+        return "a job may be running"
     return f"job {job} is running and affects latencies" if job else ""
 
 

@@ -206,7 +206,7 @@ def snapshot_release() -> tuple[str, int]:
 
 
 def release_of(base: str) -> list[str]:
-    """Return what a server is started again for: this release, and the hash of the base image."""
+    """Return this tool's release and the base image's hash. If one changes, the server is replaced."""
     return [read_version().partition("+")[0], base]
 
 

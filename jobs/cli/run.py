@@ -51,7 +51,7 @@ from jobs.program.plan import (
     find_script,
     plan_program,
 )
-from jobs.program.pyproject import OwnPackage, needs_packages, read_own_package, runs_python
+from jobs.program.pyproject import OwnPackage, may_run_python, needs_packages, read_own_package
 from jobs.train.request import check_results
 from jobs.worker.spec import JobSpec, Work
 from jobs.worker.training.options import is_url
@@ -281,7 +281,7 @@ def _build_spec(request: RunCommand, stage: tuple[tuple[str, str], ...]) -> JobS
 def _read_packages(
     request: RunCommand, sent: SentFolders, own: OwnPackage, start: Path
 ) -> PackageList | None:
-    """Return the packages that the program needs: those named, of its script, or of its project."""
+    """Return the packages that the program needs: of `--packages`, its script's header, or its project."""
     root, given = sent.project.root if sent.project else start, request.packages
     script = find_script(request.program, start, root)
     if given is None and not sent.project:
@@ -291,7 +291,7 @@ def _read_packages(
     try:
         packages = find_packages(given, root, start / script if script else None, Path.cwd())
     except UnreadListError as error:
-        if runs_python(request.program, own.scripts):
+        if may_run_python(request.program, own.scripts):
             raise
         say(f"no packages are installed: {error.message}")
         return None

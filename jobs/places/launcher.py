@@ -165,7 +165,7 @@ class JobSummary(JobEnd):
     def spending(self, now: datetime) -> Spending:
         """Return what it costs, at the price on demand, with its restarts.
 
-        What a job has cost that ended at an unknown time is unknown.
+        The cost of a job that ended at an unknown time is unknown.
         """
         end = now if self.is_active else self.ended
         took = max(0.0, (end - self.began).total_seconds()) if self.began and end else 0.0

@@ -80,7 +80,7 @@ def collect_files(
 
 
 def leads_out(path: Path, root: Path) -> bool:
-    """Whether a path is a link to nothing, to what is not in a folder, or to an absolute path."""
+    """Whether a path is a link that is dangling, is absolute, or leads out of a folder."""
     if not path.is_symlink():
         return False
     is_inside = path.exists() and path.resolve().is_relative_to(root.resolve())
@@ -90,7 +90,7 @@ def leads_out(path: Path, root: Path) -> bool:
 def _follow(name: str, root: Path, names: Collection[str]) -> str:
     """Return where a file's name leads on the nodes, which get the links among a project's ``names``.
 
-    A link that can't be followed there, as it is absolute or leads out of the project, is part of the result.
+    The result keeps a link that nodes can't follow, because it is absolute or leads out of the project.
     """
     path = Path(name)
     for link in (*reversed(path.parents), path):

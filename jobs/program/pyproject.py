@@ -31,7 +31,7 @@ _PLAIN_TOOL = re.compile(
     "cat|date|df|du|echo|false|free|head|hostname|id|ip|ls|lsblk|lscpu|lsmem|nproc|numastat|nvidia-smi|pwd"
     "|lstopo|printenv|ps|sleep|tail|true|uname|uptime|whoami"
 )
-_PYTHON = re.compile(
+_STARTS_PYTHON = re.compile(
     r"(i?python|torchrun|accelerate|pytest)[\d.]*|(z|k|ba|da)?sh|make|mpi(run|exec)|.+\.(py|sh)"
 )
 _T = TypeVar("_T")
@@ -221,6 +221,8 @@ def needs_packages(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
     return command[0] in scripts or not _PLAIN_TOOL.fullmatch(program)
 
 
-def runs_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
-    """Whether a command clearly runs Python or what usually does, such as `env A=1 bash a.sh`."""
-    return command[0] in scripts or any(_PYTHON.fullmatch(Path(word).name) for word in command)
+def may_run_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
+    """Whether a word of a command is Python, a script, or what usually starts one, such as `bash`."""
+    return command[0] in scripts or any(
+        _STARTS_PYTHON.fullmatch(Path(word).name) for word in command
+    )

@@ -244,7 +244,8 @@ def local_model(options: TrainOptions) -> Path | None:
         return None
     if is_url(name):
         raise UsageError(
-            f"--model {name}: not from S3", hint="download the folder, and give its path"
+            f"--model {name}: a model can't be read from S3",
+            hint="download the folder, and pass its path",
         )
     path = expand_home(name)
     if path.is_dir():

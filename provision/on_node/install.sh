@@ -65,7 +65,7 @@ for package in "${system_packages[@]}"; do
 done
 if ((${#missing[@]})); then
     apt() { sudo -E apt-get -q -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5 "$@"; }
-    # `apt update` succeeds without the lists of a mirror that does not answer, which then lack packages.
+    # `apt update` succeeds even if a mirror does not answer; its packages are then missing.
     for attempt in {1..3}; do
         echo "@step package lists"
         # They have another lock, for which apt has no timeout.

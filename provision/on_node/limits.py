@@ -116,7 +116,7 @@ class Guard:
         unit = f"spr-{job}.slice"
         group = _ask("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
         if not group.endswith(f"/{unit}"):
-            # A unit that does not run has none, and that would be the whole machine.
+            # A stopped unit has none; an empty name would mean the whole machine's.
             sys.exit(f"{unit} has no control group")
         # With cgroups version 1, systemd has its own hierarchy.
         base = Path("/sys/fs/cgroup")

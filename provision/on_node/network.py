@@ -109,14 +109,14 @@ def resolve(name: str) -> str | None:
 def reach(peer: dict[str, Any], token: bytes, turn: threading.Lock) -> dict[str, Any]:
     """Test name, port, round trip, and clock of one peer. Times are in seconds.
 
-    Threads that measure together would measure each other, so each waits for its ``turn``.
+    One thread at a time measures, holding ``turn``: together, they would measure each other.
     """
     answer: dict[str, Any] = {"address": resolve(peer["name"])}
     if answer["address"] is None:
         return {**answer, "error": "its name does not resolve"}
     try:
         with connect(peer, token, b"t") as connection:
-            measure_round_trip(connection)  # a peer that does not answer holds up no other
+            measure_round_trip(connection)  # before the lock: a silent peer delays no other
             with turn:
                 end = time.perf_counter() + _TRIPS_S
                 trips = [measure_round_trip(connection)]

@@ -27,7 +27,7 @@ _SSH = (
     *("-o", f"ServerAliveInterval={_SILENT_S // 4}", "-o", "ServerAliveCountMax=4"),
 )
 _ARRIVES_S = 24 * 3600
-"""After which a folder that has not arrived never will."""
+"""Seconds after which an incomplete folder is removed."""
 _WIDTH = 8
 
 

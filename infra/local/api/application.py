@@ -124,7 +124,7 @@ class Application:
         }
 
     def load(self, *, suspended: Collection[str]) -> None:
-        """Continue from the saved state, with the containers that were stopped from outside.
+        """Continue from the saved state. ``local stop`` has stopped the ``suspended`` containers.
 
         Raises :class:`CloudError` if the state is unusable.
         """

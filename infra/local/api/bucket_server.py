@@ -157,7 +157,7 @@ class BucketServer:
     def __init__(self, folder: StateFolder) -> None:
         self._file, self._moto = folder.buckets, create_backend_app("s3")
         self.lock = threading.RLock()
-        """Held by whatever changes a bucket, or saves them."""
+        """Held while a bucket changes, and while buckets are saved."""
         self._is_saved, self._next_save = True, 0.0
         self._credentials = folder.credentials()
         self.sessions = Sessions(self._credentials[1])
@@ -201,7 +201,7 @@ class BucketServer:
         for bucket in list(s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.values()):
             bucket.encryption = bucket.encryption or _ENCRYPTION
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            # A node that is ending must not keep the lock.
+            # Before the lock: a node may shut down during its upload.
             read_body(environ)
             with self.lock:
                 self._is_saved = False

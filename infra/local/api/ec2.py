@@ -98,7 +98,7 @@ class LocalEC2Backend(EC2Backend):
     # The server
 
     def resume(self, runtime: Runtime, *, suspended: Collection[str]) -> None:
-        """Continue from a saved state, with the containers that were stopped from outside."""
+        """Continue from the saved state. ``local stop`` has stopped the ``suspended`` containers."""
         self.runtime.attach(runtime)
         runtime.containers.ensure_network(self.place, self.vpc_range)
         self.instances.resume(suspended=suspended)

@@ -151,7 +151,6 @@ class InstanceContainers(Part):
 
     def _shut_down(self, instance: Instance) -> None:
         """Stop or terminate an instance that shut itself down, as specified at launch."""
-        reason = "Client.InstanceInitiatedShutdown", "Instance initiated shutdown"
         if instance.instance_initiated_shutdown_behavior == "terminate":
             try:
                 self.terminate([instance.id])
@@ -161,7 +160,7 @@ class InstanceContainers(Part):
                 return
         else:
             instance.stop()
-        set_reason(instance, *reason)
+        set_reason(instance, "Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 
     def _lose(self, instance: Instance) -> None:
         """Terminate an instance whose container was removed from outside, along with its disk."""

@@ -56,7 +56,7 @@ def hold_lock(folder: StateFolder) -> IO[str]:
         return None
 
     try:
-        # `is_server_alive` takes it for a moment.
+        # `is_server_alive` holds it briefly.
         wait_until("the server's lock", take, deadline_s=1, every_s=0.02)
     except DeadlineError:
         file.close()

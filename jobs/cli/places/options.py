@@ -112,8 +112,7 @@ class PlaceRequest(DryRunRequest):
     shape: str | None = option(
         "a node of another type: its physical cores and, optionally, NUMA nodes; on Kubernetes, also "
         "hardware threads per core and GiB of memory, such as cores=64,numa=2,threads=2,memory=1024 (default "
-        "there: "
-        f"{NodeShape()})",
+        f"on Kubernetes: {NodeShape()})",
         metavar="cores=N,…",
         excludes="shape",
         **_OTHERS,

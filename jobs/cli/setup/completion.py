@@ -66,8 +66,8 @@ def complete() -> None:
     is_known = name in COMMANDS
     parser = build_parser(name if is_known else None)
     if not is_known:
-        for name in (*(name for name, each in COMMANDS.items() if each.help), *SHORT_FORMS):
-            parser.add_child(name, "", "")
+        for known in (*(each for each, command in COMMANDS.items() if command.help), *SHORT_FORMS):
+            parser.add_child(known, "", "")
     for each in parser.walk():
         for option in each.options:
             if completer := _find_completer(option):

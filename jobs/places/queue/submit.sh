@@ -1,6 +1,7 @@
-# Submits a job. slurm.py sets the variables before these lines: the job, its folder root, the suffix new of
-# the files that it has uploaded there, the name of the file with secrets, whether the job is resumed, and the
-# exit code active for one that is in the queue.
+# Submits a job. slurm.py puts these variables before these lines:
+#   job      the job's ID                      root     its folder
+#   new      the uploaded files' suffix        secrets  the name of the file with secrets
+#   resumed  not empty for a resumed job       active   the exit code if it is in the queue already
 #
 # The queue takes the job before anything changes, and starts it when all nodes have it: a job to resume that
 # is refused stays as it ended on every node. An earlier log belongs to a resumed job, or to another run of a
@@ -12,8 +13,8 @@ if [ -n "$resumed" ]; then
     case $queue in '' | COMPLETING) ;; *) rm -f ./*."$new"; exit "$active" ;; esac
 fi
 
-# Runs a command for each other node, @. If one fails with 255, as for a node that does not answer, xargs ends.
-# Nothing is exported outside: sbatch gives the job what it finds.
+# Runs a command for each other node, @. It must not exit with 255, as ssh does if a node does not answer: xargs
+# would stop. The exports stay in this subshell, because sbatch passes its environment on to the job.
 on_others() (
     export root new secrets enter take sent
     tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c "$1"

@@ -104,7 +104,7 @@ def distinct(*arrays: Any) -> Longs:
 
 
 def digest_arrays(*arrays: NDArray[Any]) -> str:
-    """Return a digest of arrays: 10 million texts take seconds, as objects minutes."""
+    """Return a digest of arrays. Of 10 million texts, it takes seconds; as Python objects, minutes."""
     found = blake2b(digest_size=16)
     for array in arrays:
         found.update(f"{array.dtype} {array.shape};".encode())

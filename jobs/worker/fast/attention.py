@@ -134,8 +134,8 @@ def attend(
             query, key, value, attention_mask, dropout, causal, scale=scale
         )
     if is_causal and mask is not None:
-        # Padding on the left sees no token. It would get the mean of all, also of those that follow, and the
-        # first word is predicted from it.
+        # Padding on the left attends to no token. Softmax would give it the mean of all, with later ones, and
+        # the first word is predicted from it.
         sees = mask.amax(-1, keepdim=True) > torch.finfo(mask.dtype).min / 2
         output = torch.where(sees, output, 0.0)
     return output.transpose(1, 2), None

@@ -17,7 +17,7 @@ from .int8 import Int8Linear
 
 _RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
 """What transformers' modules call it before 5.20 and since."""
-_AGAIN = "gradient checkpointing computes them twice, with other dropout"
+_DROPOUT_TWICE = "gradient checkpointing computes them twice, with other dropout"
 _MOST = {"fp32": (1e-3, 1e-2), "bf16": (0.05, 0.2), "int8": (0.3, 0.6)}
 """Accepted differences of outputs and gradients, as parts of their norms, by precision.
 
@@ -130,7 +130,7 @@ class FastLayers:
     def _compare(self, model: Any, inputs: Any, named: Any) -> str:
         """Return what is wrong with the fast layers for a batch; nothing remains of the comparison."""
         if any(getattr(*each) for each in self._flags) and _find_own(model):
-            return _AGAIN
+            return _DROPOUT_TWICE
         state, autocast = torch.get_rng_state(), [torch.is_autocast_enabled("cpu")]
         kept = [
             (module._buffers, name, each, each._version, each.clone())
@@ -179,7 +179,7 @@ class FastLayers:
 
 
 def _differentiate(model: Any, inputs: Any, named: Any) -> tuple[list[Tensor], list[Tensor], str]:
-    """Return a batch's outputs, gradients in the first and the last layer, and what checkpoints do to them.
+    """Return a batch's outputs, gradients in the first and the last layer, and why they can't be compared.
 
     Two layers' gradients need little memory, and their computation goes through all layers.
     """
@@ -200,7 +200,9 @@ def _differentiate(model: Any, inputs: Any, named: Any) -> tuple[list[Tensor], l
     gradients = torch.autograd.grad(total, weights, allow_unused=True) if weights else ()
     again = any(each.seed is not seed for each, seed in zip(own, seeds))  # noqa: B905 - 3.8
     filled = [torch.zeros(()) if each is None else each for each in gradients]
-    trouble = _AGAIN if again else "reentrant checkpointing hides gradients" if hidden else ""
+    trouble = (
+        _DROPOUT_TWICE if again else "reentrant checkpointing hides gradients" if hidden else ""
+    )
     return [each.detach() for each in outputs], filled, trouble
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 LARGER_DISKS = "remove files; only a new cluster can have larger disks (`up --volume-gib`)"
 MORE_SPACE = "free space on the file system or, on Kubernetes, a larger claim"
-"""The way to more room on disks that `up` has not chosen."""
+"""For a full disk that is not a node's of ours."""
 
 
 class WorkerError(Exception):

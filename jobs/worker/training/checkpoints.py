@@ -307,7 +307,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _start_over() -> str:
-    """Return how to start over. Without a supervisor, each attempt resumes, and has the same command."""
+    """Return how to start over. Without a supervisor, the job's command always has ``--resume``."""
     elsewhere = "by moving output.state/ away or, on Kubernetes, with another --job-name"
     return f"start over {'without --resume' if has_supervisor() else elsewhere}"
 

@@ -443,7 +443,7 @@ def _name_classes(
 
 
 def _labels_of(record: Any) -> set[str]:
-    """Return a record's labels or tags; other records have none."""
+    """Return a record's labels; other records have none."""
     return {*getattr(record, "labels", ())}
 
 

@@ -81,7 +81,7 @@ def test_a_folder_needs_r(
         ("", [255, 1, 0], True, "ssh ssh rsync -Lptz", ""),
         ("-r", [1, 0], False, "ssh rsync -rLptz", ""),
         ("-r", [1, 23], False, "ssh rsync -rLptz", "rsync failed with exit code 23"),
-        ("-r", [0, 23], False, "ssh rsync -rlptz", "note: links that lead to nothing"),
+        ("-r", [0, 23], False, "ssh rsync -rlptz", "note: dangling links"),
     ],
 )
 def test_a_nodes_folder_needs_r_as_well(

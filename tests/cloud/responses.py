@@ -66,6 +66,10 @@ class FaultyEC2Response(LocalEC2Response):
             self.params["MaxResults"] = size
         return super().call_action()
 
+    def require_page_size(self) -> None:
+        if not self._faults.page_size:
+            super().require_page_size()
+
     def _page_size(self) -> int:
         return pages_of(str(self._get_action()), self.params, self._faults.page_size)
 

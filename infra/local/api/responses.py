@@ -60,8 +60,11 @@ class LocalEC2Response(EC2Response):
         with self.ec2_backend.launches.requested(request):
             return super().run_instances()
 
-    def describe_instances(self) -> ActionResult:
+    def require_page_size(self) -> None:
         refusals.require_page_size(self._get_param("MaxResults"))
+
+    def describe_instances(self) -> ActionResult:
+        self.require_page_size()
         answer: ActionResult = super().describe_instances()
         for reservation in answer.result["Reservations"]:
             reservation.instances = [

@@ -70,7 +70,9 @@ _ON_A_CLUSTER = (
         "a job runs",
         "up --nodes 1 --yes",
         act=f.all_of(
-            f.stage("node0", "^squeue ", Result(0, "7|RUNNING|node[0-1]|None|squad-1\n", "")),
+            f.stage(
+                "node0", "^timeout 20 squeue ", Result(0, "7|RUNNING|node[0-1]|None|squad-1\n", "")
+            ),
             f.stage("node0", "^# listing", Result(0, "Host node1\nHostName 172.31.0.5", "")),
         ),
         code=2,

@@ -315,7 +315,7 @@ def test_other_users_are_told_that_the_cloud_is_roots(
     assert "needs root" in capsys.readouterr().err
     assert folder.root.exists()
     assert main(["local", "status"]) == 0
-    assert "without root" in capsys.readouterr().out
+    assert "use sudo" in capsys.readouterr().out
 
 
 def test_a_server_that_does_not_start_reports_why(

@@ -301,7 +301,8 @@ def test_files_are_sent_once_after_the_plan_and_variables_for_every_trial(
     assert len([c for c in head.commands if "# distributing" in c]) == 1
     submitting = [text for text in head.commands if text.startswith("# submitting")]
     name = f"environment.json.{TRIALS.new}"
-    assert [name in text for text in submitting] == [True, True]
+    words = {f"new={TRIALS.new}", "secrets=environment.json"}
+    assert [words <= {*text.splitlines()} for text in submitting] == [True, True]
     sent = [content for path, content in put if path == f"{TRIALS.root}/{name}"]
     assert [json.loads(content) for content in sent] == [["HF_TOKEN=hf_secret"]] * 2
     assert not any("hf_secret" in command for command in head.commands)

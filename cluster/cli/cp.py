@@ -96,6 +96,9 @@ def run(request: CopyRequest) -> int:
         if is_folder and not request.recursive:  # rsync would skip it, and succeed
             raise _folder_error(str(source))
     if code != NOT_CONNECTED:
+        if is_folder and not target.node:
+            with suppress(OSError):  # rsync reports it
+                Path(target.path).mkdir(parents=True, exist_ok=True)
         argv = build_argv(source, target, config, is_folder=is_folder, recursive=request.recursive)
         code = run_there(argv)
     if code == _PARTIAL and is_folder and lacks_only_dangling_links(argv):
@@ -128,7 +131,8 @@ def build_argv(
         if is_folder:
             # Other links may lead to a folder that contains them.
             argv = [rsync, "-rlptz", "--copy-unsafe-links", "--partial"]
-            argv += _make_folder(target)
+            if target.node and target.path:
+                argv += [f"--rsync-path=mkdir -p -- {shlex.quote(target.path)} && rsync"]
             # With a slash, rsync follows a source that is a link, and links to the folder's siblings.
             name = os.path.basename(source.path)  # noqa: PTH119 - pathlib drops a slash
             name = "" if name in (".", "..") else name
@@ -152,16 +156,6 @@ def build_argv(
         argv = [scp, "-C", "-F", str(ssh_config), *(["-r"] if recursive else [])]
         return [*argv, str(source), str(target)]
     raise UsageError("neither rsync nor scp is installed on this machine")
-
-
-def _make_folder(target: Place) -> list[str]:
-    """Create the target with its parents, or return the rsync options that do so on a node."""
-    if target.node:
-        made = f"mkdir -p -- {shlex.quote(target.path)} && " if target.path else ""
-        return [f"--rsync-path={made}rsync"]
-    with suppress(OSError):  # rsync reports it
-        Path(target.path).mkdir(parents=True, exist_ok=True)
-    return []
 
 
 def lacks_only_dangling_links(rsync: list[str]) -> bool:

@@ -243,7 +243,7 @@ def _find_server(
 def _end_idle(folder: StateFolder, progress: Progress) -> bool:
     """End a server if another can replace it, and no instance runs and no image is being saved.
 
-    Returns whether it ended. Raises :class:`DeadlineError` if it does not end when it is told to.
+    Returns whether it ended. Raises :class:`DeadlineError` if it does not end in time.
     """
     try:
         containers = open_podman(folder.root).containers(f"{CLOUD_LABEL}={folder.key}")

@@ -51,7 +51,7 @@ def send_folders(
     for folder in folders:
         name = Path(folder.store).name
         last = "" if folder.shared else f".last-{name.rpartition('-')[0]}"
-        # Two jobs may send the same at once.
+        # Two jobs may send the same content at the same time.
         arrives = folder.store if folder.shared else f"spr-folders/.{name}.{paths.job_id}"
         note(f"sending {folder}")
         note(_send(folder, arrives, last, head.name, ssh_config))

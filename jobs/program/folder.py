@@ -21,7 +21,7 @@ from infra.s3_url import parse_s3_url
 from infra.words import counted, format_size
 from jobs.places.plan import JobFolder
 from jobs.places.record import read_job_id
-from jobs.program.plan import CACHES, leads_out, name_largest
+from jobs.program.plan import CACHES, name_largest
 from jobs.worker.storage.ownership import describe
 
 IGNORE_FILE = ".sprignore"
@@ -221,8 +221,16 @@ def _find_left_out(project: JobFolder) -> dict[str, str]:
                 sizes[name] = sum((root / each).lstat().st_size for each in own)
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
     shown = {name: f"ignored by git, {format_size(sizes[name])}" for name in largest}
-    links = [name for name in project.names or () if leads_out(root / name, root)]
+    links = [name for name in project.names or () if _leads_out(root / name, root)]
     return shown | {name: f"a link to {(root / name).readlink()}" for name in links}
+
+
+def _leads_out(path: Path, root: Path) -> bool:
+    """Whether a path is a link that is dangling, is absolute, or leads out of a folder."""
+    if not path.is_symlink():
+        return False
+    is_inside = path.exists() and path.resolve().is_relative_to(root.resolve())
+    return path.readlink().is_absolute() or not is_inside
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -337,7 +345,7 @@ def read_data(given: str, project: Path) -> JobFolder:
         raise UsageError(f"--data-dir {given} is the project itself", hint="name a folder in it")
     size, lost = 0, list[tuple[str, str]]()
     for path in root.rglob("*"):
-        if leads_out(path, root):
+        if _leads_out(path, root):
             lost.append((f"{root.name}/{path.relative_to(root)}", str(path.readlink())))
         elif path.is_file():
             size += path.lstat().st_size

@@ -79,14 +79,6 @@ def collect_files(
     return files
 
 
-def leads_out(path: Path, root: Path) -> bool:
-    """Whether a path is a link that is dangling, is absolute, or leads out of a folder."""
-    if not path.is_symlink():
-        return False
-    is_inside = path.exists() and path.resolve().is_relative_to(root.resolve())
-    return path.readlink().is_absolute() or not is_inside
-
-
 def _follow(name: str, root: Path, names: Collection[str]) -> str:
     """Return where a file's name leads on the nodes, which get the links among a project's ``names``.
 

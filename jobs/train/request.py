@@ -115,7 +115,7 @@ def check_inputs(options: TrainOptions) -> str:
 
 
 def require_data(options: TrainOptions) -> None:
-    """Raise :class:`UsageError` for a task that has no data of its own, and got none."""
+    """Raise :class:`UsageError` if a task without data of its own gets none."""
     task = TASKS[options.task](options)
     try:
         if isinstance(task, TableTask):

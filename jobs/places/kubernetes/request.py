@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.places.placement import NodeShape, Placement, Preload, place_on
+from jobs.worker.runtime.output import state_folder
 from jobs.worker.spec import PlacementOptions
 
 
@@ -66,7 +68,7 @@ class PodOptions:
 
     @property
     def state(self) -> str:
-        return f"{self.output}.state"
+        return str(state_folder(Path(self.output)))
 
 
 _MEMORY_SHARE = 0.9

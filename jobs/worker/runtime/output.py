@@ -161,7 +161,7 @@ def keep_log(output: Path, rank: int, *, append: bool) -> int | None:
 def _take_over(state: Path, ranks: range) -> None:
     """Give the files of ranks that this node had before to those that it has now, in their order.
 
-    Unless there are as many, files of other ranks are removed. The first of the node's ranks does it.
+    Unless there are as many, files of other ranks are removed. The first rank to take the lock does it.
     """
     with (state / "ranks.lock").open("w") as lock:
         hold_lock(lock)

@@ -92,6 +92,7 @@ def test_a_nodes_folder_needs_r_as_well(
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     context, run_client = Mock(), Mock(side_effect=codes)
     context.access.repair_rule.return_value = repairs
@@ -99,7 +100,9 @@ def test_a_nodes_folder_needs_r_as_well(
     monkeypatch.setattr("cluster.cli.cp.run_client", run_client)
     monkeypatch.setattr("cluster.cli.cp.lacks_only_dangling_links", lambda _: True)
     is_done = said == "" or said.startswith("note")
-    assert (main(["cp", *words.split(), "node0:a b", "."]) == 0) is is_done
+    target = tmp_path / "new/out"
+    assert (main(["cp", *words.split(), "node0:a b", str(target)]) == 0) is is_done
+    assert target.is_dir() is programs.endswith("-rlptz"), "rsync makes only one folder"
     called = [call.args[0] for call in run_client.call_args_list]
     names = [f"{Path(argv[0]).name} {argv[1]}" for argv in called]
     assert " ".join(names).replace(" -n", "") == programs
@@ -115,6 +118,8 @@ def test_links_to_and_out_of_a_folder_are_followed_and_those_in_it_are_kept(
     def copy(name: str) -> list[str]:
         source = Place("", above.replace("HERE", tmp_path.name) + name)
         is_folder = Path(name).is_dir()
+        if is_folder and not to:
+            Path("a b/out").mkdir(parents=True, exist_ok=True)
         argv = build_argv(
             source, parse_place(f"{to}a b/out"), Path("c"), is_folder=is_folder, recursive=is_folder
         )

@@ -372,7 +372,7 @@ def lock_as_nfs(file: Any, operation: int) -> None:
 def test_ranks_that_saw_no_copy_read_one_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flock: Callable[[Any, int], None]
 ) -> None:
-    """The last one removes it, even if both end at once."""
+    """The last one removes it, even if both end at the same time."""
     together, copies = Barrier(2, timeout=5), list[int]()
 
     def lock(file: Any, operation: int) -> None:

@@ -216,7 +216,7 @@ def test_copies_go_to_a_node_that_stays(head: ThisMachine, monkeypatch: pytest.M
     settle(copies, 2)
     assert there("node2") == ["step-000001", "step-000002"]
     assert there("node1") == ["step-000001"]
-    # Training removed it before it was copied: the newest one follows at once, to the same node.
+    # Training removed it before it was copied: the newest one follows immediately, to the same node.
     copies.turn(3, 0.0)
     save(folder, 4)
     settle(copies, 4)

@@ -53,8 +53,6 @@ class Inventory:
     spot_requests: tuple[Resource, ...] = ()
     volumes: tuple[Resource, ...] = ()
     interfaces: tuple[Resource, ...] = ()
-    addresses: tuple[Resource, ...] = ()
-    launch_templates: tuple[Resource, ...] = ()
     security_groups: tuple[SecurityGroup, ...] = ()
     placement_groups: tuple[Resource, ...] = ()
     key_pairs: tuple[RegisteredKey, ...] = ()
@@ -86,7 +84,6 @@ class Inventory:
     def billed_rest(self) -> str:
         """What costs money also without machines, such as ``image``; "" if nothing does."""
         costs = {"image": self.images or self.snapshots, "disk": self.volumes}
-        costs["address"] = self.addresses
         return ", ".join(kind for kind, found in costs.items() if found)
 
     def without_image(self) -> Inventory:
@@ -194,10 +191,6 @@ _KINDS: dict[str, Fetch] = {
         "describe_network_interfaces",
         "NetworkInterfaces",
         _resource("NetworkInterfaceId", "TagSet"),
-    ),
-    "addresses": _fetch("describe_addresses", "Addresses", _resource("AllocationId")),
-    "launch_templates": _fetch(
-        "describe_launch_templates", "LaunchTemplates", _resource("LaunchTemplateId")
     ),
     "security_groups": _fetch("describe_security_groups", "SecurityGroups", SecurityGroup.from_aws),
     "placement_groups": _fetch(

@@ -29,7 +29,6 @@ _TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 
 # Actions and reads that AWS can't restrict to a resource.
 _LOOK = (
-    "ec2:DescribeAddresses",
     "ec2:DescribeCapacityReservations",
     "ec2:DescribeImages",
     "ec2:DescribeInstanceConnectEndpoints",
@@ -38,7 +37,6 @@ _LOOK = (
     "ec2:DescribeInstanceTypes",
     "ec2:DescribeInstances",
     "ec2:DescribeKeyPairs",
-    "ec2:DescribeLaunchTemplates",
     "ec2:DescribeNetworkAcls",
     "ec2:DescribeNetworkInterfaces",
     "ec2:DescribePlacementGroups",
@@ -106,7 +104,6 @@ _USE_OUR_OWN = (
     "ec2:CreateImage",
     *_TAG,
     "ec2:DeleteKeyPair",
-    "ec2:DeleteLaunchTemplate",
     "ec2:DeleteNetworkInterface",
     "ec2:DeletePlacementGroup",
     "ec2:DeleteSecurityGroup",
@@ -114,7 +111,6 @@ _USE_OUR_OWN = (
     "ec2:DeleteVolume",
     "ec2:DeregisterImage",
     "ec2:GetConsoleOutput",
-    "ec2:ReleaseAddress",
     "ec2:RevokeSecurityGroupIngress",
     *_RUN,
     "ec2:TerminateInstances",

@@ -37,8 +37,6 @@ class ActionKind(Enum):
     DELETE_SNAPSHOTS = "Snapshots"
     DELETE_VOLUMES = "Volumes"
     DELETE_INTERFACES = "Network interfaces"
-    RELEASE_ADDRESSES = "Addresses"
-    DELETE_TEMPLATES = "Launch templates"
     DELETE_GUARDS = "Second guards"
     DELETE_PROFILES = "Roles of the nodes"
     DELETE_PLACEMENTS = "Placement groups"

@@ -371,8 +371,6 @@ _REMOVALS = (
     (ActionKind.DELETE_SNAPSHOTS, "snapshots"),
     (ActionKind.DELETE_VOLUMES, "volumes"),
     (ActionKind.DELETE_INTERFACES, "interfaces"),
-    (ActionKind.RELEASE_ADDRESSES, "addresses"),
-    (ActionKind.DELETE_TEMPLATES, "launch_templates"),
     (ActionKind.DELETE_PLACEMENTS, "placement_groups"),
     (ActionKind.DELETE_GUARDS, "guards"),
     (ActionKind.DELETE_PROFILES, "instance_profiles"),
@@ -384,7 +382,6 @@ _REMOVALS = (
 _AFTER_MACHINES = (
     "volumes",
     "interfaces",
-    "addresses",
     "placement_groups",
     "guards",
     "instance_profiles",

@@ -27,7 +27,7 @@ _STILL_HELD = {
     "InvalidPlacementGroup.InUse",
     "InvalidSnapshot.InUse",
 }
-_ALREADY_GONE = (".NotFound", ".NotFoundException", ".Unavailable", ".Unknown")
+_ALREADY_GONE = (".NotFound", ".Unavailable", ".Unknown")
 _PARALLEL = 8
 
 
@@ -67,8 +67,6 @@ def _removers(ec2: EC2Client) -> dict[ActionKind, Callable[[str], object]]:
         kind.DELETE_SNAPSHOTS: lambda id_: ec2.delete_snapshot(SnapshotId=id_),
         kind.DELETE_VOLUMES: lambda id_: ec2.delete_volume(VolumeId=id_),
         kind.DELETE_INTERFACES: lambda id_: ec2.delete_network_interface(NetworkInterfaceId=id_),
-        kind.RELEASE_ADDRESSES: lambda id_: ec2.release_address(AllocationId=id_),
-        kind.DELETE_TEMPLATES: lambda id_: ec2.delete_launch_template(LaunchTemplateId=id_),
         kind.DELETE_PLACEMENTS: lambda id_: ec2.delete_placement_group(GroupName=id_),
         kind.DELETE_GROUPS: lambda id_: ec2.delete_security_group(GroupId=id_),
         kind.DELETE_KEYS: lambda id_: ec2.delete_key_pair(KeyPairId=id_),

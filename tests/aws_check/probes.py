@@ -63,7 +63,6 @@ READS = (
     _read("unknown snapshot", _GONE, "describe_snapshots", SnapshotIds=[f"snap-{_NONE}"]),
     _read("unknown volume", _GONE, "describe_volumes", VolumeIds=[f"vol-{_NONE}"]),
     _read("unknown interface", _GONE, "describe_network_interfaces", NetworkInterfaceIds=[f"eni-{_NONE}"]),
-    _read("unknown template", _GONE, "describe_launch_templates", LaunchTemplateIds=[f"lt-{_NONE}"]),
     _read("unknown spot request", _GONE, "describe_spot_instance_requests",
           SpotInstanceRequestIds=[f"sir-{_NONE[:8]}"]),
     _read("unknown instance type", "a type of another region", "describe_instance_types",
@@ -141,8 +140,6 @@ DRY_RUNS = (
     _dry("spot request", "cancel_spot_instance_requests",
          _fixed(SpotInstanceRequestIds=[f"sir-{_NONE[:8]}"])),
     _dry("key pair that is gone", "delete_key_pair", _fixed(KeyPairId=f"key-{_NONE}")),
-    _dry("launch template that is gone", "delete_launch_template",
-         _fixed(LaunchTemplateId=f"lt-{_NONE}")),
     _dry("interface that is gone", "delete_network_interface",
          _fixed(NetworkInterfaceId=f"eni-{_NONE}")),
     _dry("placement group that is gone", "delete_placement_group", _fixed(GroupName="spr-none")),
@@ -150,7 +147,6 @@ DRY_RUNS = (
     _dry("snapshot that is gone", "delete_snapshot", _fixed(SnapshotId=f"snap-{_NONE}")),
     _dry("volume that is gone", "delete_volume", _fixed(VolumeId=f"vol-{_NONE}")),
     _dry("image that is gone", "deregister_image", _fixed(ImageId=f"ami-{_NONE}")),
-    _dry("address that is gone", "release_address", _fixed(AllocationId=f"eipalloc-{_NONE}")),
 )  # fmt: skip
 
 

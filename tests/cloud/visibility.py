@@ -26,7 +26,6 @@ _FOUND_BY_ID: dict[str, Callable[[Any], list[Collection]]] = {
     "key": lambda ec2: [ec2.key_pairs],
     "placement": lambda ec2: [ec2.placement_groups.by_name],
     "spot": lambda ec2: [ec2.spot_instance_requests],
-    "template": lambda ec2: [ec2.launch_templates],
 }
 # These calls see new resources immediately, because they check that a name or client token is unused.
 _KNOWN_TO: dict[str, frozenset[str]] = {
@@ -38,7 +37,6 @@ _KNOWN_TO: dict[str, frozenset[str]] = {
     # Deleting a missing key pair succeeds, so a hidden one would seem to be deleted.
     "DeleteKeyPair": frozenset({"key"}),
     "CreatePlacementGroup": frozenset({"placement"}),
-    "CreateLaunchTemplate": frozenset({"template"}),
 }
 _CREATION_TIMES = ("creation_date", "create_time", "start_time")
 

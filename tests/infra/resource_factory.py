@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from moto.ec2.models.elastic_ip_addresses import ElasticAddress
-
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory
-from tests.infra.local.fakes import BASE, FakeCloud
+from tests.infra.local.fakes import FakeCloud
 from tests.infra.local.fakes import tags as tag_specification
 
 
@@ -39,24 +37,6 @@ class ResourceFactory:
             SubnetId=subnet, TagSpecifications=self._tags("network-interface")
         )
         return str(answer["NetworkInterface"]["NetworkInterfaceId"])
-
-    def addresses(self) -> str:
-        backend = self._cloud.backend
-        # The embedded cloud allocates none, so that no test dials an address that moto invented.
-        address = ElasticAddress(backend, domain="vpc", address="192.0.2.1")
-        backend.addresses.append(address)
-        self._ec2.create_tags(
-            Resources=[address.allocation_id], Tags=[{"Key": tags.CLUSTER, "Value": self._cluster}]
-        )
-        return str(address.allocation_id)
-
-    def launch_templates(self) -> str:
-        answer = self._ec2.create_launch_template(
-            LaunchTemplateName=f"left-{self._cluster}",
-            LaunchTemplateData={"ImageId": BASE.ami_id},
-            TagSpecifications=self._tags("launch-template"),
-        )
-        return str(answer["LaunchTemplate"]["LaunchTemplateId"])
 
     def placement_groups(self) -> str:
         name = f"left-{self._cluster}"

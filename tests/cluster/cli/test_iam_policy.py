@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 from moto.iam.models import iam_backends
 
 from infra.ec2 import tags
@@ -103,14 +102,7 @@ def leave_orphans(line: CommandLine) -> None:
     zone, subnet = "us-east-1a", ec2.describe_subnets()["Subnets"][0]["SubnetId"]
     ec2.create_volume(AvailabilityZone=zone, Size=20, TagSpecifications=specified("volume"))
     ec2.create_network_interface(SubnetId=subnet, TagSpecifications=specified("network-interface"))
-    ec2.create_launch_template(
-        LaunchTemplateName="old",
-        LaunchTemplateData={"InstanceType": "r7iz.metal-16xl"},
-        TagSpecifications=specified("launch-template"),
-    )
-    # The embedded cloud gives none away, so one is put there.
-    cloud.backend.addresses.append(ElasticAddress(cloud.backend, "vpc", "192.0.2.1", labels))
-    # Nor does a machine's end leave a request open.
+    # A machine's end leaves no request open.
     nobody = SimpleNamespace(id="", placement=SimpleNamespace(zone=zone))
     request = SpotRequest(cloud.backend, nobody, {}, labels)
     cloud.backend.spot_instance_requests[request.id] = request

@@ -14,7 +14,7 @@ def test_every_kind_is_looked_for(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> 
     assert found == Inventory()
     assert not found
     operations = ec2_calls.operations()
-    assert len(operations) == len(KINDS) == 11
+    assert len(operations) == len(KINDS) == 9
     assert all(operation.startswith("Describe") for operation in operations)
     # Public images and snapshots of others are never ours.
     assert ec2_calls.of("DescribeImages")[0]["Owners"] == ["self"]

@@ -249,14 +249,11 @@ def test_that_of_an_abandoned_cluster_goes_before_the_record_of_it() -> None:
 
 
 def everything() -> Inventory:
-    one = (Resource("x", {}),)
     return make_found(
         SPEC,
         spot_requests=(Resource("sir-1", {}),),
         volumes=(Resource("vol-1", {}), Resource("vol-2", {})),
-        interfaces=one,
-        addresses=one,
-        launch_templates=one,
+        interfaces=(Resource("eni-1", {}),),
         guards=(SecondGuard("spr-cluster-bert"),),
         snapshots=(Resource("snap-other", {}), Resource("snap-of-ami-1", {})),
     )
@@ -270,7 +267,6 @@ def test_what_machines_hold_is_left_to_ec2_while_they_end() -> None:
         K.CANCEL_SPOT,
         K.DELETE_IMAGES,
         K.DELETE_SNAPSHOTS,
-        K.DELETE_TEMPLATES,
         K.DELETE_KEYS,
     )
     assert ids_of(plan, K.TERMINATE) == ("i-0", "i-1", "i-2")
@@ -282,7 +278,7 @@ def test_every_kind_that_is_left_is_removed_in_the_order_in_which_ec2_lets_go() 
 
     order = kinds(plan_down(rest))
 
-    assert len(order) == len(rest.ids()) == 11
+    assert len(order) == len(rest.ids()) == 9
     assert order.index(K.DELETE_IMAGES) < order.index(K.DELETE_SNAPSHOTS)
     assert order.index(K.DELETE_INTERFACES) < order.index(K.DELETE_GROUPS)
     assert order.index(K.DELETE_GUARDS) < order.index(K.DELETE_GROUPS)

@@ -74,7 +74,7 @@ _HELD = (
 )
 _GONE = (
     *("InvalidGroup.NotFound", "InvalidAMIID.Unavailable", "InvalidVolume.NotFound"),
-    *("InvalidLaunchTemplateId.NotFoundException", "InvalidPlacementGroup.Unknown"),
+    *("InvalidKeyPair.NotFound", "InvalidPlacementGroup.Unknown"),
 )
 
 

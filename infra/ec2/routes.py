@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from botocore.exceptions import ClientError
@@ -56,8 +56,8 @@ class Way:
     is_public: bool
     is_inner: bool
     """Whether all routes end in the VPC: local ones, and those of endpoints."""
-    endpoints: Mapping[str, str] = field(default_factory=dict)
-    """Prefix lists by gateway endpoint, also of another account's endpoints, which EC2 does not list."""
+    endpoints: frozenset[str] = frozenset()
+    """The gateway endpoints in its routes, also another account's, which EC2 does not list."""
     owner: str = ""
     """The account that owns the VPC."""
 
@@ -127,12 +127,12 @@ def _way(subnet_id: str, table: RouteTableTypeDef) -> Way:
         next(map(_target_of, default), ""),
         any(target.startswith("igw-") for target in found),
         all(target == "local" or target.startswith("vpce-") for target in found),
-        {
-            target: route["DestinationPrefixListId"]
+        frozenset(
+            target
             for route in active
             if "DestinationPrefixListId" in route
             and (target := _target_of(route)).startswith("vpce-")
-        },
+        ),
         table.get("OwnerId", ""),
     )
 
@@ -240,14 +240,6 @@ def _describe_endpoints(
     ]
 
 
-def _describe_s3_lists(ec2: EC2Client) -> frozenset[str]:
-    """Return the IDs of the region's prefix lists of S3."""
-    name = f"com.amazonaws.{ec2.meta.region_name}.s3"
-    filters: Any = [{"Name": "prefix-list-name", "Values": [name]}]
-    pages = ec2.get_paginator("describe_prefix_lists").paginate(Filters=filters)
-    return frozenset(each["PrefixListId"] for page in pages for each in page["PrefixLists"])
-
-
 def require_s3(
     clients: Clients,
     networks: Sequence[Network],
@@ -270,14 +262,8 @@ def require_s3(
         return list(networks)
     tables = {table for each in endpoints for table in each.get("RouteTableIds", ())}
     not_s3 = {each.get("VpcEndpointId") for service, each in found if service != "s3"}
-    others = [way for way in ways.values() if way.table_id not in tables]
-    unlisted = {e: list_ for way in others for e, list_ in way.endpoints.items() if e not in not_s3}
-    if unlisted:
-        # Without this permission, they may be S3's.
-        every = frozenset(unlisted.values())
-        of_s3 = look_if_allowed(lambda: _describe_s3_lists(ec2), every, note)
-        serving = {endpoint for endpoint, list_ in unlisted.items() if list_ in of_s3}
-        others = [way for way in others if not serving & way.endpoints.keys()]
+    # An endpoint that is not listed may be S3's.
+    others = [w for w in ways.values() if w.table_id not in tables and w.endpoints <= not_s3]
     # Machines without public addresses can't use an internet gateway. S3 may have a narrower route.
     closed = [w for w in others if not w.leads_out and (w.is_inner or w.is_public)]
     closed = _surely(closed, clients, note, "S3")

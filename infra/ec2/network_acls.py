@@ -83,30 +83,26 @@ class NetworkAcl:
         """
         for flow in flows:
             rules = [r for r in self.rules if r.is_tcp and r.is_outbound == flow.is_outbound]
-            rules = sorted((r for r in rules if _overlap(r, flow)), key=lambda r: r.number)
+            rules = sorted((r for r in rules if _decides(r, flow)), key=lambda r: r.number)
             for port in _edges_of_ports(flow, rules):
-                at_port = [r for r in rules if r.ports[0] <= port <= r.ports[1]]
-                deciders = [_decider(at_port, address) for address in _edges(flow, at_port)]
-                if any(rule and rule.allows for rule in deciders):
+                first = next((r for r in rules if r.ports[0] <= port <= r.ports[1]), None)
+                if first and first.allows:
                     continue
-                by = (f"rule {rule.number}" for rule in deciders if rule and rule.number < _LAST)
-                return f"network ACL {self.id} denies {flow}: {next(by, 'no rule allows it')}"
+                by = (
+                    f"rule {first.number}"
+                    if first and first.number < _LAST
+                    else "no rule allows it"
+                )
+                return f"network ACL {self.id} denies {flow}: {by}"
         return ""
 
 
-def _decider(rules: Iterable[Rule], address: int) -> Rule | None:
-    """Return the first rule that covers an address."""
-    return next((rule for rule in rules if _covers(rule, address)), None)
-
-
-def _overlap(rule: Rule, flow: Flow) -> bool:
+def _decides(rule: Rule, flow: Flow) -> bool:
+    """Return whether a rule allows some of a flow's range, or denies all of it."""
     one, other = ipaddress.ip_network(rule.cidr), ipaddress.ip_network(flow.cidr)
-    return one.version == other.version and one.overlaps(other)
-
-
-def _covers(rule: Rule, address: int) -> bool:
-    network = ipaddress.ip_network(rule.cidr)
-    return int(network[0]) <= address <= int(network[-1])
+    if one.version != other.version or not one.overlaps(other):
+        return False
+    return rule.allows or one.prefixlen <= other.prefixlen
 
 
 def _edges_of_ports(flow: Flow, rules: Sequence[Rule]) -> set[int]:
@@ -114,14 +110,6 @@ def _edges_of_ports(flow: Flow, rules: Sequence[Rule]) -> set[int]:
     first, last = flow.ports
     edges = {first, *(r.ports[0] for r in rules), *(r.ports[1] + 1 for r in rules)}
     return {port for port in edges if first <= port <= last}
-
-
-def _edges(flow: Flow, rules: Sequence[Rule]) -> set[int]:
-    """Return one address of each section of the flow's range with the same rules."""
-    whole = ipaddress.ip_network(flow.cidr)
-    ranges = [ipaddress.ip_network(rule.cidr) for rule in rules]
-    edges = {int(whole[0]), *(int(r[0]) for r in ranges), *(int(r[-1]) + 1 for r in ranges)}
-    return {address for address in edges if int(whole[0]) <= address <= int(whole[-1])}
 
 
 def ssh_flows(caller: str) -> tuple[Flow, ...]:

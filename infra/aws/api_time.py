@@ -66,12 +66,14 @@ class ApiTime:
             return
         self.ahead = ahead
         # A rejected request already explains the offset in its error.
-        if self.on_offset and parsed["ResponseMetadata"].get("HTTPStatusCode", 200) < 300:
+        if parsed["ResponseMetadata"].get("HTTPStatusCode", 200) < 300:
+            # Several regions are searched at the same time.
             warn, self.on_offset = self.on_offset, None
-            warn(
-                f"warning: this machine's clock is {describe_offset(ahead)}; using the cloud's time; "
-                f"{FIX_CLOCK}"
-            )
+            if warn:
+                warn(
+                    f"warning: this machine's clock is {describe_offset(ahead)}; using the cloud's time; "
+                    f"{FIX_CLOCK}"
+                )
 
 
 API_TIME = ApiTime()

@@ -18,14 +18,13 @@ from infra.ec2.images import CANONICAL
 from infra.ec2.routes import HOST_MANAGEMENT
 from infra.errors import UsageError
 from infra.iam.instance_profile import allow_key, allow_prefix
-from infra.instance_types import BAKERS, INSTANCE_TYPES, complete_type_name
+from infra.instance_types import BAKERS, INSTANCE_TYPES, check_type_name, complete_type_name
 from infra.s3_url import S3Location
 from infra.spec import EICE, KMS_KEY, SSM
 
 # Not all virtual sizes: IAM limits a policy's length.
 _VIRTUAL = ("r7iz.16xlarge", "c7i.16xlarge", "c7i.24xlarge", "m7i.16xlarge", "c7i.large", *BAKERS)
 DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.is_metal or t.name in _VIRTUAL)
-_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 
 # Actions and reads that AWS can't restrict to a resource.
 _LOOK = (
@@ -383,14 +382,7 @@ def parse_types(text: str | None) -> tuple[str, ...]:
     """Parse ``--instance-type``; raises :class:`UsageError`."""
     if text is None:
         return DEFAULT_TYPES
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if not _TYPE.fullmatch(name):
-            raise UsageError(
-                f"--instance-type {name!r}: expected a type such as r7iz.metal-16xl",
-                hint="several are separated by commas",
-            )
-    return tuple(map(complete_type_name, names))
+    return tuple(complete_type_name(check_type_name(name.strip())) for name in text.split(","))
 
 
 def parse_role(text: str | None) -> str | None:

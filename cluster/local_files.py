@@ -125,17 +125,6 @@ class ClusterFiles:
             head = f"{first}\n{second}\n" if account else f"{first}\n"
             write_private(self.ssh_config, head + ssh_config)
 
-    def follow_move(self) -> None:
-        """Correct the paths in the SSH configuration if this folder was moved, copied, or restored."""
-        here, names = f'"{self.folder}/', f"{self.key.name}|{self.known_hosts.name}"
-        for path in (self.ssh_config, self.ssh_hosts):
-            # A damaged file must not stop `down`.
-            with suppress(UsageError):
-                text = read_text(path, "")
-                corrected = re.sub(rf'"[^"]*/(?=({names})")', lambda _: here, text)
-                if corrected != text:
-                    write_private(path, corrected)
-
     @contextmanager
     def lock(self, command: str = "") -> Iterator[None]:
         """Let only one command at a time change a cluster; the kernel frees the lock.

@@ -180,7 +180,6 @@ def open_context(request: Request, name: str, cloud: Cloud, **more: Any) -> Cont
     Raises :class:`UsageError` if this machine created the cluster in another account.
     """
     files = ClusterFiles.of(name)
-    files.follow_move()
     given = {"allow": ask, "command": request.verb, **more}
     ctx = Context(cloud=cloud, clients=connect(cloud), files=files, **given)
     _check_account(ctx, request.words)

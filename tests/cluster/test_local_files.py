@@ -53,20 +53,6 @@ def test_clusters_are_listed_by_their_embedded_cloud() -> None:
     assert cluster_names() == ["bert", "bought", "other", "zeta"]
 
 
-def test_a_folder_that_was_moved_has_its_own_paths() -> None:
-    files = ClusterFiles.of("bert")
-    at = 'IdentityFile "/old home/.spr-cluster/bert/id_ed25519"\n'
-    files.remember("aws", "eu-west-1", f'Host node0\n{at}UserKnownHostsFile "/old/known_hosts"\n')
-
-    files.follow_move()
-
-    *_, key, hosts = files.ssh_config.read_text().splitlines()
-    assert key == f'IdentityFile "{files.key}"'
-    assert hosts == f'UserKnownHostsFile "{files.known_hosts}"'
-    files.ssh_config.write_bytes(b"\xff")
-    files.follow_move()  # `down` works with a damaged file
-
-
 def test_remove_deletes_the_files_and_can_keep_the_cloud() -> None:
     files = ClusterFiles.of("bert")
     write_private(files.key, "key")

@@ -52,7 +52,7 @@ def bring_up_when_possible(
         except NoCapacityError as full:
             if wait is None or not full.may_pass:
                 raise
-            _terminate_new(ctx, proposal, kept)
+            _terminate_new(ctx, kept)
             passed = (ctx.now() - begun).total_seconds()
             left = wait.limit.total_seconds() - passed
             if left > 0:
@@ -67,9 +67,9 @@ def bring_up_when_possible(
         proposal = wait.plan_again()
 
 
-def _terminate_new(ctx: Context, proposal: Proposal, kept: set[str]) -> None:
+def _terminate_new(ctx: Context, kept: set[str]) -> None:
     """Terminate what this command bought for only a part of the cluster."""
-    found = observe(ctx, proposal.plan_input.spec.name).alive
+    found = observe(ctx).alive
     if ids := tuple(instance.id for instance in found if instance.id not in kept):
         action = Action(ActionKind.TERMINATE, ", ".join(ids), ids)
         with ctx.perform(action):

@@ -15,15 +15,14 @@ from cluster.context import Context
 from cluster.lifecycle.deadline import describe_lifetime
 from cluster.lifecycle.down import has_begun
 from cluster.lifecycle.host_identity import verified_by
+from cluster.lifecycle.prepare import observe
 from cluster.local_files import nearest_cluster, utc_now
 from cluster.nodes import Node, describe_stuck, is_unconnected, rank_nodes
 from cluster.overview import Overview, look_up_prices
 from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD, describe_spot_notices
-from infra.ec2.inventory import describe_inventory, describe_terminated
-from infra.ec2.termination_schedule import is_guarded, with_guard
-from infra.iam.instance_profile import has_profile, with_profile
+from infra.ec2.inventory import ALL_KINDS, describe_terminated
 from infra.instance_types import BAKERS
 from infra.spec import is_baker
 from infra.words import counted, spoken_time
@@ -67,11 +66,7 @@ class _View:
 def run(request: StatusRequest) -> int:
     ctx = open_cluster(request)
     cloud, ec2 = ctx.cloud, ctx.clients.ec2
-    found = describe_inventory(ec2, ctx.name)
-    if is_guarded(found):
-        found = with_guard(ctx.clients, ctx.name, found, is_certain=False)
-    if has_profile(found):
-        found = with_profile(ctx.clients, ctx.name, found, is_certain=False)
+    found = observe(ctx, ALL_KINDS, is_certain=False)
     now = utc_now()  # after EC2's answer, which corrects this machine's clock
     terminated = describe_terminated(ec2).get(ctx.name, ())
     overview = Overview(ctx.name, cloud.region, found, cloud.billed, terminated=terminated)

@@ -30,16 +30,16 @@ from cluster.context import Context
 from cluster.lifecycle.apply import BeforeImage, ImageContentError
 from cluster.lifecycle.busy_nodes import check_busy_nodes
 from cluster.lifecycle.deadline import describe_lifetime
-from cluster.lifecycle.prepare import find_offers, prepare
+from cluster.lifecycle.prepare import find_offers, observe, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import describe_failure, nearest_cluster
 from cluster.nodes import Cluster
 from cluster.user_ssh import offer_once
 from infra.aws.clients import translate_boto_error
 from infra.ec2.cluster_record import parse_record
+from infra.ec2.inventory import ALL_KINDS
 from infra.ec2.purchase import Offer
 from infra.ec2.tags import render_time
-from infra.ec2.termination_schedule import describe_cluster
 from infra.errors import SprError, UsageError
 from infra.plan.actions import Plan
 from infra.plan.ownership import ForeignClusterError
@@ -246,7 +246,7 @@ def apply_proposal(
     except (ForeignClusterError, ImageContentError) as failure:
         raise record_failure(ctx, failure) from None
     except BaseException as failure:
-        list_what_exists(ctx, spec.name, proposal.plan_input.now, again)
+        list_what_exists(ctx, proposal.plan_input.now, again)
         error = record_failure(ctx, failure)
         if isinstance(error, UsageError):
             # Exit code 2 would say that nothing was changed.
@@ -254,7 +254,7 @@ def apply_proposal(
         raise error from None
 
 
-def list_what_exists(ctx: Context, name: str, since: datetime, again: str = "up") -> None:
+def list_what_exists(ctx: Context, since: datetime, again: str = "up") -> None:
     """After a failure or Ctrl-C, print what exists, how to continue, and how to remove it.
 
     If EC2 does not answer, for example because credentials have expired, list what was bought ``since``
@@ -270,7 +270,7 @@ def list_what_exists(ctx: Context, name: str, since: datetime, again: str = "up"
     ]
     say("\n".join(lines))
     try:
-        found = describe_cluster(ctx.clients, name)
+        found = observe(ctx, ALL_KINDS)
     except Exception as error:
         reason = translate_boto_error(error) or error
         text = f"What exists could not be listed: {describe_failure(reason)}. {_list_bought(ctx, since)}"

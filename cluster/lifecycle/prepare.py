@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -14,13 +14,18 @@ from infra.ec2 import key_pair, network, tags
 from infra.ec2.cluster_record import ClusterRecord, merge_options, new_record, parse_record
 from infra.ec2.images import describe_cached_images
 from infra.ec2.instances import HEAD, Instance, describe_spot_notices
-from infra.ec2.inventory import PLANNED_KINDS, Inventory, describe_terminated
+from infra.ec2.inventory import (
+    PLANNED_KINDS,
+    Inventory,
+    describe_inventory,
+    describe_terminated,
+)
 from infra.ec2.network import SecurityGroup
 from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
 from infra.ec2.purchase import Offer, list_offers
 from infra.ec2.reservations import Reservation, find_open_reservations, find_reservation
 from infra.ec2.routes import describe_vpc_cidrs, require_jump, require_s3, require_ways
-from infra.ec2.termination_schedule import describe_cluster
+from infra.ec2.termination_schedule import is_guarded, with_guard
 from infra.errors import SprError, UsageError
 from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
@@ -39,12 +44,19 @@ from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
 _MOST_INSTALLS = 32
 
 
-def observe(ctx: Context, cluster: str) -> Inventory:
-    """Return what exists of a cluster, from its tags."""
-    found = describe_cluster(ctx.clients, cluster, PLANNED_KINDS)
-    if not has_profile(found):
-        return found
-    return with_profile(ctx.clients, cluster, found, is_certain=True)
+def observe(
+    ctx: Context, kinds: Iterable[str] = PLANNED_KINDS, *, is_certain: bool = True
+) -> Inventory:
+    """Return what exists of a cluster, from its tags, with the second guard and role that it records.
+
+    Unless ``is_certain``, omits these two without permission to look.
+    """
+    found = describe_inventory(ctx.clients.ec2, ctx.name, kinds)
+    if is_guarded(found):
+        found = with_guard(ctx.clients, ctx.name, found, is_certain=is_certain)
+    if has_profile(found):
+        found = with_profile(ctx.clients, ctx.name, found, is_certain=is_certain)
+    return found
 
 
 def prepare(
@@ -64,7 +76,7 @@ def prepare(
     Raises :class:`UsageError` for options that an existing cluster can't change to, or if this
     machine lacks the cluster's key.
     """
-    found = observe(ctx, cluster)
+    found = observe(ctx)
     ctx.require_own_files()
     public_key = key_pair.read_public(ctx.files.key)
     if ctx.files.key.exists() and (found.alive or public_key):

@@ -100,7 +100,7 @@ def _withdrawing(ctx: Context, plan_input: PlanInput) -> Iterator[None]:
     except ForeignClusterError:
         if plan_input.group is not None:
             raise
-        found = observe(ctx, plan_input.spec.name)
+        found = observe(ctx)
         public_key = key_pair.read_public(ctx.files.key)
         own = key_pair.fingerprint(public_key)
         for group in found.security_groups:
@@ -164,7 +164,7 @@ def _require_unchanged(
 
 def _observe_again(ctx: Context, plan_input: PlanInput) -> PlanInput:
     """Return the same request with what exists now. Raises :class:`SprError` if it must not change."""
-    found = observe(ctx, plan_input.spec.name)
+    found = observe(ctx)
     public_key = key_pair.read_public(ctx.files.key)
     check_owner(plan_input.spec.name, found, public_key, ctx.now())
     region, given_up = ctx.cloud.region, plan_input.unhealthy

@@ -202,13 +202,12 @@ _KINDS: dict[str, Fetch] = {
         "describe_snapshots", "Snapshots", _resource("SnapshotId"), OwnerIds=["self"], **PAGES
     ),
 }
+ALL_KINDS = tuple(_KINDS)
 # The kinds that `up` needs for its plan.
 PLANNED_KINDS = ("instances", "security_groups", "placement_groups", "key_pairs", "images")
 
 
-def describe_inventory(
-    ec2: EC2Client, cluster: str, kinds: Iterable[str] = tuple(_KINDS)
-) -> Inventory:
+def describe_inventory(ec2: EC2Client, cluster: str, kinds: Iterable[str] = ALL_KINDS) -> Inventory:
     """Return a cluster's resources, including machines that are shutting down."""
     found = {kind: tuple(_KINDS[kind](ec2, [*tags.cluster_filter(cluster)])) for kind in kinds}
     return Inventory(**found)
@@ -223,9 +222,7 @@ def describe_terminated(ec2: EC2Client) -> dict[str, list[Instance]]:
     return found
 
 
-def describe_inventories(
-    ec2: EC2Client, kinds: Iterable[str] = tuple(_KINDS)
-) -> dict[str, Inventory]:
+def describe_inventories(ec2: EC2Client, kinds: Iterable[str] = ALL_KINDS) -> dict[str, Inventory]:
     """Return the resources of all of the account's clusters in a region, by cluster name."""
     any_cluster: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
     clusters: dict[str, dict[str, list[Any]]] = {}

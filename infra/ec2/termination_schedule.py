@@ -22,7 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionEr
 from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry, unless
 from infra.aws.roles import delete_role, make_role
 from infra.ec2 import tags
-from infra.ec2.inventory import Inventory, SecondGuard, describe_inventory
+from infra.ec2.inventory import Inventory, SecondGuard
 from infra.lifetime import AFTER
 from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
 
@@ -145,12 +145,6 @@ class ClusterGuard:
 def is_guarded(found: Inventory) -> bool:
     """Return whether the cluster has a second guard, according to its record."""
     return any(group.tags.get(tags.GUARD) for group in found.security_groups)
-
-
-def describe_cluster(clients: Clients, cluster: str, *kinds: Iterable[str]) -> Inventory:
-    """Return a cluster's resources, including its second guard."""
-    found = describe_inventory(clients.ec2, cluster, *kinds)
-    return with_guard(clients, cluster, found, is_certain=True) if is_guarded(found) else found
 
 
 def with_guard(clients: Clients, cluster: str, found: Inventory, *, is_certain: bool) -> Inventory:

@@ -35,7 +35,8 @@ def bring_up_when_possible(
     """Apply a proposal, repeatedly while no zone, type, or market has room for all machines.
 
     The machines of a failed try are terminated before the next one. Raises :class:`NoCapacityError` when
-    the time has passed, and immediately if only another quota would help.
+    the time has passed, immediately if only another quota would help, and after a try that spent part of
+    a ``--budget``, which the next one would have in full.
     """
     ctx = proposal.ctx
     kept = {instance.id for instance in proposal.plan_input.found.alive}
@@ -55,6 +56,8 @@ def bring_up_when_possible(
             _terminate_new(ctx, kept)
             passed = (ctx.now() - begun).total_seconds()
             left = wait.limit.total_seconds() - passed
+            if proposal.plan_input.spec.budget and ctx.events.unended(begun.replace(microsecond=0)):
+                left, full.hint = 0, f"what it bought cost a part of --budget; {full.hint}"
             if left > 0:
                 seconds = min(left, _LONGEST_S, pause * random.uniform(0.7, 1.3))
                 _note(proposal, wait, full, passed, seconds)

@@ -77,6 +77,23 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     assert record.expires - cloud.ctx.now() > timedelta(hours=7, minutes=30)
 
 
+@pytest.mark.parametrize(("free", "tries"), [(0, [0, 1, 2]), (1, [0])])
+def test_a_try_that_costs_money_does_not_restart_the_budget(
+    cloud: SimulatedCloud, free: int, tries: list[int]
+) -> None:
+    cloud.faults(_NO_ROOM.format(free))
+    given = {**in_first_zone(cloud), "budget": 500.0}
+    begun = list[int]()
+    wait = CapacityWait(timedelta(minutes=2), lambda: plan(cloud, **given))
+
+    with pytest.raises(NoCapacityError) as caught:
+        bring_up_when_possible(plan(cloud, **given), wait, bring(cloud, begun.append))
+
+    assert begun[:3] == tries
+    assert ("cost a part of --budget" in str(caught.value.hint)) is bool(free)
+    assert not cloud.found("instances").alive
+
+
 @pytest.mark.parametrize("faults", [_NO_ROOM.format(1), _HELD])
 def test_when_the_time_is_over_nothing_is_left_running(cloud: SimulatedCloud, faults: str) -> None:
     old = [node.instance.id for node in cloud.prepared(nodes=2).nodes] if faults == _HELD else []

@@ -338,31 +338,24 @@ def limit_record(
     time = timedelta(seconds=int(min(longest, paid).total_seconds()))
     bound, grace = record.created + time, record.options["grace"]
     if record.latest > bound:
-        need, ways = record.latest - record.created, [] if exists else ["a shorter --grace"]
+        need = record.latest - record.created
         if paid < longest:
-            option, need = f"--budget {budget:.10g}", need + reserve
-            own = _raise_peak(record.options, record.options)
-            was_dearer = _raise_peak(record.dearest, record.options) != own
-            had = ", the highest price since its creation" if was_dearer else ""
-            ways[:0] = [] if was_dearer else ["fewer nodes" if exists else "fewer or smaller nodes"]
-            enough = f"--budget {ceil(usd_per_hour * (need / _HOUR))}"
+            need += reserve
+            had = ", the highest price since its creation" if exists else ""
             paid_for = spoken_duration(budget / usd_per_hour * 3600)
+            option = f"--budget {budget:.10g}"
+            enough = f"--budget {ceil(usd_per_hour * (need / _HOUR))}"
             problem = (
                 f"it pays for {paid_for} at ${usd_per_hour:.2f} an hour{had}; the nodes may run "
-            )
-            problem += (
                 f"{spoken_duration(need.total_seconds())} with the grace period and the shutdown"
             )
         else:
             option = f"--max-time {render_duration(longest)}"
             enough = f"--max-time {ceil(need / timedelta(minutes=1))}m"
             problem = f"the nodes may run {render_duration(need)} with the grace period"
-        fits = int((time - grace) / timedelta(minutes=1))
-        raise UsageError(
-            f"{option}: {problem}",
-            hint=f"what fits: --ttl {render_duration(timedelta(minutes=fits))} with --grace "
-            f"{render_duration(grace)}"
-            if fits >= 1 and not exists
-            else f"use {', or '.join([', '.join(ways), enough] if ways else [enough])}",
-        )
+        fits, hint = int((time - grace) / timedelta(minutes=1)), f"use {enough}"
+        if fits >= 1 and not exists:
+            ttl = render_duration(timedelta(minutes=fits))
+            hint = f"what fits: --ttl {ttl} with --grace {render_duration(grace)}"
+        raise UsageError(f"{option}: {problem}", hint=hint)
     return replace(record, bound=bound)

@@ -261,7 +261,7 @@ def test_a_cluster_that_lives_as_long_as_its_limit_may_change_but_not_grow(
     with pytest.raises(UsageError) as caught:
         limit_record(old, old, 7.8)
     # --ttl and --grace are for new clusters.
-    assert caught.value.hint == "use fewer nodes, or --budget 31"
+    assert caught.value.hint == "use --budget 31"
     assert limit_record(replace(old, options={**old.options, "budget": 31}), old, 7.8).bound
     _, late = make(ttl=HOUR, max_time=HOUR)
     with pytest.raises(UsageError, match="--max-time 1h: the nodes may run 90m") as caught:

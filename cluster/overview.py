@@ -247,7 +247,7 @@ def list_clusters(
     clients = {region: connect(replace(cloud, region=region)) for region in regions}
     for each in clients.values():
         # A boto3 session can create clients in only one thread at a time.
-        _ = each.ec2, each.scheduler, each.pricing
+        _ = each.ec2, each.scheduler, each.iam, each.pricing
 
     errors: dict[str, ClientError | BotoCoreError] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ import infra.aws.clients
 from cluster.cli.status import _summary
 from cluster.local_files import ClusterFiles, EventLog
 from cluster.overview import Overview, describe_regions, list_clusters
+from infra.aws.clients import Clients
 from infra.cost.prices import Price, Prices, table_prices
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD
@@ -370,8 +372,16 @@ def test_the_regions_are_ec2s_and_each_is_looked_into(
         cluster.overview, "connect", lambda c: made if c.region == "us-east-1" else real(c)
     )
 
+    create, threads = Clients._client, list[threading.Thread]()
+
+    def create_here(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return create(*args)
+
+    monkeypatch.setattr(Clients, "_client", create_here)
     listed, closed = list_clusters(cloud.ctx.cloud, regions)
 
+    assert set(threads) == {threading.main_thread()}, "a session creates clients in one thread"
     assert [(overview.region, overview.name) for overview in listed] == [("us-east-1", "bert")]
     assert closed == {}
 

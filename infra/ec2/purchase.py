@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -244,7 +244,7 @@ def buy(
         if offer in full or {where, where[:2]} & hopeless:
             continue
         try:
-            return offer, _run_with_or_without_rate(buyer, purchase, offer, clock, on_refusal)
+            return offer, _run_instances(buyer, purchase, offer, clock)
         except ClientError as error:
             code = error_code(error)
             if not (code.startswith(_NO_ROOM) or code in {*_NO_QUOTA, _NOT_IN_ZONE}):
@@ -264,29 +264,6 @@ def buy(
     if is_held and not has_waited and wait_for_end():
         return buy_again()
     raise NoCapacityError(purchase.count, refusals)
-
-
-def _run_with_or_without_rate(
-    buyer: EC2Client,
-    purchase: Purchase,
-    offer: Offer,
-    clock: Clock | None,
-    on_refusal: Callable[[Refusal], None],
-) -> tuple[Instance, ...]:
-    """Buy; if EC2 refuses the volume initialization rate, buy without it."""
-    try:
-        return _run_instances(buyer, purchase, offer, clock)
-    except ClientError as error:
-        refusal = Refusal.of(offer, error)
-        # AWS documents no specific error code for this.
-        about_rate = "initialization" in f"{refusal.code} {refusal.message}".lower()
-        if purchase.spec.volume_init_rate is None or not (
-            about_rate or refusal.code.startswith(("InvalidParameter", "UnknownParameter"))
-        ):
-            raise
-        on_refusal(refusal)
-        spec = purchase.spec.model_copy(update={"volume_init_rate": None})
-        return _run_instances(buyer, replace(purchase, spec=spec), offer, clock)
 
 
 def _run_instances(

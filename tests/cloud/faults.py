@@ -239,12 +239,10 @@ class Console(_Section):
 class Disk(_Section):
     """Disks created from an image: ``first_read_mib_s`` is the speed of reading a block the first time.
 
-    It applies to simulated machines, not to containers. Without ``init_rate``, EC2 refuses launches that
-    specify a volume initialization rate.
+    It applies to simulated machines, not to containers.
     """
 
     first_read_mib_s: float | None = Field(default=None, gt=0)
-    init_rate: bool = True
 
 
 class NetworkFaults(_Section):
@@ -336,7 +334,7 @@ _UNKIND: dict[str, Any] = {
     "spot": {"service_linked_role": False},
     "pricing": {"factor": 1.1},
     "throttle": [{"rate": 0.1}],
-    "disk": {"first_read_mib_s": 5, "init_rate": False},
+    "disk": {"first_read_mib_s": 5},
     "console": {"latest": False, "delay_s": 60},
 }
 _SLOW_CHECKS = {"fate": "slow-checks", "after_s": 30}
@@ -372,7 +370,7 @@ class ActiveFaults(Conditions):
         self.now = faults
         self.boot_s, self.image_s, self.terminate_s = faults.times.model_dump().values()
         self.price_factor, self.unlisted = faults.pricing.factor, faults.pricing.unlisted
-        self.spot_usd, self.has_init_rate = faults.spot.usd_per_hour, faults.disk.init_rate
+        self.spot_usd = faults.spot.usd_per_hour
         self.policy = policy
         self._random = random.Random(faults.seed)
         self._calls: Counter[int] = Counter()

@@ -174,8 +174,7 @@ class Launches(Part):
                 options, ebs = asked.get("Ebs", {}), mapping["Ebs"]
                 ebs["DeleteOnTermination"] = options.get("DeleteOnTermination", True)
                 size_gib = refusals.require_root_size(image, options.get("VolumeSize"))
-                has_rate = self._runtime.conditions.has_init_rate
-                refusals.require_disk_speed(size_gib, options, has_init_rate=has_rate)
+                refusals.require_disk_speed(size_gib, options)
                 ebs["VolumeSize"] = size_gib
 
     def _subnet_of(self, arguments: Arguments) -> Any:

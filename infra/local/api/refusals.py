@@ -105,7 +105,7 @@ def require_root_size(image: Any, size_gib: int | None) -> int:
     return int(size_gib or least)
 
 
-def require_disk_speed(size_gib: int, ebs: Mapping[str, Any], *, has_init_rate: bool) -> None:
+def require_disk_speed(size_gib: int, ebs: Mapping[str, Any]) -> None:
     """Require gp3's limits: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html"""
     iops, throughput = int(ebs.get("Iops") or 3000), int(ebs.get("Throughput") or 125)
     rate = ebs.get("VolumeInitializationRate")
@@ -119,10 +119,6 @@ def require_disk_speed(size_gib: int, ebs: Mapping[str, Any], *, has_init_rate: 
     }
     if wrong := [value for value, valid in ranges.items() if not valid]:
         raise EC2ClientError("InvalidParameterValue", f"{wrong[0]} is out of range")
-    if rate is not None and not has_init_rate:
-        raise EC2ClientError(
-            "InvalidParameterValue", "The volume initialization rate is not supported"
-        )
 
 
 def require_length(parameter: str, value: str, most: int) -> None:

@@ -25,8 +25,6 @@ class Conditions:
     """The spot price per hour in every zone; 0 means a share of the on-demand price."""
     unlisted: tuple[str, ...] = ()
     """Patterns of instance types without a price."""
-    has_init_rate: bool = True
-    """Whether launches may specify a volume initialization rate."""
 
     def refresh(self) -> None:
         """Update the conditions."""

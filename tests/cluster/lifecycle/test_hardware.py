@@ -62,21 +62,6 @@ def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
     assert noted == (mib_s < 1)
 
 
-def test_a_rate_of_initialization_that_is_refused_costs_nothing_but_a_note(
-    cloud: SimulatedCloud,
-) -> None:
-    cloud.faults("[disk]\ninit_rate = false\n")
-
-    cloud.up(nodes=2, volume_init_rate=200, volume_throughput=250)
-
-    assert cloud.cluster().is_whole
-    disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in cloud.purchases()]
-    assert [disk.get("VolumeInitializationRate") for disk in disks] == [200, None] * 2
-    assert [disk["Throughput"] for disk in disks] == [250] * 4
-    notes = [note for note in cloud.progress.notes if "InvalidParameterValue" in note]
-    assert len(notes) == 2
-
-
 def test_the_speed_of_disks_is_recorded_and_kept(cloud: SimulatedCloud) -> None:
     cloud.up(nodes=1, volume_iops=4000, volume_throughput=250)
     cloud.up(nodes=2)

@@ -319,14 +319,6 @@ _HINTS = {
     "`spr-cluster iam-policy` includes the permission",
 }
 
-# The error code is too general, so match the message:
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-free-tier-usage.html
-_NOT_FREE = "not eligible for Free Tier"
-_NOT_FREE_HINT = (
-    "this account is on AWS's free plan, which offers only a few small types: upgrade it in the console "
-    "(Billing and Cost Management)"
-)
-
 
 def translate_boto_error(error: BaseException) -> SprError | None:
     """Translate a botocore error for the user; return our own as it is, and ``None`` for others."""
@@ -382,6 +374,4 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         hint = _NOT_ENABLED_HINT if code in _OF_CLOSED_REGION else CREDENTIALS_HINT
         return CredentialsError(f"AWS rejected the credentials: {detail}", hint=hint)
     hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"error codes: {_CODES}")
-    if _NOT_FREE in detail:
-        hint = _NOT_FREE_HINT
     return CloudError(f"{operation} failed: {code}: {detail}", code=code, hint=hint)

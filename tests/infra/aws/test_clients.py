@@ -88,11 +88,6 @@ _ERRORS: dict[str, Exception] = {
     "no role for spot": refusal("AuthFailure.ServiceLinkedRoleCreationNotPermitted"),
     "an account that is blocked": refusal("Blocked"),
     "an account that is not verified": refusal("PendingVerification"),
-    # https://github.com/splunk/attack_range/issues/1302
-    "an account on the free plan": refusal(
-        "InvalidParameterCombination",
-        "The specified instance type is not eligible for Free Tier.",
-    ),
     "an SSO session": boto.UnauthorizedSSOTokenError(),
     "no SSO token": boto.SSOTokenLoadError(error_msg="none"),
     "an old SSO token": boto.TokenRetrievalError(provider="sso", error_msg="Token has expired"),

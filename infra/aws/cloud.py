@@ -223,7 +223,6 @@ def open_session(region: str | None = None, *, buys: bool = False) -> boto3.sess
         roles = core.get_component("credential_provider").get_provider("assume-role")
         roles.cache = _RoleCache(_FOR_PURCHASE if buys else timedelta())
         session.get_credentials()
-        profile = core.get_scoped_config()
     except BotoCoreError as error:
         raise explain_credentials(error) or UsageError(
             f"AWS configuration can't be used: {error}"
@@ -231,24 +230,7 @@ def open_session(region: str | None = None, *, buys: bool = False) -> boto3.sess
     # botocore does not check whether a credential_process exists, nor the type of what it prints.
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"cannot use the AWS credentials: {error}", hint=_PROCESS_HINT) from None
-    _check_endpoint(os.environ.get("AWS_ENDPOINT_URL") or profile.get("endpoint_url", ""))
     return session
-
-
-def _check_endpoint(url: str) -> None:
-    """Raise :class:`UsageError` if nothing listens at the configured endpoint: calls would be repeated."""
-    place = urllib.parse.urlsplit(url)
-    if not place.hostname or get_environ_proxies(url):
-        return
-    port = place.port or (80 if place.scheme == "http" else 443)
-    try:
-        socket.create_connection((place.hostname, port), timeout=5).close()
-    except OSError as error:
-        raise UsageError(
-            f"the AWS configuration sends all calls to {url}, which does not answer: {error}",
-            hint="start what serves it, or remove endpoint_url from the profile or AWS_ENDPOINT_URL from "
-            "the environment",
-        ) from None
 
 
 def describe_end(session: boto3.session.Session | None) -> str:

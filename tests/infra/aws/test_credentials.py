@@ -21,7 +21,6 @@ GOOD = '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "s"}'
         ("credential_process = /none/helper", None, "/none/helper", "credential_process"),
         ("credential_process = /bin/sh -c 'exit 3'", None, "cannot use", "credential_process"),
         ("role_arn = arn:aws:iam::1:role/x\nsource_profile = b", None, '"b"', "correct the prof"),
-        ("endpoint_url = http://127.0.0.1:9", "", "127.0.0.1:9", "remove endpoint_url"),
     ],
 )
 def test_a_profile_that_cant_be_used_is_mended_as_the_hint_says(

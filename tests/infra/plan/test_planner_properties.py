@@ -109,7 +109,6 @@ def test_a_cluster_of_another_owner_is_never_planned(
         {"security_groups": (group,), "key_pairs": ()},
         {"security_groups": (group,), "key_pairs": (pair,)},
     ]
-    # Clusters of earlier versions do not name their owner.
     living = replace(group, tags=record_tags(plan_input.spec, plan_input.record))
     signs.append({"instances": (), "security_groups": (living,), "key_pairs": (pair,)})
     if found.alive:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.aws.clients import error_code, patient
+from infra.aws.clients import error_code, is_passing, retry
 from infra.ec2.instances import ENDED, terminate_instances
 from infra.errors import DeadlineError
 from infra.plan.actions import Action, ActionKind
-from infra.wait import TERMINATE_DEADLINE_S, Clock, wait_until
+from infra.wait import TERMINATE_DEADLINE_S, Clock
+from infra.words import spoken_duration
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -76,21 +77,15 @@ def _removers(ec2: EC2Client) -> dict[ActionKind, Callable[[str], object]]:
 def _remove_one(
     call: Callable[[str], object], id_: str, clock: Clock | None, deadline_s: float
 ) -> None:
-    reason = ""
-
-    def attempt() -> bool | None:
-        nonlocal reason
-        try:
-            call(id_)
-        except ClientError as error:
-            if error_code(error) in _STILL_HELD:
-                reason = str(error)
-                return None
-            if not error_code(error).endswith(_ALREADY_GONE):
-                raise
-        return True
+    def is_held(error: Exception) -> bool:
+        held = isinstance(error, ClientError) and error_code(error) in _STILL_HELD
+        return held or is_passing(error)
 
     try:
-        wait_until(f"deleting {id_}", patient(attempt), deadline_s=deadline_s, clock=clock)
-    except DeadlineError as error:
-        raise DeadlineError(f"{error.message}: {reason or 'EC2 is busy'}") from None
+        retry(lambda: call(id_), is_held, deadline_s=deadline_s, clock=clock)
+    except (ClientError, BotoCoreError) as error:
+        if is_held(error):
+            limit = spoken_duration(deadline_s)
+            raise DeadlineError(f"deleting {id_} timed out after {limit}: {error}") from None
+        if not (isinstance(error, ClientError) and error_code(error).endswith(_ALREADY_GONE)):
+            raise

@@ -19,7 +19,7 @@ from cluster.overview import Overview, describe_regions, list_clusters
 from infra.aws.clients import Clients
 from infra.cost.prices import Price, Prices, table_prices
 from infra.ec2 import tags
-from infra.ec2.instances import HEAD
+from infra.ec2.instances import HEAD, Instance
 from infra.ec2.inventory import Inventory, Resource
 from infra.ec2.key_pair import KeyPair, generate_key_pair
 from infra.ec2.tags import render_time
@@ -66,75 +66,48 @@ def broken_record() -> Inventory:
     return make_found(SPEC, security_groups=(replace(group, tags=labels),))
 
 
+def of(*machines: Instance) -> Inventory:
+    return make_found(SPEC, instances=machines)
+
+
+NEVER_CONNECTED = of(make_machine(0, HEAD), make_machine(1))
+
+
 @pytest.mark.parametrize(
-    ("found", "hours", "state", "orphan"),
+    ("found", "minutes", "state", "orphan"),
     [
-        (Inventory(), 1, "none", False),
-        (WHOLE, 1, "running", False),
-        (WHOLE, 8, "grace", False),
-        (WHOLE, 8.5, "expired", True),
-        (make_found(SPEC, instances=make_machines(2)), 1, "degraded", False),
-        (
-            make_found(SPEC, instances=(*make_machines(2), make_machine(2, state="stopped"))),
-            1,
-            "degraded",
-            False,
-        ),
-        (
-            make_found(SPEC, instances=(*make_machines(2), make_machine(2, state="pending"))),
-            1,
-            "starting",
-            False,
-        ),
-        (not_connected(WHOLE), 1, "degraded", False),
-        (without_machines(WHOLE), 0.6, "no machines", False),
-        (without_machines(WHOLE), 1, "no machines", True),
-        (without_machines(WHOLE), 9, "expired", True),
-        (
-            make_found(SPEC, instances=(make_machine(0, state="shutting-down"),)),
-            1,
-            "no machines",
-            False,
-        ),
-        (KEPT, 9999, "kept image", False),
-        (replace(KEPT, images=(make_image(),)), 1, "expired", True),
-        (replace(KEPT, key_pairs=WHOLE.key_pairs), 1, "expired", True),
-        (Inventory(snapshots=KEPT.snapshots), 1, "expired", True),
-        (Inventory(volumes=(Resource("vol-1", {}),)), 1, "expired", True),
-        (Inventory(instances=make_machines(1)), 1, "degraded", False),
-        (broken_record(), 1, "degraded", False),
-        (without_machines(broken_record()), 1, "expired", True),
+        (Inventory(), 60, "none", False),
+        (WHOLE, 5, "running", False),
+        (WHOLE, 480, "grace", False),
+        (WHOLE, 510, "expired", True),
+        (of(*make_machines(2)), 60, "degraded", False),
+        (of(*make_machines(2), make_machine(2, state="stopped")), 60, "degraded", False),
+        (of(*make_machines(2), make_machine(2, state="pending")), 60, "starting", False),
+        (not_connected(WHOLE), 5, "degraded", False),
+        (without_machines(WHOLE), 39, "no machines", False),
+        (without_machines(WHOLE), 60, "no machines", True),
+        (without_machines(WHOLE), 540, "expired", True),
+        (of(make_machine(0, state="shutting-down")), 60, "no machines", False),
+        (KEPT, 600_000, "kept image", False),
+        (replace(KEPT, images=(make_image(),)), 60, "expired", True),
+        (replace(KEPT, key_pairs=WHOLE.key_pairs), 60, "expired", True),
+        (Inventory(snapshots=KEPT.snapshots), 60, "expired", True),
+        (Inventory(volumes=(Resource("vol-1", {}),)), 60, "expired", True),
+        (Inventory(instances=make_machines(1)), 5, "degraded", False),
+        (broken_record(), 5, "degraded", False),
+        (without_machines(broken_record()), 60, "expired", True),
+        # Another machine's `up` may be working on a new one.
+        (NEVER_CONNECTED, 39, "starting", False),
+        (NEVER_CONNECTED, 41, "degraded", False),
+        (of(make_machine(1), make_machine(2)), 5, "degraded", False),
+        (of(*map(make_machine, range(3))), 5, "starting", False),
     ],
 )
-def test_the_state_of_a_cluster(found: Inventory, hours: float, state: str, orphan: bool) -> None:
-    overview, now = look(found), NOW + hours * HOUR
+def test_the_state_of_a_cluster(found: Inventory, minutes: int, state: str, orphan: bool) -> None:
+    overview, now = look(found), NOW + timedelta(minutes=minutes)
 
     assert overview.state(now) == state
     assert overview.is_orphan(now) is orphan
-
-
-NEVER_CONNECTED = make_found(SPEC, instances=(make_machine(0, HEAD), make_machine(1)))
-
-
-@pytest.mark.parametrize(
-    ("found", "minutes", "state"),
-    [
-        (NEVER_CONNECTED, 39, "starting"),
-        (NEVER_CONNECTED, 41, "degraded"),
-        (make_found(SPEC, instances=(make_machine(1), make_machine(2))), 5, "degraded"),
-        (make_found(SPEC, instances=tuple(map(make_machine, range(3)))), 5, "starting"),
-        (make_found(SPEC), 5, "running"),
-        (not_connected(WHOLE), 5, "degraded"),
-        (Inventory(instances=make_machines(1)), 5, "degraded"),
-        (broken_record(), 5, "degraded"),
-        (without_machines(WHOLE), 5, "no machines"),
-    ],
-)
-def test_a_new_cluster_that_was_never_connected_is_starting(
-    found: Inventory, minutes: int, state: str
-) -> None:
-    """Another machine's `up` may be working on it."""
-    assert look(found).state(NOW + timedelta(minutes=minutes)) == state
 
 
 def test_an_interrupted_up_of_this_machine_is_not_starting() -> None:

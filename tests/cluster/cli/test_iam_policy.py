@@ -612,28 +612,21 @@ def test_tags_that_stay_unseen_are_a_denial_in_the_end(line: CommandLine, tmp_pa
     assert 100 < line.cloud.clock.now - began < 200
 
 
+@pytest.mark.parametrize("market", ["on-demand", "spot"])
 def test_a_key_for_disks_that_may_not_be_used_is_named_and_nothing_is_bought_again(
-    line: CommandLine, tmp_path: Path
+    line: CommandLine, tmp_path: Path, market: str
 ) -> None:
     allow(line, tmp_path, build_policy(), f"[ebs]\nkms_key = '{_KEY}'\n")
 
-    result = line.run("up", "--nodes", "2", "--yes")
+    result = line.run("up", "--nodes", "2", "--market", market, "--yes")
 
     assert result.code == 1
     assert "no permission to use the key that encrypts new disks" in result.message
     assert "spr-cluster iam-policy --kms-key ARN" in result.message
-    assert "AWSServiceRoleForEC2Spot" not in result.message
+    grant = "aws kms create-grant --key-id ARN --grantee-principal"
+    assert (grant in result.message) is (market == "spot")
     assert line.changes["ec2:RunInstances"] == 1
     assert line.ids("pending", "running") == []
-
-
-def test_a_key_for_disks_on_spot_may_need_a_grant(line: CommandLine, tmp_path: Path) -> None:
-    allow(line, tmp_path, build_policy(), f"[ebs]\nkms_key = '{_KEY}'\n")
-
-    result = line.run("up", "--nodes", "1", "--market", "spot", "--yes")
-
-    assert result.code == 1
-    assert "aws kms create-grant --key-id ARN --grantee-principal" in result.message
 
 
 def test_spots_role_needs_a_permission_only_where_it_is_missing(

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from moto import mock_aws
 
 from infra.aws.s3 import check_s3_location, connect_s3, push_folder
-from infra.errors import CloudError, JobError, UsageError
+from infra.errors import JobError, SprError, UsageError
 from infra.iam.policy import build_policy
 from infra.s3_url import S3Location, parse_s3_url
 from infra.wait import Silent
@@ -32,9 +32,9 @@ def keys(s3: Any) -> list[str]:
     return [each["Key"] for each in s3.list_objects_v2(Bucket="models").get("Contents", [])]
 
 
-def refuse(operation: str, code: str, monkeypatch: pytest.MonkeyPatch, s3: Any) -> None:
+def refuse(operation: str, error: Exception, monkeypatch: pytest.MonkeyPatch, s3: Any) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise ClientError({"Error": {"Code": code, "Message": "told by S3"}}, operation)
+        raise error
 
     monkeypatch.setattr(s3, operation, fail)
 
@@ -58,35 +58,40 @@ def test_to_look_whether_one_may_write_leaves_nothing(s3: Any) -> None:
     assert s3.list_multipart_uploads(Bucket="models").get("Uploads", []) == []
 
 
-def test_a_missing_bucket_is_reported_with_the_command_that_creates_it(s3: Any) -> None:
-    with pytest.raises(UsageError, match="bucket 'elsewhere' does not exist") as caught:
-        check_s3_location(s3, S3Location("elsewhere", "x"))
-    assert "aws s3 mb s3://elsewhere" in str(caught.value.hint)
-
-
-def test_a_denied_bucket_is_reported_with_the_required_permissions(
-    s3: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("place", "error", "says", "hint"),
+    [
+        ("elsewhere/x", None, "bucket 'elsewhere' does not exist", "aws s3 mb s3://elsewhere"),
+        (
+            "models/x",
+            ClientError({"Error": {"Code": "AccessDenied"}}, "CreateMultipartUpload"),
+            "s3://models/x: no permission to write",
+            "iam-policy --push-to s3://models/x",
+        ),
+        ("models", EndpointConnectionError(endpoint_url="s3"), "cannot reach AWS", "the network"),
+    ],
+)
+def test_why_nothing_can_be_stored_is_explained(
+    s3: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    error: Exception | None,
+    says: str,
+    hint: str,
 ) -> None:
-    refuse("create_multipart_upload", "AccessDenied", monkeypatch, s3)
-    with pytest.raises(UsageError, match=r"s3://models/x: no permission to write") as caught:
-        check_s3_location(s3, S3Location("models", "x"))
-    assert "iam-policy --push-to s3://models/x" in str(caught.value.hint)
+    if error:
+        refuse("create_multipart_upload", error, monkeypatch, s3)
+    with pytest.raises(SprError, match=says) as caught:
+        check_s3_location(s3, parse_s3_url(f"s3://{place}"))
+    assert hint in str(caught.value.hint)
 
 
 def test_that_the_probe_cant_be_ended_does_not_matter(
     s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse("abort_multipart_upload", "AccessDenied", monkeypatch, s3)
+    denied = ClientError({"Error": {"Code": "AccessDenied"}}, "AbortMultipartUpload")
+    refuse("abort_multipart_upload", denied, monkeypatch, s3)
     check_s3_location(s3, S3Location("models", ""))
-
-
-def test_without_a_network_it_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: Any) -> None:
-        raise EndpointConnectionError(endpoint_url="https://s3.amazonaws.com")
-
-    monkeypatch.setattr(s3, "create_multipart_upload", fail)
-    with pytest.raises(CloudError, match="cannot reach AWS"):
-        check_s3_location(s3, S3Location("models", ""))
 
 
 def test_without_credentials_it_says_so() -> None:

@@ -129,59 +129,52 @@ def excluded(
     return {"ResourceArn": arn, "InternetGatewayExclusionMode": mode, "State": state}
 
 
+BOTH, PRIVATE = ["subnet-a", "subnet-b"], {"private": True}
+TRANSIT = {**INTERNET, "GatewayId": "", "TransitGatewayId": "tgw-1"}
+IN, ALL = "block-ingress", "block-bidirectional"
+
+
 @pytest.mark.parametrize(
-    ("exclusion", "left"),
+    ("route", "mode", "exclusion", "options", "left"),
     [
-        (excluded("vpc/vpc-1"), ["subnet-a", "subnet-b"]),
-        (excluded("subnet/subnet-b"), ["subnet-b"]),
-        (excluded("vpc/vpc-1", mode="allow-egress"), []),
-        (excluded("vpc/vpc-1", state="delete-complete"), []),
-        (excluded("vpc/vpc-2"), []),
+        (INTERNET, IN, excluded("vpc/vpc-1"), {}, BOTH),
+        (INTERNET, IN, excluded("subnet/subnet-b"), {}, ["subnet-b"]),
+        (INTERNET, IN, excluded("vpc/vpc-1", mode="allow-egress"), {}, "be reached at a public"),
+        (
+            INTERNET,
+            IN,
+            excluded("vpc/vpc-1", state="delete-complete"),
+            {},
+            "be reached at a public",
+        ),
+        (INTERNET, IN, excluded("vpc/vpc-2"), {"installs": False}, "be reached at a public"),
+        (NAT, ALL, None, PRIVATE, "install software over a NAT gateway"),
+        (NAT, ALL, None, {**PRIVATE, "installs": False}, BOTH),
+        (
+            NAT,
+            ALL,
+            None,
+            {**PRIVATE, "installs": False, "jump": "ssm"},
+            "reach Session Manager over",
+        ),
+        (NAT, IN, None, PRIVATE, BOTH),
+        (NAT, ALL, excluded("subnet/subnet-b", mode="allow-egress"), PRIVATE, ["subnet-b"]),
+        (NAT, ALL, excluded("vpc/vpc-1"), PRIVATE, BOTH),
+        # Another account may own the exit.
+        (TRANSIT, ALL, None, PRIVATE, BOTH),
     ],
 )
 def test_block_public_access_closes_what_it_does_not_exclude(
-    exclusion: Any, left: list[str]
+    route: Any, mode: str, exclusion: Any, options: dict[str, Any], left: list[str] | str
 ) -> None:
-    ec2 = Ec2(table("rtb-main", INTERNET), mode="block-ingress", exclusions=(exclusion,))
-    if left:
-        assert usable(ec2) == left
+    exclusions = (exclusion,) if exclusion else ()
+    ec2 = Ec2(table("rtb-main", route), mode=mode, exclusions=exclusions)
+    if isinstance(left, list):
+        assert usable(ec2, **options) == left
         return
-    with pytest.raises(
-        UsageError, match=r"is block-ingress .* can't be reached at a public address"
-    ):
-        usable(ec2, installs=False)
-
-
-@pytest.mark.parametrize(
-    ("mode", "exclusions", "left"),
-    [
-        ("block-bidirectional", [], []),
-        ("block-ingress", [], ["subnet-a", "subnet-b"]),
-        ("block-bidirectional", [excluded("subnet/subnet-b", mode="allow-egress")], ["subnet-b"]),
-        ("block-bidirectional", [excluded("vpc/vpc-1")], ["subnet-a", "subnet-b"]),
-    ],
-)
-def test_private_machines_install_nothing_if_block_public_access_closes_the_nat_gateway(
-    mode: str, exclusions: list[Any], left: list[str]
-) -> None:
-    ec2 = Ec2(table("rtb-main", NAT), mode=mode, exclusions=tuple(exclusions))
-
-    assert usable(ec2, private=True, installs=False) == ["subnet-a", "subnet-b"]
-    if left:
-        assert usable(ec2, private=True) == left
-        return
-    with pytest.raises(UsageError, match="can't install software over a NAT gateway") as caught:
-        usable(ec2, private=True)
-    assert "--private" not in str(caught.value.hint)
-    with pytest.raises(UsageError, match="can't reach Session Manager over a NAT gateway"):
-        usable(ec2, private=True, jump="ssm", installs=False)
-
-
-def test_a_transit_gateways_way_out_is_not_closed_by_block_public_access() -> None:
-    transit = {"DestinationCidrBlock": "0.0.0.0/0", "TransitGatewayId": "tgw-1", "State": "active"}
-    ec2 = Ec2(table("rtb-main", transit), mode="block-bidirectional")
-
-    assert usable(ec2, private=True) == ["subnet-a", "subnet-b"]
+    with pytest.raises(UsageError, match=f"is {mode} .* can't {left}") as caught:
+        usable(ec2, **options)
+    assert ("--private" in str(caught.value.hint)) is (route is INTERNET)
 
 
 @pytest.mark.parametrize("target", [{"GatewayId": "vpce-1"}, {"NetworkInterfaceId": "eni-1"}])

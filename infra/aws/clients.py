@@ -288,8 +288,10 @@ DENIED = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
 _DENIED_ACTION = re.compile(r"not authorized to perform: [\w-]+:(\w+)")
 _EXPIRED = {
     "ExpiredToken",
+    "ExpiredTokenException",
     "RequestExpired",
     "AuthFailure",
+    "InvalidAccessKeyId",
     "InvalidClientTokenId",
     "SignatureDoesNotMatch",
     "InvalidSignatureException",

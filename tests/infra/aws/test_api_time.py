@@ -95,7 +95,11 @@ def refusal(code: str, off: timedelta | None) -> ClientError:
 
 
 @pytest.mark.parametrize(
-    "code", ["AuthFailure", "RequestExpired", "SignatureDoesNotMatch", "RequestTimeTooSkewed"]
+    "code",
+    [
+        *("AuthFailure", "RequestExpired", "SignatureDoesNotMatch", "RequestTimeTooSkewed"),
+        *("ExpiredTokenException", "InvalidAccessKeyId"),  # of SSM and others, of S3
+    ],
 )
 @pytest.mark.parametrize(
     ("off", "text"),

@@ -166,17 +166,6 @@ def test_ranks_are_by_role_and_launch() -> None:
         ((None, "0 2", "0 0 1"), 3, {1: "i-2", 2: "i-1"}),
         ((), 3, {}),
     ],
-    ids=[
-        "together",
-        "one lost",
-        "smaller",
-        "no tag",
-        "repaired",
-        "damaged",
-        "twice",
-        "no head",
-        "none",
-    ],
 )
 def test_machines_keep_their_ranks(
     ranks: tuple[str | None, ...], wanted: int, names: dict[int, str]

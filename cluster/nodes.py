@@ -200,6 +200,7 @@ def find_cluster(
     record, flags = found.record, f"--name {name}{place}"
     jump = record.options["jump"] if record else None
     bucket = (record.options.get("bucket") if record else None) or ""
+    about: Any = {"bucket": bucket, "flag": flag, "is_gone": not found.alive}
     running = [instance for instance in found.instances if instance.state == "running"]
     nodes = rank_nodes(running, record.nodes if record else len(running), jump)
     has_head = bool(nodes) and nodes[0].instance.role == HEAD
@@ -209,24 +210,19 @@ def find_cluster(
             raise NoClusterError(
                 f"the time to live of cluster {name!r} is over; {stuck}",
                 hint=f"to remove what is left: spr-cluster down {flags}",
-                bucket=bucket,
-                flag=flag,
+                **about,
             )
         raise NoClusterError(
             f"the nodes of cluster {name!r} shut down at the end of its time to live, "
             f"{spoken_day(record.expires)}, with all jobs, checkpoints, and models on them",
             hint=f"`spr-cluster up {flags}` creates new ones; `spr-cluster down {flags}` removes the rest",
-            bucket=bucket,
-            flag=flag,
-            is_gone=not found.alive,
+            **about,
         )
     if not nodes:
         raise NoClusterError(
             f"no cluster {name!r} is running in {ec2.meta.region_name}{nearest_cluster(name)}",
             hint=f"`spr-cluster up {flags}` creates one; --name, --cloud, and --region choose another",
-            bucket=bucket,
-            flag=flag,
-            is_gone=not found.alive,
+            **about,
         )
     if not has_head:
         wanted = record.nodes if record else None

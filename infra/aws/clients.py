@@ -80,6 +80,13 @@ class Clients:
         client.meta.events.register("provide-client-params", self._label)
         return client
 
+    def _hasty(
+        self, service: Any, attempts: int, region: str | None = None, **timeouts: Any
+    ) -> Any:
+        """Return a client that gives up after a few attempts."""
+        few = Config(retries={"mode": "standard", "total_max_attempts": attempts}, **timeouts)
+        return self._client(service, self._config.merge(few), region)
+
     def _label(self, params: dict[str, Any], model: Any, **_: Any) -> dict[str, Any]:
         """Add the user's tags to those of a new resource, which every creating call has."""
         labels = [{"Key": key, "Value": value} for key, value in self.labels.items()]
@@ -99,8 +106,7 @@ class Clients:
     @cached_property
     def buyer(self) -> EC2Client:
         """EC2 without the SDK's retries: :mod:`infra.ec2.purchase` decides what to do after a refusal."""
-        once = Config(retries={"mode": "standard", "total_max_attempts": 1})
-        return cast("EC2Client", self._client("ec2", self._config.merge(once)))
+        return cast("EC2Client", self._hasty("ec2", 1))
 
     @cached_property
     def dry(self) -> EC2Client:
@@ -133,16 +139,12 @@ class Clients:
     @cached_property
     def scheduler(self) -> EventBridgeSchedulerClient:
         """EventBridge Scheduler, with few attempts: many users lack permission or network access."""
-        few = Config(retries={"mode": "standard", "total_max_attempts": 8}, connect_timeout=3)
-        return cast(
-            "EventBridgeSchedulerClient", self._client("scheduler", self._config.merge(few))
-        )
+        return cast("EventBridgeSchedulerClient", self._hasty("scheduler", 8, connect_timeout=3))
 
     @cached_property
     def organizations(self) -> Any:
         """AWS Organizations, with few attempts: some networks block it."""
-        few = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=3)
-        return self._client("organizations", self._config.merge(few))
+        return self._hasty("organizations", 2, connect_timeout=3)
 
     @cached_property
     def pricing(self) -> PricingClient:
@@ -150,10 +152,9 @@ class Clients:
 
         https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
         """
-        once = Config(retries={"mode": "standard", "total_max_attempts": 1}, **PRICING_TIMEOUTS)
         nearest = {"eu": "eu-central-1", "ap": "ap-south-1"}
         region = nearest.get(str(self._session.region_name)[:2], "us-east-1")
-        return cast("PricingClient", self._client("pricing", self._config.merge(once), region))
+        return cast("PricingClient", self._hasty("pricing", 1, region, **PRICING_TIMEOUTS))
 
     @cached_property
     def sts(self) -> STSClient:

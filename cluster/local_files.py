@@ -307,6 +307,10 @@ class EventLog:
         )
         return sum(max(0.0, span.total_seconds()) for span in spans)
 
+    def ran(self, since: datetime) -> set[str]:
+        """Return the machines that were bought since a time and ran."""
+        return {*self._spans(since)[0]}
+
     def unended(self, created: datetime) -> set[str]:
         """Return a cluster's machines that ran, and whose end this log does not know."""
         began, ended = self._spans(created)

@@ -77,12 +77,14 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     assert record.expires - cloud.ctx.now() > timedelta(hours=7, minutes=30)
 
 
-@pytest.mark.parametrize(("free", "tries"), [(0, [0, 1, 2]), (1, [0])])
+@pytest.mark.parametrize(
+    ("free", "moves", "tries"), [(0, False, [0, 1, 2]), (1, False, [0]), (1, True, [0])]
+)
 def test_a_try_that_costs_money_does_not_restart_the_budget(
-    cloud: SimulatedCloud, free: int, tries: list[int]
+    cloud: SimulatedCloud, free: int, moves: bool, tries: list[int]
 ) -> None:
     cloud.faults(_NO_ROOM.format(free))
-    given = {**in_first_zone(cloud), "budget": 500.0}
+    given = {**({} if moves else in_first_zone(cloud)), "budget": 500.0}
     begun = list[int]()
     wait = CapacityWait(timedelta(minutes=2), lambda: plan(cloud, **given))
 

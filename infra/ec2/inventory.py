@@ -149,13 +149,14 @@ def _count(kind: str, ids: Sequence[str]) -> str:
 Fetch = Callable[["EC2Client", list[Any]], Iterable[Any]]
 
 
-def _fetch(operation: str, key: str, build: Callable[[Any], Any], **more: Any) -> Fetch:
+def _fetch(operation: str, key: str, build: Callable[[Any], Any], *only: Any, **more: Any) -> Fetch:
     def fetch(ec2: EC2Client, filters: list[Any]) -> Iterable[Any]:
         client: Any = ec2
+        wanted = {"Filters": [*filters, *only], **more}
         if ec2.can_paginate(operation):
-            pages = client.get_paginator(operation).paginate(Filters=filters, **more)
+            pages = client.get_paginator(operation).paginate(**wanted)
         else:
-            pages = [getattr(client, operation)(Filters=filters, **more)]
+            pages = [getattr(client, operation)(**wanted)]
         return [build(item) for page in pages for item in page[key]]
 
     return fetch
@@ -172,20 +173,15 @@ def _key_pair(item: Mapping[str, Any]) -> RegisteredKey:
     return RegisteredKey(item["KeyPairId"], tags.from_aws(item.get("Tags")), public)
 
 
-def _open_spot_requests(ec2: EC2Client, filters: list[Any]) -> Iterable[Resource]:
-    """Return the requests that are not closed; EC2 keeps listing closed ones for hours."""
-    state = {"Name": "state", "Values": ["active", "open"]}
-    fetch = _fetch(
+_KINDS: dict[str, Fetch] = {
+    "instances": lambda ec2, filters: describe_instances(ec2, filters, DYING),
+    "spot_requests": _fetch(
         "describe_spot_instance_requests",
         "SpotInstanceRequests",
         _resource("SpotInstanceRequestId"),
-    )
-    return fetch(ec2, [*filters, state])
-
-
-_KINDS: dict[str, Fetch] = {
-    "instances": lambda ec2, filters: describe_instances(ec2, filters, DYING),
-    "spot_requests": _open_spot_requests,
+        # EC2 lists closed ones for hours.
+        {"Name": "state", "Values": ["active", "open"]},
+    ),
     "volumes": _fetch("describe_volumes", "Volumes", _resource("VolumeId")),
     "interfaces": _fetch(
         "describe_network_interfaces",
@@ -203,6 +199,7 @@ _KINDS: dict[str, Fetch] = {
     ),
 }
 ALL_KINDS = tuple(_KINDS)
+_ANY_CLUSTER: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
 # The kinds that `up` needs for its plan.
 PLANNED_KINDS = ("instances", "security_groups", "placement_groups", "key_pairs", "images")
 
@@ -215,19 +212,17 @@ def describe_inventory(ec2: EC2Client, cluster: str, kinds: Iterable[str] = ALL_
 
 def describe_terminated(ec2: EC2Client) -> dict[str, list[Instance]]:
     """Return the account's terminated machines that EC2 still lists, by cluster name."""
-    any_cluster: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
     found: dict[str, list[Instance]] = {}
-    for machine in describe_instances(ec2, any_cluster, ("terminated",)):
+    for machine in describe_instances(ec2, _ANY_CLUSTER, ("terminated",)):
         found.setdefault(machine.tags[tags.CLUSTER], []).append(machine)
     return found
 
 
 def describe_inventories(ec2: EC2Client, kinds: Iterable[str] = ALL_KINDS) -> dict[str, Inventory]:
     """Return the resources of all of the account's clusters in a region, by cluster name."""
-    any_cluster: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
     clusters: dict[str, dict[str, list[Any]]] = {}
     for kind in kinds:
-        for item in _KINDS[kind](ec2, any_cluster):
+        for item in _KINDS[kind](ec2, _ANY_CLUSTER):
             clusters.setdefault(item.tags[tags.CLUSTER], {}).setdefault(kind, []).append(item)
     return {
         name: Inventory(**{kind: tuple(items) for kind, items in clusters[name].items()})

@@ -112,11 +112,15 @@ def test_every_option_survives_the_tags(options: dict[str, Any]) -> None:
 
 def test_the_longest_record_fits_the_tags_of_one_resource() -> None:
     longest = sorted(INSTANCE_TYPES, key=len)[-12:]
-    labels = labels_of(instance_types=tuple(longest), nodes=256, market="spot")
+    options: dict[str, Any] = {"nodes": 256, "market": "spot", "second_guard": True}
+    options |= {"bucket": "s3://team", "read_from": ("s3://data",), "max_time": 20 * HOUR}
+    labels = tuple((f"key-{number}", "value") for number in range(10))
+    spec, record = make(instance_types=tuple(longest), labels=labels, **options)
+    found = record_tags(spec, limit_record(record, None, 1.0), "SHA256:mine")
 
-    # 50 tags a resource; the group has its name and its cluster besides.
-    assert len(labels) + 2 <= 50
-    assert max(map(len, labels.values())) <= 256
+    # 50 tags a resource; the group has its name, its cluster, and its owner besides.
+    assert len(found) + 3 <= 50
+    assert max(map(len, found.values())) <= 256
 
 
 def test_a_group_without_a_record_has_none() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from infra.ec2.inventory import Inventory, describe_inventories, describe_inventory
 from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
@@ -40,6 +42,11 @@ def test_all_clusters_of_a_region_at_once(ec2_cloud: FakeCloud, ec2_calls: Recor
 
 def test_a_machine_on_its_way_out_is_still_there_but_not_alive(ec2_cloud: FakeCloud) -> None:
     ec2_cloud.faults("terminate_s = 60")
+    request = ResourceFactory(ec2_cloud, "bert").spot_requests()
+    assert describe_inventory(ec2_cloud.clients.ec2, "bert").ids() == {"spot_requests": [request]}
+    of_it: Any = {"Filters": [{"Name": "spot-instance-request-id", "Values": [request]}]}
+    (asked,) = ec2_cloud.ec2.describe_spot_instance_requests(**of_it)["SpotInstanceRequests"]
+    ec2_cloud.ec2.terminate_instances(InstanceIds=[asked["InstanceId"]])
     machine = ResourceFactory(ec2_cloud, "bert").instances()
     ec2_cloud.clients.ec2.terminate_instances(InstanceIds=[machine])
 

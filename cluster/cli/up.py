@@ -270,7 +270,7 @@ def list_what_exists(ctx: Context, since: datetime, again: str = "up") -> None:
     ]
     say("\n".join(lines))
     try:
-        found = observe(ctx, ALL_KINDS)
+        found = observe(ctx, ALL_KINDS, is_certain=False)
     except Exception as error:
         reason = translate_boto_error(error) or error
         text = f"What exists could not be listed: {describe_failure(reason)}. {_list_bought(ctx, since)}"

@@ -47,6 +47,7 @@ def test_without_its_policy_nothing_is_bought(line: CommandLine, tmp_path: Path)
     assert "no permission for CreateScheduleGroup: " in result.message
     assert "`spr-cluster iam-policy --second-guard` prints" in result.message
     assert line.ids("pending", "running", "terminated") == []
+    assert "It exists now: 1 security group" in result.err
 
 
 @pytest.mark.parametrize("option", [("--second-guard",), ("--bucket", "s3://team-b")])

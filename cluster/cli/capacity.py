@@ -57,7 +57,7 @@ def bring_up_when_possible(
             passed = (ctx.now() - begun).total_seconds()
             left = wait.limit.total_seconds() - passed
             if proposal.plan_input.spec.budget and ctx.events.ran(begun.replace(microsecond=0)):
-                left, full.hint = 0, f"what it bought cost a part of --budget; {full.hint}"
+                left, full.hint = 0, f"this try spent part of --budget; {full.hint}"
             if left > 0:
                 seconds = min(left, _LONGEST_S, pause * random.uniform(0.7, 1.3))
                 _note(proposal, wait, full, passed, seconds)

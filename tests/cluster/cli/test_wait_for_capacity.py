@@ -92,7 +92,7 @@ def test_a_try_that_costs_money_does_not_restart_the_budget(
         bring_up_when_possible(plan(cloud, **given), wait, bring(cloud, begun.append))
 
     assert begun[:3] == tries
-    assert ("cost a part of --budget" in str(caught.value.hint)) is bool(free)
+    assert ("this try spent part of --budget" in str(caught.value.hint)) is bool(free)
     assert not cloud.found("instances").alive
 
 

@@ -78,8 +78,9 @@ def test_what_was_given_back_twice_is_gone(ec2_cloud: FakeCloud) -> None:
     assert describe_instances(ec2_cloud.clients.ec2, []) == ()
 
 
-def test_nothing_to_give_back_asks_nothing(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
+def test_about_no_machine_nothing_is_asked(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
     terminate_instances(ec2_cloud.clients.ec2, [], ec2_cloud.clock)
+    assert describe_spot_notices(ec2_cloud.clients.ec2, [make_machine(1)]) == {}
 
     assert ec2_calls.calls == []
 
@@ -109,13 +110,6 @@ def test_a_spot_notice_keeps_ec2s_message_also_for_more_machines_than_a_filter_t
     notices = describe_spot_notices(ec2, describe_instances(ec2, []))
 
     assert notices == dict.fromkeys(ids, "Your Spot instance is marked for termination.")
-
-
-def test_without_spot_machines_no_request_is_sent(
-    ec2_cloud: FakeCloud, ec2_calls: Recorder
-) -> None:
-    assert describe_spot_notices(ec2_cloud.clients.ec2, [make_machine(1)]) == {}
-    assert ec2_calls.calls == []
 
 
 def test_the_hours_of_a_machine() -> None:

@@ -384,7 +384,7 @@ def class_weights(
         mean = sum(counts.values()) / len(counts)
         return [mean / counts.get(name, mean) for name in classes]
     try:
-        found = json.loads(Path(option).read_text(encoding="utf-8"))
+        found = json.loads(Path(option).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DatasetError(f"--class-weights {option}: can't be read: {error}") from None
     if not isinstance(found, dict):

@@ -157,7 +157,7 @@ def test_the_end_is_learned_though_it_pads(folder: Path, tmp_path: Path, pad: st
 @pytest.mark.parametrize("template", [CHATML, MARKED])
 def test_a_chat_teaches_the_turns_of_the_assistant(folder: Path, template: str) -> None:
     path = folder / "own.jinja"
-    path.write_text(template)
+    path.write_text(template, encoding="utf-8-sig")  # as Windows writes it
     question, answer, *others = CHATS[0]["messages"]
     rows = [{"messages": [question, {**answer, "weight": 0}, *others]}]
     run, _ = load(options_for(folder, rows, chat_template=str(path)))

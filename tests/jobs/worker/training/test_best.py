@@ -204,7 +204,7 @@ def test_class_weights_of_data_and_files(tmp_path: Path) -> None:
     balanced = class_weights("balanced", ["ham", "spam", "old"], counts)
     assert balanced == [pytest.approx(4 / 6), 2.0, 1.0]
     assert class_weights(None, ["ham", "spam"], counts) is None
-    file.write_text('{"ham": 1, "spam": 2.5}')
+    file.write_text('{"ham": 1, "spam": 2.5}', encoding="utf-8-sig")
     assert class_weights(str(file), ["ham", "spam"], counts) == [1.0, 2.5]
     for content, message in (
         ("{", "can't be read: "),

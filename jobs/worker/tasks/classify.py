@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from ..data.records import SKIP_HINT, require_text, show
 from ..data.table import Table, choose_column
 from ..runtime.errors import DatasetError, ModelError
-from ..runtime.output import save_json
 from ..training.options import SMALL, Range, option
 from ..training.task import Data, Loaded
 from ..training.teacher import TaughtTask, TeacherOptions, load_student
@@ -319,8 +318,7 @@ class Classify(TaughtTask[ClassifyOptions]):
             }
             for record, found in zip(records, chosen, strict=True)
         ]
-        save_json(context.output / "predictions.json", rows)
-        return self._score(samples, predicted)
+        return {"predictions": rows, **self._score(samples, predicted)}
 
     def _score(self, samples: TextSamples, predicted: Any) -> dict[str, Any]:
         import numpy as np

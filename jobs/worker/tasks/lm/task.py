@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...data.records import refusal, require_text, skip_note
 from ...data.table import Table, choose_column
 from ...runtime.errors import DatasetError, ModelError
-from ...runtime.output import save_json
 from ...training.options import SCRATCH, SMALL
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TableTask
@@ -293,12 +292,12 @@ class Lm(TableTask[LmOptions]):
 
         sums = in_order(compute_together(context.ranks, samples.lengths, measure)).tolist()
         counts = self.weights(samples).tolist()
-        if context.ranks.first:
-            pairs = zip(sums, counts, strict=True)
-            rows = [{"loss": round(total / count, 6), "tokens": count} for total, count in pairs]
-            save_json(context.output / "predictions.json", rows)
-        tokens = sum(counts)
-        return {"perplexity": perplexity(fsum(sums) / tokens), "eval_tokens": tokens}
+        pairs, tokens = zip(sums, counts, strict=True), sum(counts)
+        return {
+            "predictions": [{"loss": round(loss / n, 6), "tokens": n} for loss, n in pairs],
+            "perplexity": perplexity(fsum(sums) / tokens),
+            "eval_tokens": tokens,
+        }
 
     @classmethod
     def read_input(cls, name: str, value: Any, place: str) -> dict[str, Any]:  # noqa: ARG003

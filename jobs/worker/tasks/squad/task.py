@@ -172,10 +172,9 @@ class Squad(TextTask[SquadOptions]):
         answers = predict(context, loaded, records, samples)
         if hasattr(loaded.model.config, THRESHOLD):
             return _evaluate_v2(context, loaded, records, answers)
-        if context.ranks.first:
-            save_json(context.output / "predictions.json", answers.texts)
-        found = score(records, answers.texts)._asdict()
-        return {name: round(percentage, 3) for name, percentage in found.items()}
+        scores = score(records, answers.texts)._asdict()
+        found = {name: round(percentage, 3) for name, percentage in scores.items()}
+        return {"predictions": answers.texts, **found}
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -204,18 +203,15 @@ def _evaluate_v2(
     """
     from ...training.export import Compiled
 
-    output, is_form = context.output, isinstance(loaded.model, Compiled)
     known = getattr(loaded.model.config, THRESHOLD)
+    is_form = isinstance(loaded.model, Compiled)
     threshold = known if is_form else fit_threshold(records, raw)
     answers = raw.with_threshold(threshold)
     setattr(loaded.model.config, THRESHOLD, threshold)
-    if context.ranks.first:
-        save_json(output / "predictions.json", answers.texts)
-        save_json(output / "null_odds.json", answers.null_odds)
-        path = output / "model" / "config.json"
-        if path.exists():  # not while training
-            config = json.loads(path.read_text(encoding="utf-8"))
-            save_json(path, {**config, THRESHOLD: threshold})
+    path = context.output / "model" / "config.json"
+    if context.ranks.first and path.exists():  # not while training
+        config = json.loads(path.read_text(encoding="utf-8"))
+        save_json(path, {**config, THRESHOLD: threshold})
     found: dict[str, Any] = {
         name: value if name.endswith(("total", "threshold")) else round(value, 3)
         for name, value in score_v2(records, answers, threshold).items()
@@ -230,4 +226,5 @@ def _evaluate_v2(
         )
     context.events.note(text)
     shown = {name: found[name] for name in _SHOWN if name in found}
-    return {**found, THRESHOLD: threshold, "scores": shown}
+    files = {"predictions": answers.texts, "null_odds": answers.null_odds}
+    return {**files, **found, THRESHOLD: threshold, "scores": shown}

@@ -26,7 +26,7 @@ from jobs.worker.tasks.squad.task import DEMO, Squad, SquadOptions
 from jobs.worker.training.evaluation import BATCH_TOKENS, deal_batches, plan_batches
 from jobs.worker.training.model import save_model
 from jobs.worker.training.options import NO_CACHE
-from jobs.worker.training.task import Data, Loaded
+from jobs.worker.training.task import FILES, Data, Loaded
 from tests.jobs.worker import threaded_ranks
 from tests.jobs.worker.threaded_ranks import run_threaded
 
@@ -142,7 +142,7 @@ def test_the_threshold_is_fitted_saved_and_used(
 ) -> None:
     monkeypatch.setattr("jobs.worker.runtime.precision.read_cpu_flags", frozenset)
     results = evaluate(loaded, mixed, mixed, tmp_path)
-    texts, odds = (read(tmp_path / f"{x}.json") for x in ("predictions", "null_odds"))
+    texts, odds = (results[name] for name in FILES)
     threshold = read(tmp_path / "model" / "config.json")["no_answer_threshold"]
     assert threshold == results["no_answer_threshold"] == results["best_f1_threshold"]
     assert threshold in odds.values()
@@ -181,9 +181,8 @@ def test_without_such_questions_nothing_is_different(
         results = evaluate(loaded, questions, questions, tmp_path)
     finally:
         del loaded.model.config.no_answer_threshold
-    assert [*results] == ["em", "f1"]
-    assert all(read(tmp_path / "predictions.json").values())
-    assert not (tmp_path / "null_odds.json").exists()
+    assert [*results] == ["predictions", "em", "f1"]
+    assert all(results["predictions"].values())
     assert "no_answer_threshold" not in read(tmp_path / "model" / "config.json")
     (found,) = predict_rows(tmp_path / "model", [{"question": "Why?", "context": "eight cores"}])
     assert [*found] == ["text", "score", "start"]

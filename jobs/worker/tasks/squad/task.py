@@ -19,7 +19,7 @@ from ...runtime.output import save_json
 from ...training.options import SMALL, EncoderOptions, Range, is_url, option
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TextTask
-from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
+from .dataset import Question, all_texts, load_hub_dataset, read_dataset
 from .metrics import LONGEST_ANSWER, THRESHOLD, WINDOW, Answers, fit_threshold, score, score_v2
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ class Squad(TextTask[SquadOptions]):
         local = (path for path in (options.data, options.eval) if path and not is_url(path))
         known = dict[str, Sequence[Question]]()
         for path in local:
-            known[path] = questions = read_dataset(path, [] if options.skip_bad_records else None)
-            if not options.skip_bad_records:
-                require_short_questions(path, questions, options.max_length)
+            known[path] = read_dataset(path, [] if options.skip_bad_records else None)
         if options.data is not None:
             self.check_data(Data((), options.data, (), options.eval or options.data))
         train, *unseen = known.values() or [()]

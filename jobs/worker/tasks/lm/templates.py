@@ -115,7 +115,7 @@ class Renderer:
                 mark(turn, "tool_calls", "calls", len(marks))
         # Templates may leave out the thoughts of earlier answers.
         for name in _THOUGHTS:
-            if isinstance(turns[-1].get(name), str):
+            if (thought := turns[-1].get(name)) and isinstance(thought, str):
                 mark(turns[-1], name, "thoughts", 0)
         for function in _functions(tools):
             mark(function, "name", "tools", len(marks))

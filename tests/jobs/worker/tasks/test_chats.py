@@ -354,13 +354,14 @@ def test_tools_and_reasoning_that_a_template_drops_are_noted(says: str) -> None:
         (says, thought, ["tools", "thoughts"]),
         ("{{ tools }}" + thinks, thought, []),
         (thinks, turns, ["tools"]),
+        (says, [*turns[:3], {**ANSWER, "reasoning": ""}], ["tools"]),
     ):
         tokenizer = new_chat_tokenizer(["Why? So."], SAYS.replace("%s", more + called))
         row = read_exchange("row 1", chat(*ends, tools=[tool]), ["messages"])
         text = Renderer(tokenizer, learn_all=True)(row)
         assert [*text.dropped] == known
         note_dropped([text, text], notes.append)
-    assert ["tools of 2 rows" in each for each in notes] == [True, False, True]
+    assert ["tools of 2 rows" in each for each in notes] == [True, False, True, True]
     assert "the reasoning of 2 last answers: put it into the content" in notes[1]
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -349,13 +349,6 @@ def test_a_loss_is_suspicious_long_before_it_counts_as_diverged() -> None:
     assert watch.suspicious
     assert not watch.diverged
     assert watch.high < PATIENCE
-
-
-def test_progress_without_recent_losses_is_read() -> None:
-    """As other versions wrote it."""
-    old = asdict(PROGRESS)
-    del old["watch"]["recent"]
-    assert TrainingProgress.from_dict(old).watch == replace(WATCH, recent=[])
 
 
 def watch_all(runs: np.ndarray[Any, Any]) -> tuple[int, list[int]]:

@@ -100,7 +100,8 @@ class Classify(TaughtTask[ClassifyOptions]):
         super().__init__(options)
         if options.pair_column:
             self.other_columns = "label and second text"
-        self._several = options.label_separator is not None
+        self._several: bool | None = True if options.label_separator else None
+        """Whether each label is a list; None before the first."""
         self._kind: type | None = None
         self._bits = set[int]()
         """The lengths of the lists of labels so far; 0 for one with others than 0 and 1."""
@@ -152,13 +153,15 @@ class Classify(TaughtTask[ClassifyOptions]):
             )
         if separator is not None and isinstance(value, str):
             value = [each.strip() for each in value.split(separator) if each.strip()]
-        if isinstance(value, list):
-            self._several = True
+        several, each = isinstance(value, list), value if isinstance(value, list) else [value]
+        labels = tuple(dict.fromkeys(self._label(what, one) for one in each))
+        self._several = several if self._several is None else self._several
+        if several != self._several:
+            has, others = ("one label", "a list of labels")[:: -1 if several else 1]
+            raise DatasetError(f"{what} has {has}, and other rows {others}")
+        if several:
             self._bits.add(len(value) if {*map(str, value)} <= _BITS else 0)
-            return tuple(dict.fromkeys(self._label(what, each) for each in value))
-        if self._several:
-            raise DatasetError(f"{what} has one label, and other rows a list of them")
-        return (self._label(what, value),)
+        return labels
 
     def _label(self, what: str, value: Any) -> str:
         if isinstance(value, Decimal):  # of Parquet
@@ -274,7 +277,7 @@ class Classify(TaughtTask[ClassifyOptions]):
             return own
         weights = None if self._weights is None else torch.tensor(self._weights)[labels]
         heat = self.options.distill_temperature
-        learned = distill_loss(logits, teacher, heat, weights, several=self._several)
+        learned = distill_loss(logits, teacher, heat, weights, several=bool(self._several))
         return alpha * own + (1 - alpha) * learned
 
     @property

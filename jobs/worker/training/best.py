@@ -204,7 +204,7 @@ def plan_evaluation(run: TrainingRun, unseen: Unseen, schedule: Schedule) -> Eva
         every = int(wanted)
     elif options.asks_for_evaluations:
         every = schedule.per_epoch
-    elif wanted == "auto" and unseen.is_other and options.metrics:
+    elif wanted == "auto" and unseen.is_other and options.metrics and options.epochs:
         # By tokens: ranks must agree, and a resumed run must decide the same.
         share = COST * run.task.evaluation_tokens(unseen.samples) / max(int(run.lengths.sum()), 1)
         if schedule.total <= schedule.per_epoch:

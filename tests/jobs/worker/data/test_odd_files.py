@@ -146,6 +146,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("one_number.jsonl", '{"text":"a","label":1}\n' + GOOD, "line 2: column 'label' is a text: 'x'; in"),
     ("true.jsonl", GOOD + '{"text":"a","label":true}\n', "line 3: column 'label' is true or false"),
     ("one_list.jsonl", '{"text":"a","label":["x"]}\n' + GOOD, "line 2: column 'label' has one label"),
+    ("late_list.jsonl", GOOD + '{"text":"a","label":["x"]}\n', "line 3: column 'label' has a list of labels"),
     ("bits.jsonl", '{"text":"a","label":[0.0,1.0,0.0]}', "its lists of labels have a 0 or 1 for each class"),
     ("two.parquet", parquet(text=["a", "b"], label=[[0, 1], [1, 0]]), "its lists of labels have a 0 or 1"),
     ("true.parquet", parquet(text=["a", "b"], label=[[True, True], [False, True]]), "its lists of labels"),

@@ -20,6 +20,7 @@ from jobs.worker.fast.layers import freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.embed.encoder import BiEncoder, find_pooling, read_declared
+from jobs.worker.tasks.embed.losses import compare
 from jobs.worker.tasks.embed.negatives import add_negatives, mine
 from jobs.worker.tasks.embed.options import EmbedOptions
 from jobs.worker.tasks.embed.task import Embed
@@ -354,6 +355,14 @@ def test_groups_of_large_files_stay_on_the_disk(
     assert isinstance(found, Lazy)
     assert [*found] == groups
     assert {len(each.texts) for each in groups} == {2, 3, 4, 5}
+
+
+def test_a_text_is_no_negative_of_itself() -> None:
+    """Of two questions that ask the same, each is the other's positive."""
+    numbers, vectors = torch.tensor([[0, 1], [1, 0], [2, 3]]), torch.eye(6)
+    scores, right = compare(vectors, numbers, Ranks())
+    assert right.tolist() == [0, 1, 2]
+    assert (scores < 0).tolist() == [[False, True, False], [True, False, False], [False] * 3]
 
 
 def test_mined_negatives_are_similar_texts_that_are_not_right() -> None:

@@ -149,6 +149,7 @@ def test_a_lower_score_may_be_better_and_others_decide_between_equal_ones(
         ({"patience": 1}, 900, True, 5, ""),
         ({"eval_every": "3"}, 900, True, 3, ""),
         ({"eval_every": "never"}, 100, True, 0, ""),
+        ({"epochs": 0}, 100, True, 0, ""),
         ({}, 100, False, 0, ""),
     ],
 )

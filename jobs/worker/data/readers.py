@@ -262,9 +262,6 @@ def _uses_of_shards(path: Path) -> dict[Path, tuple[str, str]]:
     """Return a folder's Parquet files with their uses and their data sets' folders."""
     names = _visible_files(path, "*.parquet")
     uses = {path / each: _use_of(each) for each in names}
-    if {use for use, _ in uses.values()} == {"", "dev"}:
-        # Folders such as dev beside prod are not splits.
-        uses = {path / each: _use_of(Path(each.name)) for each in names}
     is_any = any(use for use, _ in uses.values())
     return uses if is_any else dict.fromkeys(uses, (TRAIN, ""))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
@@ -38,6 +37,10 @@ _PAIRS = (
     *(("question1", "question2"), ("question", "sentence"), ("question", "passage")),
 )
 """Columns with the two texts of pairs."""
+_WRITTEN_LIST = re.compile(
+    r"""\[ *(['"].*['"]|(-?[\d.]+|True|False)([ ,]+(-?[\d.]+|True|False))+) *\]""", re.DOTALL
+)
+"""A list of labels, as pandas or numpy write it in a text, and no name such as [1]."""
 _BITS = {"0", "1", "0.0", "1.0", "False", "True"}
 
 
@@ -146,7 +149,7 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def _labels(self, what: str, value: Any) -> tuple[str, ...]:
         separator = self.options.label_separator
-        if isinstance(value, str) and _is_written_list(value.strip()):
+        if isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip()):
             raise DatasetError(
                 f"{what} is a list, written as a text: {show(value)}",
                 hint="write lists in JSON lines, or the names with --label-separator between them",
@@ -367,17 +370,6 @@ class Classify(TaughtTask[ClassifyOptions]):
                 yield {"labels": labels}
 
         return run_texts(loaded, [texts_of(row) for row in rows], read)
-
-
-def _is_written_list(text: str) -> bool:
-    """Return whether a text is a list of labels, as pandas or numpy writes it, and not a name like [1]."""
-    if re.fullmatch(r"\[\s*[\d.]+(\s+[\d.]+)+\s*\]", text):
-        return True
-    try:
-        found = ast.literal_eval(text) if text.startswith("[") else None
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return isinstance(found, list) and (len(found) > 1 or isinstance(next(iter(found), 0), str))
 
 
 def texts_of(row: Row) -> list[str]:

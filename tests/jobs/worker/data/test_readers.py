@@ -339,7 +339,6 @@ def test_a_folder_of_parquet_shards(
         ("train-00000-of-00002-6ef3991c train-00001-of-00002-0ab42c9d", "01", "none"),
         ("train_b-0 train_a-0 dev_a-0-of-1 dev_b-0-of-1", "10", "23"),
         ("date=1/train-0 date=2/train-0 date=1/en/test/0 date=1/de/test-0", "01", "32"),
-        ("dev/p0 prod/p0", "01", "none"),
         (
             "train_sft-00000-of-00001 train_gen-00000-of-00001",
             "several data sets for train, in train_gen, train_sft",
@@ -469,6 +468,18 @@ def test_the_rest_of_a_parquet_file_is_not_read_for_its_first_rows(tmp_path: Pat
     assert len(read_table(str(path), limit=1000).rows) == 1000
     with pytest.raises(DatasetError, match="can't be read as Parquet"):
         read_table(str(path))
+
+
+def test_without_pyarrow_the_ends_of_a_file_are_checked_and_no_more_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "find_spec", lambda _: None)
+    monkeypatch.delattr(Path, "read_bytes")
+    write_table(pyarrow.table({"text": ["a"]}), tmp_path / "a.parquet")
+    assert read_table(str(tmp_path / "a.parquet")).columns == ()
+    for name, content in (("b.parquet", b"PAR1"), ("c.parquet", b"PAR1" + b"-" * 20)):
+        with pytest.raises(DatasetError, match="is not Parquet, or is cut off"):
+            read_table(str(write(tmp_path, name, content)))
 
 
 def test_missing_data_of_a_time_zone_is_named(tmp_path: Path) -> None:

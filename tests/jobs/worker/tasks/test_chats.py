@@ -208,13 +208,8 @@ def test_a_jobs_results_are_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     options = parse_request("train", "lm", *words).read_options()
     assert options.model_name == str(model)
     check_inputs(options)
-    # The template is tried before the job starts, as far as this machine's transformers can.
-    write(Path("a.jsonl"), CHAT, chat(SYSTEM, USER, ANSWER))
-    new_chat_tokenizer(["Why? So."], NO_SYSTEM).save_pretrained(model)
-    with pytest.raises(UsageError, match="line 2: the chat template drops turn 1"):
-        check_inputs(options)
+    # Another version of transformers than the nodes' renders prompts itself.
     monkeypatch.delattr(chat_template_utils, "render_jinja_template")
-    check_inputs(options)
     prompt = encode_prompt(Loaded(None, new_chat_tokenizer(["Why?"])), Row("row 1", chat(USER)))
     assert len(prompt) > 9
 

@@ -140,7 +140,9 @@ class Score(TaughtTask[ScoreOptions]):
         return Scored(tuple(texts), _number(f"{place}: column {label!r}", row.get(label)))
 
     def _records(self, table: Table, *others: Any) -> Sequence[Any]:
-        records = super()._records(table._replace(classes={}), *others)  # their numbers are learned
+        # Their numbers are learned, and -1 is none.
+        numbers: Any = {name: range(len(each)) for name, each in table.classes.items()}
+        records = super()._records(table._replace(classes=numbers), *others)
         return flatten(records) if self.is_ranking else records
 
     def open_teacher(self, context: TrainContext | None = None) -> Loaded:

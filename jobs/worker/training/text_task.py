@@ -172,12 +172,12 @@ class RowOptions(TextOptions):
     )
     eval: str | None = option(
         None,
-        "evaluation data (default: the validation split, else --eval-fraction, else --data)",
+        "evaluation data (default: --eval-fraction, else the validation split, else --data)",
         metavar="PATH|NAME",
     )
     eval_fraction: float | None = option(
         None,
-        "part of the training data to evaluate on instead, where there is no other",
+        "part of the training data to evaluate on instead",
         kind=float,
         within=Range(0.001, 0.9),
         metavar="SHARE",
@@ -264,13 +264,13 @@ class TableTask(TextTask[OwnTable]):
         bad = skipped if options.skip_bad_records else None
         records = self._records(train, bad, note)
         eval_records = records if unseen is train else self._records(unseen, bad, note)
-        sources = train.source, unseen.source
-        if unseen is train and options.eval_fraction is not None:
+        eval_source = unseen.source
+        if options.eval_fraction is not None:
             records, eval_records = split_off(records, options.eval_fraction, options.seed, note)
-            sources = train.source, f"{options.eval_fraction:g} of {train.source}"
+            eval_source = f"{options.eval_fraction:g} of {train.source}"
         if skipped:
             note(skip_note(skipped))
-        return Data(records, sources[0], eval_records, sources[1], self.input_columns(train))
+        return Data(records, train.source, eval_records, eval_source, self.input_columns(train))
 
     def _weigh(self, data: Data) -> None:
         """Weigh the classes of records with ``labels``. Raises :class:`DatasetError`."""

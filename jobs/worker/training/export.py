@@ -127,7 +127,7 @@ def export_model(run: TrainingRun, unseen: Unseen, figures: dict[str, Any]) -> d
             now = pick_scores(after.figures)[metric]
             lost = now - score if options.metrics.get(metric) == "min" else score - now
             is_share = metric in run.task.shares
-            known, found = figures["predictions"], after.figures["predictions"]
+            known, found = (each.get("predictions") for each in (figures, after.figures))
             doubt = _uncertainty(known, found, lost) if is_share else 0.0
             name = name or f"OpenVINO, {compiled.dtype_used}"
             most = min(lost + doubt, score) if is_share else lost

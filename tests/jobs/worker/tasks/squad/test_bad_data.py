@@ -52,14 +52,9 @@ WRONG: list[tuple[Change, str]] = [
         "train.json: data[0] (no title): 'paragraphs' is not a list",
     ),
     (
-        lambda c: article(c).update(title="N" * 5000, paragraphs=0),
-        f"train.json: data[0] '{'N' * 59}'…: 'paragraphs' is not a list",
-    ),
-    (
         lambda c: article(c).update(title="\ud800\x1b[31m", paragraphs=0),
         "train.json: data[0] '\\ud800\\x1b[31m': 'paragraphs' is not a list",
     ),
-    (lambda c: paragraph(c).pop("context"), f"{PARAGRAPH}: has no 'context'"),
     (lambda c: paragraph(c).update(context="  "), f"{PARAGRAPH}: 'context' is empty"),
     (lambda c: question(c).update(id=5.5), f"{PARAGRAPH}, qas[0]: 'id' is not a text"),
     (lambda c: question(c).update(answers=[]), f"{QUESTION}: has no answer"),
@@ -71,9 +66,6 @@ WRONG: list[tuple[Change, str]] = [
         lambda c: question(c).update(is_impossible="true"),
         f"{QUESTION}: 'is_impossible' is not true or false: 'true'",
     ),
-    (lambda c: question(c).update(answers={}), f"{QUESTION}: 'answers' is not a list"),
-    (lambda c: answer(c).update(text=""), f"{QUESTION}: 'text' is empty"),
-    (lambda c: answer(c).pop("answer_start"), f"{QUESTION}: has no 'answer_start'"),
     (lambda c: answer(c).update(answer_start="11"), f"{QUESTION}: 'answer_start' is not a whole number"),
     (
         lambda c: answer(c).update(answer_start=True),

@@ -95,11 +95,15 @@ def evaluate(
     candidates = np.unique(np.delete(samples.numbers, firsts))
     vectors = encode_together(context, loaded, samples.parts, samples.first)
     queries, names = vectors[pairs[0]], samples.first[candidates]
-    ranked = rank_candidates(queries, vectors[candidates], np.searchsorted(candidates, pairs[1]))
+    is_own = np.isin(pairs[0], candidates) & (pairs[0] != pairs[1])
+    own = np.where(is_own, np.searchsorted(candidates, pairs[0]), -1)
+    wanted = np.searchsorted(candidates, pairs[1])
+    ranked = rank_candidates(queries, vectors[candidates], wanted, own=own)
     more: Longs = np.zeros(0, dtype=np.int64)
     if corpus:
         _, distinct = np.unique(corpus.digests, return_index=True)
-        known = np.isin(corpus.digests[distinct], digest_texts(texts)[names])
+        # What equals an anchor would be found for it.
+        known = np.isin(corpus.digests[distinct], digest_texts(texts))
         more = distinct[~known]
         ranked = _search(context, loaded, corpus.samples, more, queries, ranked, len(names))
     if not context.ranks.first:

@@ -149,9 +149,12 @@ def test_ranks_of_candidates_with_ties_and_several_right_ones(
 def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", "pairs")
     passages = [f"{SUBJECTS[n % 5]} falls again on day {n}" for n in range(90)]
-    more_texts = [*passages, *passages[:9], "frost falls on day 2"]
+    more_texts = [*passages, *passages[:9], "frost falls on day 2", "what about snow now 0"]
     rows = "\n".join(json.dumps({"title": "Day", "text": text}) for text in ("", *more_texts))
     (tmp_path / "more.jsonl").write_text(rows)
+    with (tmp_path / "rows.jsonl").open("a") as file:  # each finds the other, and neither itself
+        for pair in (("the first", "the second"), ("the second", "the first")):
+            file.write("\n" + json.dumps(dict(zip(("anchor", "positive"), pair, strict=True))))
     data, more, notes = str(tmp_path / "rows.jsonl"), str(tmp_path / "more.jsonl"), list[str]()
     task = Embed(EmbedOptions(data=data, corpus=more, token_cache="none", **SMALL))
     with pytest.raises(DatasetError, match="is empty"):
@@ -181,8 +184,11 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
             tokens = loaded.tokenizer(texts, padding=True, return_tensors="pt")
             return loaded.model.encode(**{n: tokens[n] for n in ("input_ids", "attention_mask")})
 
+    assert "what about snow now 0" in [each["anchor"] for each in found], "and no candidate"
     for each in found:
         similar = encode(texts) @ encode([each["anchor"]])[0]
+        if each["anchor"] in texts:
+            similar[texts.index(each["anchor"])] = -1
         assert texts[int(similar.argmax())] == each["best"]
         right = {group.texts[1] for group in read.train if group.texts[0] == each["anchor"]}
         limit = max(similar[texts.index(text)] for text in right)

@@ -356,9 +356,9 @@ DRAWS = np.random.default_rng(0)
 @pytest.mark.parametrize(
     "errors",
     [
-        10 * DRAWS.normal(size=(200, 1000, 1)),
-        DRAWS.lognormal(sigma=1.5, size=(200, 1000, 1)) - 3,
-        DRAWS.lognormal(sigma=1.5, size=(200, 1000, 16)) - 3,
+        10 * DRAWS.normal(size=(80, 1000, 1)),
+        DRAWS.lognormal(sigma=1.5, size=(80, 1000, 1)) - 3,
+        DRAWS.lognormal(sigma=1.5, size=(80, 1000, 16)) - 3,
     ],
     ids=["normal", "skewed", "skewed means"],
 )

@@ -398,11 +398,6 @@ def require_known(data: Data, kind: str, known: Collection[str]) -> None:
             )
 
 
-def _labels_of(record: Any) -> set[str]:
-    """Return a record's labels; other records have none."""
-    return {*getattr(record, "labels", ())}
-
-
 def _share_out(sizes: Mapping[str, int], share: float) -> Counter[str]:
     """Return how many records of each class to hold out: this share in total, by the largest remainders.
 
@@ -434,7 +429,7 @@ def split_off(
     """
     if len(records) < 2:
         raise DatasetError("--eval-fraction needs at least two rows")
-    labels = [*map(_labels_of, records)]
+    labels = [{*getattr(record, "labels", ())} for record in records]
     totals, taken, chosen = Counter(chain.from_iterable(labels)), Counter[str](), set[int]()
     rarest = [min(each, key=lambda name: (totals[name], name), default="") for each in labels]
     wanted = _share_out(Counter(rarest), share)

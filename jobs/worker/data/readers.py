@@ -98,7 +98,7 @@ def first_rows(place: str) -> Iterator[Table]:
 
 
 def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None) -> Table:
-    with _explaining(path):
+    with explaining(path):
         kind, opener = _format_of(path)
         is_large = mapped is not None and _size_as_text(path) > MOST_IN_MEMORY
         if kind == ".parquet":
@@ -121,7 +121,7 @@ def stream_file(path: Path, first: int = 0) -> Iterator[tuple[str, Row | Dataset
     A row that can't be used is its error. CoNLL files, and JSON that is one list, are read whole. Raises
     :class:`DatasetError`.
     """
-    with _explaining(path):
+    with explaining(path):
         kind, opener = _format_of(path)
         if kind == ".parquet":
             yield from stream_parquet(path, first)
@@ -156,7 +156,7 @@ def _kind_of(path: Path) -> tuple[str, bool]:
 
 
 @contextmanager
-def _explaining(path: Path) -> Iterator[None]:
+def explaining(path: Path) -> Iterator[None]:
     """Raise :class:`DatasetError` for a file that can't be read."""
     try:
         yield
@@ -262,9 +262,6 @@ def _uses_of_shards(path: Path) -> dict[Path, tuple[str, str]]:
     """Return a folder's Parquet files with their uses and their data sets' folders."""
     names = _visible_files(path, "*.parquet")
     uses = {path / each: _use_of(each) for each in names}
-    if {use for use, _ in uses.values()} == {"", "dev"}:
-        # Folders such as dev beside prod are not splits.
-        uses = {path / each: _use_of(Path(each.name)) for each in names}
     is_any = any(use for use, _ in uses.values())
     return uses if is_any else dict.fromkeys(uses, (TRAIN, ""))
 
@@ -297,18 +294,12 @@ def _use_of(path: Path) -> tuple[str, str]:
 def _require_all(path: Path, shards: Iterable[Path]) -> None:
     """Raise :class:`DatasetError` if there are fewer than their names say, such as ``-of-00003``."""
     totals = dict[str, set[str]]()
-    for each in filter(None, (re.search(r"(\d+)-of-(\d+)", each.name) for each in shards)):
+    for each in filter(None, (re.search(r"-(\d{5})-of-(\d{5})", each.name) for each in shards)):
         totals.setdefault(each[2], set()).add(each[1])
     for total, found in totals.items():
-        numbers, count = {*map(int, found)}, int(total)
-        # Names such as best-of-10 say something else.
-        are_shards = {*map(len, found)} == {len(total)} or (
-            len(found) > 1 and max(numbers) <= count
-        )
-        # They begin with 0 or 1.
-        if are_shards and max(len(numbers - {end}) for end in (0, count)) < count:
+        if len(found) < int(total):
             raise DatasetError(
-                f"{path}: has {len(numbers)} of {count} files with names that contain -of-{total}",
+                f"{path}: has {len(found)} of {int(total)} files with names that contain -of-{total}",
                 hint="add the others, or rename these to train on them alone",
             )
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, count, islice
-from typing import TextIO
+from typing import Any, TextIO
 
 from ..runtime.errors import DatasetError, first_line
 from .records import as_object, noting, show
@@ -183,15 +183,21 @@ def _require_names(source: str, header: Sequence[str], mark: str) -> None:
         raise DatasetError(f"{source}: line 1: needs a different name for each column: {shown}")
 
 
-def _read_json(source: str, file: TextIO, limit: int | None) -> Table:
-    if stream := find_stream(".json", file):
-        return _collect(stream, source, file, limit)
+def load_json(source: str, file: TextIO) -> Any:
+    """Return what a file of JSON has. Raises :class:`DatasetError`."""
+    text = file.read()
     try:
-        document = json.loads(file.read(), object_pairs_hook=as_object)
+        return json.loads(text, object_pairs_hook=as_object)
     except RecursionError as error:
         raise DatasetError(f"{source}: is nested too deeply") from error
     except ValueError as error:
         raise DatasetError(f"{source}: is not JSON: {first_line(error)}") from error
+
+
+def _read_json(source: str, file: TextIO, limit: int | None) -> Table:
+    if stream := find_stream(".json", file):
+        return _collect(stream, source, file, limit)
+    document = load_json(source, file)
     found = document.get("data") if isinstance(document, dict) else document
     if not isinstance(found, list):
         raise DatasetError(

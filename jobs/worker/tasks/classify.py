@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from ..data.records import SKIP_HINT, require_text, show
 from ..data.table import Table, choose_column
 from ..runtime.errors import DatasetError, ModelError
-from ..runtime.output import save_json
 from ..training.options import SMALL, Range, option
 from ..training.task import Data, Loaded
 from ..training.teacher import TaughtTask, TeacherOptions, load_student
@@ -39,6 +37,10 @@ _PAIRS = (
     *(("question1", "question2"), ("question", "sentence"), ("question", "passage")),
 )
 """Columns with the two texts of pairs."""
+_WRITTEN_LIST = re.compile(
+    r"""\[ *(['"].*['"]|(-?[\d.]+|True|False)([ ,]+(-?[\d.]+|True|False))+) *\]""", re.DOTALL
+)
+"""A list of labels, as pandas or numpy write it in a text, and no name such as [1]."""
 _BITS = {"0", "1", "0.0", "1.0", "False", "True"}
 
 
@@ -101,7 +103,8 @@ class Classify(TaughtTask[ClassifyOptions]):
         super().__init__(options)
         if options.pair_column:
             self.other_columns = "label and second text"
-        self._several = options.label_separator is not None
+        self._several: bool | None = True if options.label_separator else None
+        """Whether each label is a list; None before the first."""
         self._kind: type | None = None
         self._bits = set[int]()
         """The lengths of the lists of labels so far; 0 for one with others than 0 and 1."""
@@ -146,20 +149,22 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def _labels(self, what: str, value: Any) -> tuple[str, ...]:
         separator = self.options.label_separator
-        if isinstance(value, str) and _is_written_list(value.strip()):
+        if isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip()):
             raise DatasetError(
                 f"{what} is a list, written as a text: {show(value)}",
                 hint="write lists in JSON lines, or the names with --label-separator between them",
             )
         if separator is not None and isinstance(value, str):
             value = [each.strip() for each in value.split(separator) if each.strip()]
-        if isinstance(value, list):
-            self._several = True
+        several, each = isinstance(value, list), value if isinstance(value, list) else [value]
+        labels = tuple(dict.fromkeys(self._label(what, one) for one in each))
+        self._several = several if self._several is None else self._several
+        if several != self._several:
+            has, others = ("one label", "a list of labels")[:: -1 if several else 1]
+            raise DatasetError(f"{what} has {has}, and other rows {others}")
+        if several:
             self._bits.add(len(value) if {*map(str, value)} <= _BITS else 0)
-            return tuple(dict.fromkeys(self._label(what, each) for each in value))
-        if self._several:
-            raise DatasetError(f"{what} has one label, and other rows a list of them")
-        return (self._label(what, value),)
+        return labels
 
     def _label(self, what: str, value: Any) -> str:
         if isinstance(value, Decimal):  # of Parquet
@@ -275,7 +280,7 @@ class Classify(TaughtTask[ClassifyOptions]):
             return own
         weights = None if self._weights is None else torch.tensor(self._weights)[labels]
         heat = self.options.distill_temperature
-        learned = distill_loss(logits, teacher, heat, weights, several=self._several)
+        learned = distill_loss(logits, teacher, heat, weights, several=bool(self._several))
         return alpha * own + (1 - alpha) * learned
 
     @property
@@ -319,8 +324,7 @@ class Classify(TaughtTask[ClassifyOptions]):
             }
             for record, found in zip(records, chosen, strict=True)
         ]
-        save_json(context.output / "predictions.json", rows)
-        return self._score(samples, predicted)
+        return {"predictions": rows, **self._score(samples, predicted)}
 
     def _score(self, samples: TextSamples, predicted: Any) -> dict[str, Any]:
         import numpy as np
@@ -366,17 +370,6 @@ class Classify(TaughtTask[ClassifyOptions]):
                 yield {"labels": labels}
 
         return run_texts(loaded, [texts_of(row) for row in rows], read)
-
-
-def _is_written_list(text: str) -> bool:
-    """Return whether a text is a list of labels, as pandas or numpy writes it, and not a name like [1]."""
-    if re.fullmatch(r"\[\s*[\d.]+(\s+[\d.]+)+\s*\]", text):
-        return True
-    try:
-        found = ast.literal_eval(text) if text.startswith("[") else None
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return isinstance(found, list) and (len(found) > 1 or isinstance(next(iter(found), 0), str))
 
 
 def texts_of(row: Row) -> list[str]:

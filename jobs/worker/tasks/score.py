@@ -19,7 +19,6 @@ from ..data.groups import (
 from ..data.records import require_text, show
 from ..data.table import Table, choose_column
 from ..runtime.errors import DatasetError, ModelError
-from ..runtime.output import save_json
 from ..training.options import SMALL, option
 from ..training.task import Data, Loaded
 from ..training.teacher import TaughtTask, TeacherOptions, load_student
@@ -141,7 +140,9 @@ class Score(TaughtTask[ScoreOptions]):
         return Scored(tuple(texts), _number(f"{place}: column {label!r}", row.get(label)))
 
     def _records(self, table: Table, *others: Any) -> Sequence[Any]:
-        records = super()._records(table._replace(classes={}), *others)  # their numbers are learned
+        # Their numbers are learned, and -1 is none.
+        numbers: Any = {name: range(len(each)) for name, each in table.classes.items()}
+        records = super()._records(table._replace(classes=numbers), *others)
         return flatten(records) if self.is_ranking else records
 
     def open_teacher(self, context: TrainContext | None = None) -> Loaded:
@@ -234,12 +235,8 @@ class Score(TaughtTask[ScoreOptions]):
         found = self.compute_outputs(context, loaded, samples)[:, 0]
         if not context.ranks.first:
             return {}
-        if self.is_ranking:
-            figures, rows = score_rankings(records, found)
-        else:
-            figures, rows = score_numbers(records, found)
-        save_json(context.output / "predictions.json", rows)
-        return figures
+        figures, rows = (score_rankings if self.is_ranking else score_numbers)(records, found)
+        return {"predictions": rows, **figures}
 
     @classmethod
     def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
-from ..runtime.output import save_json
 from ..training.options import SMALL, EncoderOptions
 from ..training.task import Data, Loaded
 from ..training.text_task import Row, TableOptions, TableTask, require_known
@@ -183,8 +182,8 @@ class Tag(TableTask[TagOptions]):
         for chosen, predicted in parts:
             for number, row in zip(chosen, predicted, strict=True):
                 found[number] = self._words(records[number], samples, int(number), row)
-        save_json(context.output / "predictions.json", found)
-        return score([record.labels for record in records], found, self.classes)
+        truth = [record.labels for record in records]
+        return {"predictions": found, **score(truth, found, self.classes)}
 
     def _words(self, record: Sentence, samples: TextSamples, number: int, row: Any) -> list[str]:
         """Return a tag for each word; words without a token or beyond the model's input get "outside"."""

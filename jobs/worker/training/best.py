@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ..runtime.errors import TrainingError
 from ..runtime.events import Events
+from ..runtime.output import save_json
 from .batches import Schedule, TrainingRun
 from .checkpoints import frozen_weights, trained_weights
 from .options import TrainOptions
@@ -26,7 +27,7 @@ from .state import (
     set_random_state,
     share_tensors,
 )
-from .task import Loaded, Samples, pick_scores
+from .task import FILES, Loaded, Samples, pick_scores
 
 MOST_SHARE = 0.1
 """By default, evaluation takes at most this share of the training time."""
@@ -47,24 +48,21 @@ class Unseen:
 
 
 class Final(NamedTuple):
-    """An evaluation: its figures, and this rank's files and events."""
+    """An evaluation: its figures, and this rank's events."""
 
     figures: dict[str, Any]
-    files: Mapping[str, bytes]
     events: Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def evaluate_quietly(run: TrainingRun, loaded: Loaded, unseen: Unseen) -> Final:
-    """Evaluate a model without leaving predictions in the output folder, or remarks in the log."""
+    """Evaluate a model without leaving anything in the output folder, or remarks in the log."""
     context = run.context
     said: list[tuple[str, Mapping[str, Any]]] = []
     with TemporaryDirectory() as name:
-        folder, events = Path(name), Events(context.ranks.rank, StringIO())
+        events = Events(context.ranks.rank, StringIO())
         events.observe = lambda *event: said.append(event)
-        quiet = replace(context, output=folder, events=events)
-        found = run.task.evaluate(quiet, loaded, unseen.records, unseen.samples)
-        files = {each.name: each.read_bytes() for each in folder.iterdir()}
-    return Final(found, files, said)
+        quiet = replace(context, output=Path(name), events=events)
+        return Final(run.task.evaluate(quiet, loaded, unseen.records, unseen.samples), said)
 
 
 @dataclass
@@ -169,14 +167,17 @@ class Evaluator:
         """Return the figures of the trained model, with its predictions in the output folder."""
         context, final = self.run.context, self.final
         if final is None or progress.model_step != self.total:
-            return self.run.task.evaluate(
+            figures = self.run.task.evaluate(
                 context, self.run.loaded, self.unseen.records, self.unseen.samples
             )
-        for name, content in final.files.items():
-            (context.output / name).write_bytes(content)
-        for event, fields in final.events:
-            context.events.emit(event, **fields)
-        return final.figures
+        else:
+            figures = final.figures
+            for event, fields in final.events:
+                context.events.emit(event, **fields)
+        for name in FILES:
+            if context.ranks.first and name in figures:
+                save_json(context.output / f"{name}.json", figures[name])
+        return figures
 
     def take_best(self, progress: TrainingProgress, state: State) -> None:
         """Give all ranks the best weights, unless ``--keep last``, at the end of the training."""
@@ -203,7 +204,7 @@ def plan_evaluation(run: TrainingRun, unseen: Unseen, schedule: Schedule) -> Eva
         every = int(wanted)
     elif options.asks_for_evaluations:
         every = schedule.per_epoch
-    elif wanted == "auto" and unseen.is_other and options.metrics:
+    elif wanted == "auto" and unseen.is_other and options.metrics and options.epochs:
         # By tokens: ranks must agree, and a resumed run must decide the same.
         share = COST * run.task.evaluation_tokens(unseen.samples) / max(int(run.lengths.sum()), 1)
         if schedule.total <= schedule.per_epoch:

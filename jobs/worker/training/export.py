@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import logging
 import math
 import os
@@ -40,8 +39,6 @@ CALIBRATED = 300
 """Training samples from which the ranges of activations are known."""
 MEASURED, SINGLE = 512, 64
 """Evaluation samples whose speed is measured in batches, and one by one."""
-
-_PREDICTIONS = "predictions.json"
 
 Inputs = dict[str, torch.Tensor]
 
@@ -110,9 +107,9 @@ class Compiled(torch.nn.Module):
 def export_model(run: TrainingRun, unseen: Unseen, figures: dict[str, Any]) -> dict[str, Any]:
     """Write the first form that keeps the promise of ``--max-loss``, from ``--export`` on.
 
-    ``figures`` are those of the trained model, whose predictions are in the output folder. Returns all forms
-    that were tried, with their speeds and scores, for ``results.json``. The last one, in bf16 if the
-    processor has it, is written in any case, with a warning. All ranks call it together.
+    ``figures`` are those of the trained model, with its predictions. Returns all forms that were tried, with
+    their speeds and scores, for ``results.json``. The last one, in bf16 if the processor has it, is written
+    in any case, with a warning. All ranks call it together.
     """
     context, options = run.context, _options(run)
     ranks, note, model = context.ranks, context.events.note, run.loaded.model
@@ -129,9 +126,9 @@ def export_model(run: TrainingRun, unseen: Unseen, figures: dict[str, Any]) -> d
         if ranks.first:
             now = pick_scores(after.figures)[metric]
             lost = now - score if options.metrics.get(metric) == "min" else score - now
-            before = (context.output / _PREDICTIONS).read_bytes()
             is_share = metric in run.task.shares
-            doubt = _uncertainty(before, after.files[_PREDICTIONS], lost) if is_share else 0.0
+            known, found = (each.get("predictions") for each in (figures, after.figures))
+            doubt = _uncertainty(known, found, lost) if is_share else 0.0
             name = name or f"OpenVINO, {compiled.dtype_used}"
             most = min(lost + doubt, score) if is_share else lost
             forms.append(Form(name, now, lost, most, speed))
@@ -320,21 +317,17 @@ def _measure(
     return Speed(round(rows / seconds, 1), round(float(low), 2), round(float(high), 2))
 
 
-def _uncertainty(before: bytes, after: bytes, loss: float) -> float:
+def _uncertainty(before: Any, after: Any, loss: float) -> float:
     """Return half the paired interval of 95 % of a share's loss, in points, given both predictions.
 
     A record with the same prediction has the same score; that of another changes by at most 100 points.
     """
-    known, found = (_predictions(each) for each in (before, after))
+    known, found = (
+        [*each.values()] if isinstance(each, dict) else each for each in (before, after)
+    )
     count = len(known)
     share = sum(one != other for one, other in zip(known, found, strict=True)) / count
     return Z * 100 * math.sqrt(max(share - (loss / 100) ** 2, 1 / count) / count)
-
-
-def _predictions(content: bytes) -> list[Any]:
-    """Return the predictions for each record, without probabilities."""
-    found = json.loads(content)
-    return [*found.values()] if isinstance(found, dict) else found
 
 
 def _describe(form: Form, original: Form, metric: str) -> str:

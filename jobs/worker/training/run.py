@@ -43,7 +43,7 @@ from .model import save_model
 from .optimizer_step import count_parts, load_ipex, prepare, take_step
 from .options import BASE_MODEL, SCRATCH, EncoderOptions, TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
-from .task import Data, Loaded, Task, pick_scores
+from .task import FILES, Data, Loaded, Task, pick_scores
 from .teacher import ask_teacher
 from .trial import enough_for_trial, measure_speed
 
@@ -117,7 +117,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
         scores = loop.evaluator.evaluate_model(loop.progress)
-    figures = {**scores, "scores": pick_scores(scores), **_describe(loop, data)}
+    figures = {name: each for name, each in scores.items() if name not in FILES}
+    figures |= {"scores": pick_scores(scores), **_describe(loop, data)}
     if exports:
         with context.phase("export"):
             figures["export"] = export_model(run, loop.evaluator.unseen, scores)

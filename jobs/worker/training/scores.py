@@ -54,16 +54,21 @@ def rank_candidates(
     candidates: NDArray[np.float32],
     wanted: Any = None,
     limits: NDArray[np.float32] | None = None,
+    own: Any = None,
 ) -> Ranked:
     """Rank each anchor's ``wanted`` candidate, from 1, or count the candidates that reach its limit.
 
-    Vectors have shape (texts, size). Among candidates with equal scores, the wanted one is the last.
+    Vectors have shape (texts, size). Among candidates with equal scores, the wanted one is the last. An
+    anchor's ``own`` text, a candidate or -1, does not count.
     """
     parts, size = [], max(1, _SCORES // len(candidates))
     for first in range(0, len(anchors), size):
         part = slice(first, first + size)
         scores = anchors[part] @ candidates.T
-        rows, best = np.arange(len(scores)), scores.argmax(axis=1)
+        rows = np.arange(len(scores))
+        if own is not None:
+            scores[rows, own[part]] = np.where(own[part] < 0, scores[:, -1], -np.inf)
+        best = scores.argmax(axis=1)
         least = scores[rows, wanted[part]] if limits is None else limits[part]
         places = np.count_nonzero(scores >= least[:, None], axis=1)
         parts.append((least, places, best, scores[rows, best]))

@@ -91,6 +91,10 @@ class Data(NamedTuple):
         return self.eval_source != self.train_source
 
 
+FILES = ("predictions", "null_odds")
+"""What :meth:`Task.evaluate` returns for JSON files of their own."""
+
+
 class Task(ABC, Generic[Own]):
     """One task, with the options of a run."""
 
@@ -170,7 +174,10 @@ class Task(ABC, Generic[Own]):
     def evaluate(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Any], samples: Any
     ) -> dict[str, Any]:
-        """Return the trained model's figures, for ``results.json``; all ranks call it together."""
+        """Return the trained model's figures, for ``results.json``; all ranks call it together.
+
+        Rank 0's ``predictions``, if it returns any, are saved in a file, and those of :data:`FILES`.
+        """
 
 
 def pick_scores(figures: Mapping[str, Any]) -> dict[str, float]:

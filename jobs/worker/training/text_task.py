@@ -172,12 +172,12 @@ class RowOptions(TextOptions):
     )
     eval: str | None = option(
         None,
-        "evaluation data (default: the validation split, else --eval-fraction, else --data)",
+        "evaluation data (default: --eval-fraction, else the validation split, else --data)",
         metavar="PATH|NAME",
     )
     eval_fraction: float | None = option(
         None,
-        "part of the training data to evaluate on instead, where there is no other",
+        "part of the training data to evaluate on instead",
         kind=float,
         within=Range(0.001, 0.9),
         metavar="SHARE",
@@ -219,8 +219,6 @@ class TableTask(TextTask[OwnTable]):
     text_columns: ClassVar[Sequence[str]]
     label_columns: ClassVar[Sequence[str]]
     """Names of columns to look for, the likeliest first."""
-    class_names: Sequence[str] = ()
-    """The names of the labels' numbers, in data of ``datasets``."""
     classes: Sequence[str] = ()
     """The labels or tags, by the numbers of the model's outputs."""
     _weights: Sequence[float] | None = None
@@ -265,31 +263,20 @@ class TableTask(TextTask[OwnTable]):
             note(f"{self.require_data()}: did not read {', '.join(others)}")
         bad = skipped if options.skip_bad_records else None
         records = self._records(train, bad, note)
-        names, own = self._names_in(train), self._names_in(unseen)
-        self.class_names = names or own
-        if own and not names and _names_of_numbers(_all_labels(records), own, own):
-            unseen = unseen._replace(classes={})  # the training data have the numbers
         eval_records = records if unseen is train else self._records(unseen, bad, note)
-        sources = train.source, unseen.source
-        if names and not own:
-            eval_records = _name_classes(eval_records, records, names)
-        if unseen is train and options.eval_fraction is not None:
+        eval_source = unseen.source
+        if options.eval_fraction is not None:
             records, eval_records = split_off(records, options.eval_fraction, options.seed, note)
-            sources = train.source, f"{options.eval_fraction:g} of {train.source}"
+            eval_source = f"{options.eval_fraction:g} of {train.source}"
         if skipped:
             note(skip_note(skipped))
-        return Data(records, sources[0], eval_records, sources[1], self.input_columns(train))
-
-    def _names_in(self, table: Table) -> Sequence[str]:
-        columns = self.choose_columns(table) if table.classes else ()
-        found = next((table.classes[each] for each in columns if each in table.classes), ())
-        return [name.strip() for name in found]
+        return Data(records, train.source, eval_records, eval_source, self.input_columns(train))
 
     def _weigh(self, data: Data) -> None:
         """Weigh the classes of records with ``labels``. Raises :class:`DatasetError`."""
         options: Any = self.options
         counts = Counter(label for record in data.train for label in record.labels)
-        self._weights = class_weights(options.class_weights, self.classes, counts, self.class_names)
+        self._weights = class_weights(options.class_weights, self.classes, counts)
 
     def download(self) -> None:
         super().download()
@@ -316,11 +303,8 @@ class TableTask(TextTask[OwnTable]):
             with suppress(NoSplitError):
                 require_files(self.require_data(), EVAL)
         bad = list[DatasetError]() if self.options.skip_bad_records else None
-        has_names = False
         for place in filter(lambda each: Path(each).is_file(), places):
             with first_rows(place) as table:
-                has_names |= place == self.require_data() and bool(table.classes)
-                table = table if has_names else table._replace(classes={})
                 if table.columns:  # Parquet may be readable only on the nodes
                     self._records(table, bad, lambda _: None)
         return ""
@@ -367,16 +351,12 @@ def _note_unknown(encoded: Sequence[Tokens], tokenizer: Any, note: Callable[[str
 
 
 def class_weights(
-    option: str | None,
-    classes: Sequence[str],
-    counts: Mapping[str, int],
-    names: Sequence[str] = (),
+    option: str | None, classes: Sequence[str], counts: Mapping[str, int]
 ) -> list[float] | None:
     """Return the weight of each class, as scikit-learn balances them or from a JSON file; None for none.
 
-    ``counts`` are the labels in the training data; classes that they lack have the weight 1. The file may
-    have the numbers of ``names`` instead. Raises :class:`DatasetError` for a file that is not an object
-    with a positive number for each label.
+    ``counts`` are the labels in the training data; classes that they lack have the weight 1. Raises
+    :class:`DatasetError` for a file that is not an object with a positive number for each label.
     """
     if option is None:
         return None
@@ -384,13 +364,11 @@ def class_weights(
         mean = sum(counts.values()) / len(counts)
         return [mean / counts.get(name, mean) for name in classes]
     try:
-        found = json.loads(Path(option).read_text(encoding="utf-8"))
+        found = json.loads(Path(option).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DatasetError(f"--class-weights {option}: can't be read: {error}") from None
     if not isinstance(found, dict):
         raise DatasetError(f'--class-weights {option}: is not an object such as {{"spam": 2.5}}')
-    named = _names_of_numbers(found, counts, names)
-    found = {named.get(name, name): value for name, value in found.items()}
     for name in counts:
         value = found.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6:
@@ -418,37 +396,6 @@ def require_known(data: Data, kind: str, known: Collection[str]) -> None:
                 f"{record.place}: the training data has no {kind} {show(unknown[0])}",
                 hint=f"correct the {kind}, or leave the row out of the evaluation data",
             )
-
-
-def _names_of_numbers(
-    found: Collection[str], known: Collection[str], names: Sequence[str]
-) -> dict[str, str]:
-    """Return the names of classes by their numbers, if what is found are numbers of what is known."""
-    numbered = {str(number): name.strip() for number, name in enumerate(names)}
-    are_numbers = {*found} <= numbered.keys() and {*known} <= {*numbered.values()}
-    return numbered if are_numbers and not {*found} <= {*known} else {}
-
-
-def _name_classes(
-    records: Sequence[Any], train: Sequence[Any], names: Sequence[str]
-) -> Sequence[Any]:
-    """Return records for evaluation with the names of classes that they have the numbers of."""
-    named = _names_of_numbers(_all_labels(records), _all_labels(train), names)
-
-    def rename(_: int, record: Any) -> Any:
-        labels = record.labels
-        return record._replace(labels=type(labels)(named[each] for each in labels))
-
-    return Lazy[Any](records, rename) if named else records
-
-
-def _labels_of(record: Any) -> set[str]:
-    """Return a record's labels; other records have none."""
-    return {*getattr(record, "labels", ())}
-
-
-def _all_labels(records: Sequence[Any]) -> set[str]:
-    return {*chain.from_iterable(map(_labels_of, records))}
 
 
 def _share_out(sizes: Mapping[str, int], share: float) -> Counter[str]:
@@ -482,7 +429,7 @@ def split_off(
     """
     if len(records) < 2:
         raise DatasetError("--eval-fraction needs at least two rows")
-    labels = [*map(_labels_of, records)]
+    labels = [{*getattr(record, "labels", ())} for record in records]
     totals, taken, chosen = Counter(chain.from_iterable(labels)), Counter[str](), set[int]()
     rarest = [min(each, key=lambda name: (totals[name], name), default="") for each in labels]
     wanted = _share_out(Counter(rarest), share)

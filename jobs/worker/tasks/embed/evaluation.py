@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ...data.groups import FlatTexts, Grouped
 from ...data.tokens import Longs, TextSamples
-from ...runtime.output import save_json
 from ...training.batches import pad_inputs
 from ...training.evaluation import compute_together, in_order
 from ...training.scores import Ranked, rank_candidates
@@ -89,18 +88,22 @@ def _search(
 def evaluate(
     context: TrainContext, loaded: Loaded, texts: FlatTexts, samples: Grouped, corpus: Corpus | None
 ) -> dict[str, Any]:
-    """Return the figures of the groups of these texts; rank 0 also saves predictions."""
+    """Return the figures of the groups of these texts, on rank 0."""
     firsts = samples.bounds[:-1]
     pairs = np.unique(np.stack([samples.numbers[firsts + place] for place in (0, 1)]), axis=1)
     anchors, starts, rows = np.unique(pairs[0], return_index=True, return_inverse=True)
     candidates = np.unique(np.delete(samples.numbers, firsts))
     vectors = encode_together(context, loaded, samples.parts, samples.first)
     queries, names = vectors[pairs[0]], samples.first[candidates]
-    ranked = rank_candidates(queries, vectors[candidates], np.searchsorted(candidates, pairs[1]))
+    is_own = np.isin(pairs[0], candidates) & (pairs[0] != pairs[1])
+    own = np.where(is_own, np.searchsorted(candidates, pairs[0]), -1)
+    wanted = np.searchsorted(candidates, pairs[1])
+    ranked = rank_candidates(queries, vectors[candidates], wanted, own=own)
     more: Longs = np.zeros(0, dtype=np.int64)
     if corpus:
         _, distinct = np.unique(corpus.digests, return_index=True)
-        known = np.isin(corpus.digests[distinct], digest_texts(texts)[names])
+        # What equals an anchor would be found for it.
+        known = np.isin(corpus.digests[distinct], digest_texts(texts))
         more = distinct[~known]
         ranked = _search(context, loaded, corpus.samples, more, queries, ranked, len(names))
     if not context.ranks.first:
@@ -124,13 +127,13 @@ def evaluate(
         }
         for anchor, own, place, found in zip(anchors, places, reached, best, strict=True)
     ]
-    save_json(context.output / "predictions.json", predictions)
     recall = {
         f"recall_at_{most}": np.bincount(rows, ranked.places <= most) / np.bincount(rows)
         for most in FOUND_AT
     }
     scores = {**recall, "mrr": 1 / reached}
     return {
+        "predictions": predictions,
         **{name: round(100 * float(each.mean()), 3) for name, each in scores.items()},
         "anchors": len(anchors),
         "candidates": len(names) + len(more),

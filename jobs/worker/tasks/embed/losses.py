@@ -27,10 +27,10 @@ def compare(vectors: Tensor, numbers: Tensor, ranks: Ranks) -> tuple[Tensor, Ten
 
     ``numbers`` has a row for each sample: those of its anchor, its positive, and its negatives, equal for
     equal texts, and -1 for none. ``vectors`` are those of its columns, one after the other. A candidate that
-    is right for another reason doesn't count: one with the positive's text, or the positive of an equal
-    anchor.
+    is right for another reason doesn't count: one with the positive's or the anchor's text, or the positive
+    of an equal anchor.
     """
-    count = len(numbers)
+    count, anchors = len(numbers), numbers[:, :1]
     counts = _counts(len(vectors) - count, ranks)
     candidates = _Gather.apply(vectors[count:], counts, ranks)  # type: ignore[no-untyped-call]
     texts = numbers.T[1:][numbers.T[1:] >= 0]
@@ -38,7 +38,7 @@ def compare(vectors: Tensor, numbers: Tensor, ranks: Ranks) -> tuple[Tensor, Ten
     owners = torch.full_like(texts, -1)
     owners[:count] = numbers[:, 0]
     known = _gather(torch.stack([texts, owners], dim=1), counts, ranks)
-    is_same = (known[:, 0] == numbers[:, 1:2]) | (known[:, 1] == numbers[:, :1])
+    is_same = (known[:, 0] == numbers[:, 1:2]) | (known.T[:, None] == anchors).any(0)
     right = sum(counts[: ranks.rank]) + torch.arange(count)
     is_same[torch.arange(count), right] = False
     with torch.autocast("cpu", enabled=False):  # bf16 has too few digits for similarities

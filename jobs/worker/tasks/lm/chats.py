@@ -284,7 +284,7 @@ def read_chat_template(name: str) -> str:
 
     what = f"--chat-template {name}"
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        text = Path(name).read_text(encoding="utf-8-sig")  # a mark would begin every chat
         # transformers' own marks, which jinja does not know.
         known = _MARKS.sub(lambda each: "{% endif %}" if each[1] else "{% if true %}", text)
         Environment(extensions=["jinja2.ext.loopcontrols"]).parse(known)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from heapq import nlargest
-from importlib.util import find_spec
 from itertools import chain
 from math import exp, fsum
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...data.records import refusal, require_text, skip_note
 from ...data.table import Table, choose_column
 from ...runtime.errors import DatasetError, ModelError
-from ...runtime.output import save_json
 from ...training.options import SCRATCH, SMALL
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TableTask
@@ -70,7 +67,6 @@ class Lm(TableTask[LmOptions]):
     predict_columns = (*CHATS, "prompt", *text_columns)
     _are_chats: bool | None = None
     """Whether exchanges are lists of turns; None for plain texts."""
-    _first: tuple[Exchange, ...] = ()
 
     def choose_columns(self, table: Table) -> list[str]:
         asked = self.options.text_column
@@ -110,8 +106,6 @@ class Lm(TableTask[LmOptions]):
                 f"{place}: prompt and completion are {this}, and in other rows {others}",
                 hint="give all rows the same form",
             )
-        if len(self._first) < MEASURED:
-            self._first += (found,)
         return found
 
     def _records(
@@ -131,27 +125,7 @@ class Lm(TableTask[LmOptions]):
             read_chat_template(options.chat_template)
         elif self._are_chats and not may_have_template(options.model):
             raise DatasetError(f"the tokenizer of {options.model} {_NO_TEMPLATE}", hint=_GIVE_ONE)
-        if self._are_chats and not options.skip_bad_records:
-            self._render_first()
         return found
-
-    def _render_first(self) -> None:
-        """Render the first chats, if this machine can. Raises :class:`DatasetError`."""
-        folder = Path(self.options.model).expanduser()
-        if not folder.is_dir() or not all(map(find_spec, ("torch", "transformers"))):
-            return
-        from transformers import AutoTokenizer
-
-        from .templates import Renderer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except Exception:  # the job explains it
-            return
-        self._set_template(tokenizer)
-        with suppress(ImportError):  # another version of transformers than the nodes'
-            for each in self._first:
-                Renderer(tokenizer, learn_all=False)(each)
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from transformers import AutoModelForCausalLM
@@ -293,12 +267,12 @@ class Lm(TableTask[LmOptions]):
 
         sums = in_order(compute_together(context.ranks, samples.lengths, measure)).tolist()
         counts = self.weights(samples).tolist()
-        if context.ranks.first:
-            pairs = zip(sums, counts, strict=True)
-            rows = [{"loss": round(total / count, 6), "tokens": count} for total, count in pairs]
-            save_json(context.output / "predictions.json", rows)
-        tokens = sum(counts)
-        return {"perplexity": perplexity(fsum(sums) / tokens), "eval_tokens": tokens}
+        pairs, tokens = zip(sums, counts, strict=True), sum(counts)
+        return {
+            "predictions": [{"loss": round(loss / n, 6), "tokens": n} for loss, n in pairs],
+            "perplexity": perplexity(fsum(sums) / tokens),
+            "eval_tokens": tokens,
+        }
 
     @classmethod
     def read_input(cls, name: str, value: Any, place: str) -> dict[str, Any]:  # noqa: ARG003

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
@@ -63,7 +61,7 @@ class Renderer:
         dropped = list[str]()
         if exchange.turns:
             text, marked = self._render(exchange, exchange.turns)
-            dropped = self._find_dropped(exchange, text)
+            dropped = self._find_dropped(exchange)
             learned = self._find_learned(exchange, text, marked)
         else:
             text, end = exchange.prompt + exchange.completion, self.tokenizer.eos_token
@@ -94,57 +92,51 @@ class Renderer:
             if is_learned(turns[place])
         ]
 
-    def _find_dropped(self, exchange: Exchange, text: str) -> list[str]:
+    def _find_dropped(self, exchange: Exchange) -> list[str]:
         """Return what the template drops. Raises :class:`DatasetError` for turns and calls of tools.
 
-        Rendering takes most of the time: a chat is only rendered again if the text lacks a name or thought,
-        or a turn names what it calls elsewhere.
+        All that should be in the text gets a mark, and the chat is rendered once more.
         """
-        turns, (places, found) = exchange.turns, _find_words(exchange, text)
-        ends = [*(words for _, words in places[1:]), len(text)]
-        if not all(
-            _are_shown(turn, text[begin:end])
-            for turn, (begin, _), end in zip(turns, places, ends, strict=True)
-        ) and self._drops_calls(exchange, text):
+        turns, tools = [*map(deepcopy, exchange.turns)], deepcopy(exchange.tools)
+        marks = dict[str, tuple[str, int]]()
+
+        def mark(part: Any, name: str, what: str, number: int) -> None:
+            word = f"q{what}{number}z"
+            marks[word] = what, number
+            part[name] += word
+
+        for number, turn in enumerate(turns, start=1):
+            calls = turn.get("tool_calls")
+            if turn["content"]:
+                mark(turn, "content", "words" if calls else "turn", number)
+            for function in _functions(calls):
+                mark(function, "name", "calls", len(marks))
+            if isinstance(calls, str) and calls not in ("[]", "null"):
+                mark(turn, "tool_calls", "calls", len(marks))
+        # Templates may leave out the thoughts of earlier answers.
+        for name in _THOUGHTS:
+            if (thought := turns[-1].get(name)) and isinstance(thought, str):
+                mark(turns[-1], name, "thoughts", 0)
+        for function in _functions(tools):
+            mark(function, "name", "tools", len(marks))
+        try:
+            text = self._render(exchange._replace(tools=tools), turns)[0].casefold()
+        except DatasetError:  # the template knows the names
+            return []
+        lost = dict(what for word, what in reversed(marks.items()) if word not in text)
+        if number := lost.get("turn", 0):
+            turn = exchange.turns[number - 1]
+            raise DatasetError(
+                f"{exchange.place}: the chat template drops turn {number} ({turn['role']}): "
+                f"{show(turn['content'].strip())}",
+                hint="remove the turn, or give another template with --chat-template",
+            )
+        if "calls" in lost:
             raise DatasetError(
                 f"{exchange.place}: the chat template drops the calls of tools (tool_calls), or some of them",
                 hint="leave out the row, or give another template with --chat-template",
             )
-        if tools := exchange.tools:
-            said = json.dumps(turns, ensure_ascii=False, default=str)
-            names = ["".join(_names([each])) for each in tools]
-            known = [bool(name) and text.count(name) > said.count(name) for name in names]
-            less = [*compress(tools, known)] or None
-            if not all(known) and self._is_same(exchange._replace(tools=less), text):
-                found.append("tools")
-        # Templates may leave out the thoughts of earlier answers.
-        thoughts = [turns[-1][name] for name in _THOUGHTS if turns[-1].get(name)]
-        is_known = any(isinstance(each, str) and each.strip() in text for each in thoughts)
-        if thoughts and not is_known and self._is_same(exchange, text, *_THOUGHTS):
-            found.append("thoughts")
-        return found
-
-    def _drops_calls(self, exchange: Exchange, text: str) -> bool:
-        """Return whether the text does not depend on the name of each call."""
-        turns = deepcopy(exchange.turns)
-        functions = [each for turn in turns for each in _functions(turn.get("tool_calls"))]
-        if not functions:  # calls as a JSON text
-            return self._is_same(exchange, text, "tool_calls")
-        marks = [f"q{number}z" for number in range(len(functions))]
-        for function, mark in zip(functions, marks, strict=True):
-            function["name"] += mark
-        try:
-            marked = self._render(exchange, turns)[0].casefold()
-        except DatasetError:  # the template knows the names
-            return False
-        return not all(mark in marked for mark in marks)
-
-    def _is_same(self, exchange: Exchange, text: str, *names: str) -> bool:
-        """Return whether the text would be the same if no turn had these fields."""
-        turns = [{k: v for k, v in turn.items() if k not in names} for turn in exchange.turns]
-        with suppress(DatasetError):  # the template needs them
-            return self._render(exchange, turns)[0] == text
-        return False
+        return [name for name in _DROPPED if name in lost]
 
     @staticmethod
     def _choose(
@@ -227,51 +219,6 @@ def _functions(given: Any) -> list[dict[str, Any]]:
     objects = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
     found = [each.get("function", each) for each in objects]
     return [each for each in found if isinstance(each, dict) and isinstance(each.get("name"), str)]
-
-
-def _names(given: Any) -> list[str]:
-    return [each["name"] for each in _functions(given)]
-
-
-def _are_shown(turn: Turn, text: str) -> bool:
-    """Return whether a text has the names of the turn's calls, one after the other, and only from them."""
-    calls, said = turn.get("tool_calls"), str({**turn, "tool_calls": None})
-    names = _names(calls)
-    if not names or any(name in said for name in names):
-        return not calls or calls in ("[]", "null")
-    for name in names:
-        _, found, text = text.partition(name)
-        if not found:
-            return False
-    return True
-
-
-def _find_words(exchange: Exchange, text: str) -> tuple[list[tuple[int, int]], list[str]]:
-    """Return for each turn where the one before it ends and where its words are, and what is dropped.
-
-    Raises :class:`DatasetError` for a turn whose words the template has dropped.
-    """
-    at, places, dropped = 0, list[tuple[int, int]](), set[str]()
-    for number, turn in enumerate(exchange.turns, start=1):
-        # Templates omit the thoughts of earlier turns, and may write what tools get and return as JSON.
-        words, calls = turn["content"].rpartition("</think>")[2].strip(), turn.get("tool_calls")
-        forms = {words}
-        if turn["role"] == "tool" or calls:
-            forms |= {json.dumps(words, ensure_ascii=each)[1:-1] for each in (True, False)}
-        is_system = turn["role"] == "system"  # may be anywhere
-        found = {form: text.find(form, 0 if is_system else at) for form in forms}
-        known = {place: place + len(form) for form, place in found.items() if place >= 0}
-        if calls and not known:
-            dropped.add("words")
-        elif not known:
-            raise DatasetError(
-                f"{exchange.place}: the chat template drops turn {number} ({turn['role']}): {show(words)}",
-                hint="remove the turn, or give another template with --chat-template",
-            )
-        places.append((at, min(known, default=at)))
-        # Gemma 4's template, for one, writes what is said beside calls after what the tools return.
-        at = at if is_system or calls else min(known.values())
-    return places, [*dropped]
 
 
 def note_dropped(rendered: Sequence[Rendered], note: Callable[[str], None]) -> None:

@@ -118,25 +118,14 @@ def predict(
         for chosen, spans, _ in run_windows(loaded, features, batches, context.autocast()):
             yield chosen, spans
 
-    return answers(
-        questions, features, compute_together(context.ranks, features.lengths, find_spans)
-    )
-
-
-def answers(
-    questions: Sequence[Question], features: Features, parts: Sequence[tuple[Longs, Spans]]
-) -> Answers:
-    """Return every question's answer, from all windows' best spans in any order."""
-    names = [question.id for question in questions]
-    if not parts:
-        return Answers(dict.fromkeys(names, ""), dict.fromkeys(names, NO_SPAN))
-    spans, owner = in_order(parts), features.windows.question
+    spans: Spans = in_order(compute_together(context.ranks, features.lengths, find_spans))
+    owner = features.windows.question
     best = best_per_question(spans, owner, len(questions))
     texts = {
         question.id: _cut(question, spans[window]) if window >= 0 else ""
         for question, window in zip(questions, best, strict=True)
     }
-    return Answers(texts, dict(zip(names, null_odds(spans, owner, best).tolist(), strict=True)))
+    return Answers(texts, dict(zip(texts, null_odds(spans, owner, best).tolist(), strict=True)))
 
 
 def _cut(question: Question, span: Any) -> str:

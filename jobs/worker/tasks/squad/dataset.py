@@ -11,25 +11,16 @@ without an answer have ``"is_impossible": true`` and no ``answers``; on the hub,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ...data.readers import load_hub
-from ...data.records import (
-    MAGIC,
-    SKIP_HINT,
-    as_object,
-    noting,
-    refusal,
-    require_text,
-    show,
-    why_not_utf8,
-)
-from ...runtime.errors import DatasetError, first_line
+from ...data.readers import explaining, load_hub
+from ...data.records import SKIP_HINT, noting, refusal, require_text, show
+from ...data.text_files import load_json
+from ...runtime.errors import DatasetError
 
 _NESTED = (
     'nest the rows in SQuAD\'s layout: {"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, '
@@ -104,49 +95,12 @@ def _judge(
 
 
 def _read_json(path: Path) -> Any:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DatasetError(f"{path}: can't be read: {error.strerror or error}") from error
-    if not content.strip():
-        raise DatasetError(f"{path}: is empty")
-    try:
-        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=as_object)
-    except RecursionError as error:
-        raise DatasetError(f"{path}: is not SQuAD JSON: it is nested too deeply") from error
-    except ValueError as error:
-        raise DatasetError(
-            f"{path}: {_why_not_json(content, error)}",
-            hint=_NESTED if b'"context"' in content else None,
-        ) from error
-
-
-def _why_not_json(content: bytes, error: ValueError) -> str:
-    """Describe bytes that are no JSON document, as the end of a sentence about the file."""
-    for magic, meaning in MAGIC.items():
-        if content.startswith(magic):
-            return meaning
-    if b"\0" in content:
-        return "contains NUL bytes: it may have been copied incompletely"
-    lines = [line for line in content.decode("utf-8-sig", "replace").splitlines() if line.strip()]
-    if content.lstrip().startswith(b"<"):
-        return "is HTML or XML, perhaps a web page instead of the data"
-    if len(lines) > 1 and _is_object(lines[0]) and _is_object(lines[1]):
-        return "is JSON lines (an object per line); SQuAD's layout is one object with 'data'"
-    if lines and any(lines[0].count(mark) >= 2 for mark in ",;\t") and lines[0][0] not in "{[":
-        return f"looks like CSV (its first line: {show(lines[0])}); SQuAD's layout is JSON"
-    if isinstance(error, UnicodeDecodeError):
-        return why_not_utf8(error)
-    if isinstance(error, json.JSONDecodeError):
-        return f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-    return f"is not SQuAD JSON: {first_line(error)}"  # a number of thousands of digits
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+    with explaining(path), path.open(encoding="utf-8-sig") as file:
+        try:
+            return load_json(str(path), file)
+        except DatasetError as error:
+            error.hint = _NESTED
+            raise
 
 
 def _questions(path: str, document: Any, problems: list[DatasetError]) -> Iterator[Question]:
@@ -235,24 +189,6 @@ def _list(place: str, record: Any, key: str) -> list[Any]:
 def read_text(place: str, record: Any, key: str) -> str:
     """Return a nonempty text. Raises :class:`DatasetError`."""
     return require_text(_get(place, record, key, str, "a text"), f"{place}: {key!r}")
-
-
-def require_short_questions(source: str, questions: Sequence[Question], max_length: int) -> None:
-    """Raise :class:`DatasetError` for a question that is too long for any tokenizer.
-
-    A word is at least one token, so the laptop can check this without a tokenizer.
-    """
-    problems = [
-        DatasetError(
-            f"{source}: question {show(question.id)} has {words} words, which leave no room for "
-            f"its passage in windows of {max_length} tokens",
-            hint=f"raise --max-length, or {SKIP_HINT}",
-        )
-        for question in questions
-        if (words := len(question.text.split())) >= max_length
-    ]
-    if problems:
-        raise refusal(problems)
 
 
 def all_texts(questions: Sequence[Question]) -> Iterator[str]:

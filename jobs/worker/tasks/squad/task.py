@@ -19,7 +19,7 @@ from ...runtime.output import save_json
 from ...training.options import SMALL, EncoderOptions, Range, is_url, option
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TextTask
-from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
+from .dataset import Question, all_texts, load_hub_dataset, read_dataset
 from .metrics import LONGEST_ANSWER, THRESHOLD, WINDOW, Answers, fit_threshold, score, score_v2
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ class Squad(TextTask[SquadOptions]):
         local = (path for path in (options.data, options.eval) if path and not is_url(path))
         known = dict[str, Sequence[Question]]()
         for path in local:
-            known[path] = questions = read_dataset(path, [] if options.skip_bad_records else None)
-            if not options.skip_bad_records:
-                require_short_questions(path, questions, options.max_length)
+            known[path] = read_dataset(path, [] if options.skip_bad_records else None)
         if options.data is not None:
             self.check_data(Data((), options.data, (), options.eval or options.data))
         train, *unseen = known.values() or [()]
@@ -172,10 +170,9 @@ class Squad(TextTask[SquadOptions]):
         answers = predict(context, loaded, records, samples)
         if hasattr(loaded.model.config, THRESHOLD):
             return _evaluate_v2(context, loaded, records, answers)
-        if context.ranks.first:
-            save_json(context.output / "predictions.json", answers.texts)
-        found = score(records, answers.texts)._asdict()
-        return {name: round(percentage, 3) for name, percentage in found.items()}
+        scores = score(records, answers.texts)._asdict()
+        found = {name: round(percentage, 3) for name, percentage in scores.items()}
+        return {"predictions": answers.texts, **found}
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -204,18 +201,15 @@ def _evaluate_v2(
     """
     from ...training.export import Compiled
 
-    output, is_form = context.output, isinstance(loaded.model, Compiled)
     known = getattr(loaded.model.config, THRESHOLD)
+    is_form = isinstance(loaded.model, Compiled)
     threshold = known if is_form else fit_threshold(records, raw)
     answers = raw.with_threshold(threshold)
     setattr(loaded.model.config, THRESHOLD, threshold)
-    if context.ranks.first:
-        save_json(output / "predictions.json", answers.texts)
-        save_json(output / "null_odds.json", answers.null_odds)
-        path = output / "model" / "config.json"
-        if path.exists():  # not while training
-            config = json.loads(path.read_text(encoding="utf-8"))
-            save_json(path, {**config, THRESHOLD: threshold})
+    path = context.output / "model" / "config.json"
+    if context.ranks.first and path.exists():  # not while training
+        config = json.loads(path.read_text(encoding="utf-8"))
+        save_json(path, {**config, THRESHOLD: threshold})
     found: dict[str, Any] = {
         name: value if name.endswith(("total", "threshold")) else round(value, 3)
         for name, value in score_v2(records, answers, threshold).items()
@@ -230,4 +224,5 @@ def _evaluate_v2(
         )
     context.events.note(text)
     shown = {name: found[name] for name in _SHOWN if name in found}
-    return {**found, THRESHOLD: threshold, "scores": shown}
+    files = {"predictions": answers.texts, "null_odds": answers.null_odds}
+    return {**files, **found, THRESHOLD: threshold, "scores": shown}

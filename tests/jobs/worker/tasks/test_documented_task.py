@@ -44,6 +44,7 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     assert (node / "one" / "results.json").is_file(), first + again
     result = json.loads((node / "one" / "results.json").read_text())
     assert result["resumed_after"] == [40]
+    assert "resumed with --epochs 30 (it was 20): results will differ" in again
     assert result["scores"]["error"] < 1.0, "the mean of all scores is off by 1.2"
 
     (node / "a.csv").write_text("text,rating\ngood,many\n")

@@ -20,6 +20,7 @@ from jobs.worker.fast.layers import freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.embed.encoder import BiEncoder, find_pooling, read_declared
+from jobs.worker.tasks.embed.losses import compare
 from jobs.worker.tasks.embed.negatives import add_negatives, mine
 from jobs.worker.tasks.embed.options import EmbedOptions
 from jobs.worker.tasks.embed.task import Embed
@@ -148,9 +149,12 @@ def test_ranks_of_candidates_with_ties_and_several_right_ones(
 def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", "pairs")
     passages = [f"{SUBJECTS[n % 5]} falls again on day {n}" for n in range(90)]
-    more_texts = [*passages, *passages[:9], "frost falls on day 2"]
+    more_texts = [*passages, *passages[:9], "frost falls on day 2", "what about snow now 0"]
     rows = "\n".join(json.dumps({"title": "Day", "text": text}) for text in ("", *more_texts))
     (tmp_path / "more.jsonl").write_text(rows)
+    with (tmp_path / "rows.jsonl").open("a") as file:  # each finds the other, and neither itself
+        for pair in (("the first", "the second"), ("the second", "the first")):
+            file.write("\n" + json.dumps(dict(zip(("anchor", "positive"), pair, strict=True))))
     data, more, notes = str(tmp_path / "rows.jsonl"), str(tmp_path / "more.jsonl"), list[str]()
     task = Embed(EmbedOptions(data=data, corpus=more, token_cache="none", **SMALL))
     with pytest.raises(DatasetError, match="is empty"):
@@ -162,16 +166,13 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
     (loaded,) = run_threaded(1, lambda ranks: task.load(session(task.options, ranks), read))
 
     def work(ranks: Ranks) -> Any:
-        output = tmp_path / str(ranks.size)
-        output.mkdir(exist_ok=True)
-        context = session(task.options, ranks, output=output)
+        context = session(task.options, ranks)
         samples = task.prepare(context, loaded, read.train)
         return task.evaluate(context, loaded, read.train, samples)
 
     one, three = run_threaded(1, work)[0], run_threaded(3, work)
     assert three == [one, {}, {}]
-    found = json.loads((tmp_path / "3/predictions.json").read_text())
-    assert found == json.loads((tmp_path / "1/predictions.json").read_text())
+    found = one["predictions"]
 
     positives = {group.texts[1] for group in read.train}
     texts = sorted({*positives, *passages})
@@ -183,8 +184,11 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
             tokens = loaded.tokenizer(texts, padding=True, return_tensors="pt")
             return loaded.model.encode(**{n: tokens[n] for n in ("input_ids", "attention_mask")})
 
+    assert "what about snow now 0" in [each["anchor"] for each in found], "and no candidate"
     for each in found:
         similar = encode(texts) @ encode([each["anchor"]])[0]
+        if each["anchor"] in texts:
+            similar[texts.index(each["anchor"])] = -1
         assert texts[int(similar.argmax())] == each["best"]
         right = {group.texts[1] for group in read.train if group.texts[0] == each["anchor"]}
         limit = max(similar[texts.index(text)] for text in right)
@@ -357,6 +361,14 @@ def test_groups_of_large_files_stay_on_the_disk(
     assert isinstance(found, Lazy)
     assert [*found] == groups
     assert {len(each.texts) for each in groups} == {2, 3, 4, 5}
+
+
+def test_a_text_is_no_negative_of_itself() -> None:
+    """Of two questions that ask the same, each is the other's positive."""
+    numbers, vectors = torch.tensor([[0, 1], [1, 0], [2, 3]]), torch.eye(6)
+    scores, right = compare(vectors, numbers, Ranks())
+    assert right.tolist() == [0, 1, 2]
+    assert (scores < 0).tolist() == [[False, True, False], [True, False, False], [False] * 3]
 
 
 def test_mined_negatives_are_similar_texts_that_are_not_right() -> None:

@@ -15,8 +15,6 @@ from torch.nn.functional import cross_entropy
 from jobs.worker.data.groups import Group
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify
-from jobs.worker.tasks.embed.options import EmbedOptions
-from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.predict import load_trained, predict
 from jobs.worker.tasks.score import Score, Scored, ScoreOptions, is_ranking
 from jobs.worker.training.model import load_pretrained, write_model
@@ -204,9 +202,6 @@ def test_bf16_rounds_no_score(
         assert outputs[:, 0] == pytest.approx(np.array(found), abs=1)
 
 
-RANKING = {"objective": "ranking"}
-
-
 @pytest.mark.parametrize(
     ("header", "text", "pair"),
     [
@@ -225,29 +220,3 @@ def test_second_texts_are_found_by_name(
     assert found.train[0].texts == (("a", "b") if pair else ("a",))
     options = ScoreOptions(data=str(tmp_path / "a.csv"), text_column=header.split(",")[1])
     assert Score(options).read(lambda _: None).train[0].texts == ("b",)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        (ScoreOptions, {"metric": "mrr"}, "--metric mrr: not with --objective regression"),
-        (ScoreOptions, {"metric": "mse", **RANKING}, "--metric mse: not with --objective ranking"),
-        (ScoreOptions, {"label_column": "x", **RANKING}, "--label-column: --objective ranking has"),
-        (ScoreOptions, {"negative_column": "x"}, "--negative-column has an effect only with --obj"),
-        (EmbedOptions, {"accumulate": 2}, "--accumulate: `embed` needs whole batches"),
-        (EmbedOptions, {"matryoshka": "64,x"}, "--matryoshka '64,x': expected numbers such as 2"),
-        (
-            EmbedOptions,
-            {"teacher": "a.csv"},
-            "--teacher: `embed` learns vectors: give a model, not",
-        ),
-        (
-            LmOptions,
-            {"model": SCRATCH, "lora": True},
-            "--lora trains adapters of a model's weights",
-        ),
-    ],
-)
-def test_options_that_do_not_fit_together(kind: Any, options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(**options)

@@ -27,7 +27,7 @@ from jobs.worker.training.batches import SampleList, Schedule, TrainingRun
 from jobs.worker.training.best import Evaluator, Unseen, plan_evaluation
 from jobs.worker.training.losses import mean_loss
 from jobs.worker.training.state import State, TrainingProgress
-from jobs.worker.training.task import Loaded
+from jobs.worker.training.task import FILES, Loaded
 from jobs.worker.training.text_task import class_weights
 from tests.jobs.worker.forked_ranks import events_of
 from tests.jobs.worker.threaded_ranks import session
@@ -54,8 +54,9 @@ class Scripted(Digits):
         torch.rand(1), np.random.rand(), random.random()
         assert not loaded.model.training
         context.events.note("a remark of the final evaluation only")
-        (context.output / "predictions.json").write_text(str(self.accuracies[0]))
-        return {"accuracy": self.accuracies.pop(0), "classes": 10}
+        (context.output / "other").write_text("")
+        accuracy = self.accuracies.pop(0)
+        return {"accuracy": accuracy, "classes": 10, **{key: [accuracy] for key in FILES}}
 
 
 def evaluator(context: RankContext[Any], accuracies: list[float], **options: Any) -> Evaluator:
@@ -114,7 +115,8 @@ def test_the_first_of_the_best_models_is_kept(
     assert "remark" not in printed.getvalue()
     model.eval()
     assert judge.evaluate_model(progress)["accuracy"] == final
-    assert (rank.output / "predictions.json").read_text() == str(final)
+    for each in FILES:
+        assert json.loads((rank.output / f"{each}.json").read_text()) == [final]
     notes = events_of(printed.getvalue(), "note")
     assert len(notes) == 1 + (model_step < 7) + bool(options.get("patience"))
 
@@ -147,6 +149,7 @@ def test_a_lower_score_may_be_better_and_others_decide_between_equal_ones(
         ({"patience": 1}, 900, True, 5, ""),
         ({"eval_every": "3"}, 900, True, 3, ""),
         ({"eval_every": "never"}, 100, True, 0, ""),
+        ({"epochs": 0}, 100, True, 0, ""),
         ({}, 100, False, 0, ""),
     ],
 )
@@ -204,7 +207,7 @@ def test_class_weights_of_data_and_files(tmp_path: Path) -> None:
     balanced = class_weights("balanced", ["ham", "spam", "old"], counts)
     assert balanced == [pytest.approx(4 / 6), 2.0, 1.0]
     assert class_weights(None, ["ham", "spam"], counts) is None
-    file.write_text('{"ham": 1, "spam": 2.5}')
+    file.write_text('{"ham": 1, "spam": 2.5}', encoding="utf-8-sig")
     assert class_weights(str(file), ["ham", "spam"], counts) == [1.0, 2.5]
     for content, message in (
         ("{", "can't be read: "),

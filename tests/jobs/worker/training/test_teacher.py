@@ -264,19 +264,6 @@ def test_outputs_in_a_file(tmp_path: Path) -> None:
         assert message in refused.value.message
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"student_layers": 2, "model": "m"}, "the student is made of --teacher; omit --model"),
-        ({"teacher": "s.csv", "student_layers": 2}, "needs a model as --teacher, not a file"),
-        ({"teacher": "s.csv.gz", "eval_fraction": 0.1}, "a row for each of --data: use --eval"),
-    ],
-)
-def test_options_that_do_not_fit_together(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ClassifyOptions(**options)
-
-
 def test_an_array_is_computed_once_and_is_that_of_the_node_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

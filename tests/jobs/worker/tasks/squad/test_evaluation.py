@@ -18,7 +18,7 @@ from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.predict import load_trained
 from jobs.worker.tasks.predict import predict as predict_rows
-from jobs.worker.tasks.squad.answers import NO_SPAN, answers, ask, predict
+from jobs.worker.tasks.squad.answers import NO_SPAN, ask, predict
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.features import Features, build_features
 from jobs.worker.tasks.squad.metrics import Answers, normalize, score_v2
@@ -26,7 +26,7 @@ from jobs.worker.tasks.squad.task import DEMO, Squad, SquadOptions
 from jobs.worker.training.evaluation import BATCH_TOKENS, deal_batches, plan_batches
 from jobs.worker.training.model import save_model
 from jobs.worker.training.options import NO_CACHE
-from jobs.worker.training.task import Data, Loaded
+from jobs.worker.training.task import FILES, Data, Loaded
 from tests.jobs.worker import threaded_ranks
 from tests.jobs.worker.threaded_ranks import run_threaded
 
@@ -71,6 +71,7 @@ def test_many_ranks_answer_as_one(
 def test_no_rank_idles_and_none_misses_a_window(features: Features, ranks: int) -> None:
     sizes = features.lengths
     batches = plan_batches(sizes)
+    assert plan_batches(sizes[:0]) == []
     shares = deal_batches(batches, sizes, ranks)
     dealt = np.concatenate([batch for share in shares for batch in share])
     assert sorted(dealt.tolist()) == list(range(len(features)))
@@ -90,14 +91,6 @@ def test_every_question_gets_an_answer_even_a_skipped_one(
     )
     assert [*found.texts] == ["long", *(question.id for question in questions[:3])]
     assert (found.texts["long"], found.null_odds["long"]) == ("", NO_SPAN)
-
-
-def test_without_windows_all_answers_are_empty(
-    features: Features, questions: list[Question]
-) -> None:
-    nothing = features.take(np.zeros(0, dtype=np.int64))
-    assert plan_batches(nothing.lengths) == []
-    assert set(answers(questions, nothing, []).texts.values()) == {""}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +135,7 @@ def test_the_threshold_is_fitted_saved_and_used(
 ) -> None:
     monkeypatch.setattr("jobs.worker.runtime.precision.read_cpu_flags", frozenset)
     results = evaluate(loaded, mixed, mixed, tmp_path)
-    texts, odds = (read(tmp_path / f"{x}.json") for x in ("predictions", "null_odds"))
+    texts, odds = (results[name] for name in FILES)
     threshold = read(tmp_path / "model" / "config.json")["no_answer_threshold"]
     assert threshold == results["no_answer_threshold"] == results["best_f1_threshold"]
     assert threshold in odds.values()
@@ -181,9 +174,8 @@ def test_without_such_questions_nothing_is_different(
         results = evaluate(loaded, questions, questions, tmp_path)
     finally:
         del loaded.model.config.no_answer_threshold
-    assert [*results] == ["em", "f1"]
-    assert all(read(tmp_path / "predictions.json").values())
-    assert not (tmp_path / "null_odds.json").exists()
+    assert [*results] == ["predictions", "em", "f1"]
+    assert all(results["predictions"].values())
     assert "no_answer_threshold" not in read(tmp_path / "model" / "config.json")
     (found,) = predict_rows(tmp_path / "model", [{"question": "Why?", "context": "eight cores"}])
     assert [*found] == ["text", "score", "start"]

@@ -69,7 +69,7 @@ class Coordinator:
     Only one thread may use it.
     """
 
-    SERVED: ClassVar = ("ask", "report", "is_better", "tell", "is_over", "join")
+    SERVED: ClassVar = ("ask", "report", "is_better", "tell", "warn", "is_over", "join")
 
     plan: StudyPlan
     options: TrainOptions

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -329,24 +330,29 @@ def test_only_a_best_trial_of_this_attempt_counts_in_its_times(
     assert seconds["total"] - seconds["other trials"] == pytest.approx(sum(own.values()))
 
 
-def test_equal_scores_and_repeated_warnings_say_nothing_of_the_options(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_scores_say_nothing_of_the_options(state: Path) -> None:
     study = make(state, {**RATES, "batch_size": Domain((8, 16))})
     run(study, 10.0, 10.0, 10.0, 10.0)
-    for _ in range(2):
-        study.warn("warning: products are in bf16")
     assert study.results()["importance"] == {}
-    assert capsys.readouterr().out.count("warning: products") == 1
 
 
-def test_a_trials_warning_reaches_the_coordinator(tmp_path: Path) -> None:
-    remote = mock.Mock()
-    runner = TrialRunner(0, {}, remote, mock.Mock(requested=False), tmp_path, "5f3a")
-    lines = [{"event": "note", "text": text} for text in ("warning: slow", "fast: nothing")]
-    stream = io.StringIO("".join(f"@spr 5f3a {json.dumps(each)}\n" for each in lines))
+def test_a_warning_of_several_trials_is_noted_once(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make(state)
+
+    def call(method: str, *arguments: Any) -> Any:
+        assert method in study.SERVED
+        return getattr(study, method)(*arguments)
+
+    remote: Any = SimpleNamespace(call=call)
+    runner = TrialRunner(0, {}, remote, mock.Mock(requested=False), state, "5f3a")
+    texts = ("warning: slow", "fast: nothing", "warning: slow")
+    lines = (json.dumps({"event": "note", "text": text}) for text in texts)
+    stream = io.StringIO("".join(f"@spr 5f3a {line}\n" for line in lines))
     assert runner._follow(1, mock.Mock(), stream, io.StringIO()) == ("", False)
-    assert remote.call.mock_calls == [mock.call("warn", "warning: slow")]
+    said = capsys.readouterr().out
+    assert (said.count("warning: slow"), said.count("nothing")) == (1, 0)
 
 
 def test_the_ranks_hosts_are_announced_when_all_have_joined(

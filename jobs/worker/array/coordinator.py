@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..pool.rank import render_take
 from ..runtime.events import Events
 from ..runtime.output import LOGS, RESULTS, save_json, state_folder
 from ..runtime.pinning import format_cpus
@@ -56,20 +57,12 @@ def gather(folder: Path, nodes: Iterable[str]) -> None:
         lacking = sorted(there - {str(index) for index in read_ends(folder)})
         for at in range(0, len(lacking), _BATCH):
             pack = f"tar -C {place} -cf - {' '.join(lacking[at : at + _BATCH])}"
-            take = render_take(folder, "gathered")
+            take = render_take(place, "gathered")
             # A file that can't be read costs no other element; a node that is gone costs no more time.
             script = f"{shlex.join([*SSH, node, pack])} < /dev/null | ({take}); "
             script += f"[ ${{PIPESTATUS[0]}} != {SSH_FAILED} ]"
             if not succeeds(["bash", "-c", script], _COPY_S):
                 break
-
-
-def render_take(folder: Path, sender: str) -> str:
-    """Return the shell command that unpacks an archive of elements; one that is there is complete."""
-    new = f".{sender}"
-    unpack = f"rm -rf {new}; mkdir {new}; tar -C {new} -xf -; cd {new}"
-    move = 'for each in *; do rm -rf "../$each"; mv "$each" ..; done; cd ..; rmdir ' + new
-    return f"set -e; mkdir -p {folder / ELEMENTS}; cd {folder / ELEMENTS}; {unpack}; {move}"
 
 
 @dataclass

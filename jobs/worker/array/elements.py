@@ -17,18 +17,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ..pool.rank import (
-    UNREADABLE,
-    PoolRank,
-    child_environment,
-    die_with_parent,
-    find_unreadable,
-    send_below,
-)
+from ..pool.rank import PoolRank, child_environment, die_with_parent, render_take, send_below
 from ..program.environment import add_packages, describe_end, program_environment
 from ..runtime.output import last_line, save_json
 from ..runtime.process import node_name
-from .coordinator import render_take
 from .plan import ELEMENTS, END, INDEX, LOG, OUTPUT, ArrayPlan
 
 _NO_PROGRAM = 127
@@ -91,29 +83,26 @@ class Delivery:
 
     def _deliver(self, ends: Sequence[Mapping[str, Any]]) -> None:
         names = [str(end["element"]) for end in ends]
-        take = render_take(Path.cwd(), f"from-{self.rank.identity.rank}")
-        failed = names and self.to and send_below(ELEMENTS, names, self.to, take)
-        if failed == UNREADABLE:
-            ends = [_check(end) for end in ends]
-            failed = send_below(ELEMENTS, names, self.to, take, "--ignore-failed-read")
-        if failed:
-            what = f"element {names[0]} can't be copied to {self.to}"
+        take = render_take(Path.cwd() / ELEMENTS, f"from-{self.rank.identity.rank}")
+        try:
+            if names and self.to:  # an unreadable file is its element's failure
+                send_below(ELEMENTS, names, self.to, take, "--ignore-failed-read")
+        except OSError as error:
             if self._is_first:
-                raise OSError(what)
-            self.rank.events.warn(f"warning: {what}; elements are only on {node_name()}")
+                raise
+            self.rank.events.warn(f"warning: {error}; elements are only on {node_name()}")
             self.to = ""
         for end in ends:
             self.rank.remote.call("tell", end)
 
 
-def _check(end: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an element's end, a failure if its files can't be read."""
-    name = str(end["element"])
-    if end["exit_code"] or not (why := find_unreadable(ELEMENTS, name)):
-        return end
-    end = {**end, "exit_code": 1, "message": f"its output can't be kept: {why}"}
-    save_json(ELEMENTS / name / END, end)
-    return end
+def find_unreadable(folder: Path) -> str:
+    """Return a file or folder that can't be read; "" if all can."""
+    for where, folders, files in os.walk(folder):
+        for path in (Path(where, name) for name in (*folders, *files)):
+            if not (path.is_symlink() or os.access(path, os.R_OK)):
+                return str(path.relative_to(folder))
+    return ""
 
 
 @dataclass
@@ -156,6 +145,8 @@ class ElementRunner:
         if code:
             said = last_line(box / LOG)
             end["message"] = message + (f": {said}" if said else "")
+        elif name := find_unreadable(box):
+            end.update(exit_code=1, message=f"its output can't be kept: {name} can't be read")
         save_json(box / END, end)
         return end
 

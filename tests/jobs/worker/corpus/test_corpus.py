@@ -20,10 +20,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from jobs.worker.corpus import shards
+from jobs.worker.corpus import runner, shards
 from jobs.worker.corpus.coordinator import Coordinator, predict_corpus
-from jobs.worker.corpus.files import present
-from jobs.worker.corpus.options import PredictOptions, Source
+from jobs.worker.corpus.files import Output, present
+from jobs.worker.corpus.options import PredictOptions, Shard, Source
 from jobs.worker.data.readers import stream_file
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify
@@ -285,6 +285,14 @@ def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], 
     assert "skipped 2 bad records, the first: " in found["skip_note"]
     kept = [json.loads(line)["id"] for line in Path(asked.output).read_text().splitlines()]
     assert kept == [n for n in range(50) if n not in (3, 30)]
+
+
+def test_a_model_that_a_rank_can_not_load_is_its_error(tmp_path: Path) -> None:
+    """An error at the start of a pool's process would look like one that is killed again and again."""
+    shard = Shard(Source("in.jsonl", "", 1, "digest"), 0, 16, "name")
+    options = PredictOptions(str(tmp_path), "in.jsonl", "out.jsonl")
+    found = runner._predict(options, shard, Output(str(tmp_path)))
+    assert found["message"].startswith(f"model {tmp_path} can't be loaded")
 
 
 def test_columns_that_the_model_does_not_read_are_refused(

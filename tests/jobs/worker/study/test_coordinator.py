@@ -355,6 +355,15 @@ def test_a_warning_of_several_trials_is_noted_once(
     assert (said.count("warning: slow"), said.count("nothing")) == (1, 0)
 
 
+def test_a_best_trial_that_can_not_be_sent_is_a_lost_peer(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.worker.pool.rank.run_ssh", lambda *_, **__: mock.Mock(returncode=255))
+    runner = TrialRunner(1, {}, mock.Mock(), mock.Mock(), state, _to="node0")
+    with pytest.raises(OSError, match="-trial-8 can't be copied to node0"):  # the job runs again
+        runner._send(7)
+
+
 def test_the_ranks_hosts_are_announced_when_all_have_joined(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,9 +114,6 @@ class Coordinator:
     _running: set[tuple[int, int]] = field(default_factory=set)
     _dismissed: int = 0
     _problem: str = ""
-    _types: dict[str, str] = field(default_factory=dict)
-    """The type of each column where it was first."""
-    _has_changed: bool = False
     _begin: float = field(default_factory=time.monotonic)
     _first: float = 0.0
     """When the first shard was begun, with the model loaded."""
@@ -257,16 +254,6 @@ class Coordinator:
             each.has_ended = True
         each.expected = found["expected"]
         self._problem = self._problem or found["problem"]
-        types = found["types"]
-        known = self._types.setdefault
-        changed = [name for name, kind in types.items() if known(name, kind) != kind]
-        if changed and not self._has_changed:
-            self._has_changed = True
-            self.note(
-                f"warning: {name_files(each.source.name)}: column {changed[0]!r} has another type in "
-                f"{found['name']} than in earlier files: readers of the folder may fail, which JSON lines "
-                "(.jsonl) avoid"
-            )
         self._now_rows += found["read"]
         self._core_seconds += found["core_seconds"]
         self._cut += found["cut"]

@@ -311,8 +311,6 @@ class Coordinator:
 
     def results(self) -> dict[str, Any]:
         """Return a study's part of results.json."""
-        trials = self.study.get_trials(deepcopy=False)
-        ended = {each.number for each in self.ended()}
         best = self.best()
         rows = [
             {
@@ -323,8 +321,7 @@ class Coordinator:
                 **each.user_attrs,
                 "evaluations": [[step, value] for step, value in each.intermediate_values.items()],
             }
-            for each in trials
-            if each.number in ended
+            for each in self.ended()
         ]
         return {
             "trials": rows,
@@ -353,12 +350,12 @@ class Coordinator:
             hint = "the trials' logs are in the results: job/logs/trial-N.log"
             self.events.error(f"no trial succeeded: {self.last_failure()}", hint)
             return 1
-        best, metrics = self.folder / BEST, self.folder / BEST / OWN_METRICS
+        best = self.folder / BEST
         own = json.loads((best / RESULTS).read_text(encoding="utf-8"))
         without = shutil.ignore_patterns(RESULTS, OWN_METRICS)
         shutil.copytree(best, output, dirs_exist_ok=True, ignore=without)
-        with suppress(FileNotFoundError):  # of an earlier version
-            shutil.copytree(metrics, self.state / METRICS, dirs_exist_ok=True)
+        with suppress(FileNotFoundError):  # it had no step
+            shutil.copytree(best / OWN_METRICS, self.state / METRICS, dirs_exist_ok=True)
         shutil.copy(self.folder / JOURNAL, output / "study.journal")
         # The times are those of the best trial, if it ran in this attempt.
         is_earlier = self.best().number in self._ended_before

@@ -140,7 +140,7 @@ class TrialRunner:
     def _send(self, number: int) -> None:
         """Bring a trial's output, with its metrics, to rank 0's host. Raises ``OSError``."""
         output, target = self._output(number), self.state / STUDY / f"new-{number}"
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # it had no step
             (state_folder(output) / METRICS).rename(output / OWN_METRICS)
         if not self._to:
             output.rename(target)

@@ -81,7 +81,7 @@ class Nodes:
                 with output.writing(name, Path("inputs")) as target:
                     target.write_text("{}\n" * count)
             rows = {"read": max(0, count), "rows": max(0, count), "name": name, "expected": ROWS}
-            more = {"problem": "", "types": {}, "cut": 0, "seconds": 1.0, "core_seconds": 1.0}
+            more = {"problem": "", "cut": 0, "seconds": 1.0, "core_seconds": 1.0}
             return {**rows, **more}
 
         self.monkeypatch.setattr(runner, "send_below", send)

@@ -108,6 +108,8 @@ def test_two_ranks_write_each_row_once_though_they_are_killed(
         said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said
     assert "the process that predicts them was killed" in said
+    copies = {each.suffix for each in Path("0/inputs").iterdir()}
+    assert copies == {".lock"}
     events = [event for line in said.splitlines() if (event := parse_event(line))]
     (result,) = (event for event in events if event["event"] == "result")
     assert result["rows"] == sum(COUNTS) > result["rows_now"]

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from ..runtime.errors import LARGER_DISKS
 from ..runtime.events import MARK, render_event
 from ..runtime.output import new_file
 from .client import S3Url, connect
@@ -36,6 +35,7 @@ from .download import (
     StagingError,
     download_all,
     explain,
+    require_space,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ CACHE, JOBS = "spr-data/s3", "spr-jobs"
 """Below the home folder."""
 _KEPT = 2
 """Versions of an URL that stay, besides those that running jobs use."""
-_SPARE_BYTES = 256 << 20
 _SHOW_S, _SHOW_SELDOM_S, _DAY_S = 5.0, 60.0, 86400
 
 
@@ -227,7 +226,11 @@ class Cache:
             for each in source.objects.values()
         }
         lacking = [each for name, each in wanted.items() if not (files / name).exists()]
-        self._make_room(source, lacking)
+        try:
+            require_space(source.url, lacking, self.root)
+        except StagingError:
+            self.prune([*wanted])
+            require_space(source.url, lacking, self.root)
         progress.total, progress.began = sum(each.source.size for each in lacking), time.monotonic()
         with progress.shown():
             try:
@@ -251,15 +254,6 @@ class Cache:
         _set_modes(partial, 0o555)  # jobs share it
         partial.rename(place)
         return place
-
-    def _make_room(self, source: Source, lacking: Sequence[Download]) -> None:
-        needed = sum(each.source.size for each in lacking) + _SPARE_BYTES
-        if needed > shutil.disk_usage(self.root).free:
-            self.prune([each.id for each in source.objects.values()])
-        free = shutil.disk_usage(self.root).free
-        if needed > free:
-            sizes = f"{needed / 1e9:.1f} GB of disk space, and {free / 1e9:.1f} GB are free"
-            raise StagingError(f"{source.url}: needs {sizes}", hint=LARGER_DISKS)
 
     def prune(self, only: Sequence[str] | None = None) -> None:
         """Remove old versions, except those to which jobs that have not ended link.

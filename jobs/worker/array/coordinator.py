@@ -141,22 +141,16 @@ class ArrayCoordinator:
 
     def _link(self, index: int) -> None:
         """Add an element's files to the results, as links: they may be large."""
-        box, name = self.folder / ELEMENTS / str(index), str(index)
-        partial, target = box / "results", self.folder / OUTPUT / ELEMENTS / name
-        for each in (partial, target):
-            shutil.rmtree(each, ignore_errors=True)
-        try:
-            # The element may have removed its folder.
-            if (box / OUTPUT).is_dir() and any((box / OUTPUT).iterdir()):
-                shutil.copytree(box / OUTPUT, partial, symlinks=True, copy_function=os.link)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                partial.rename(target)
-        finally:
-            log = state_folder(self.folder / OUTPUT) / LOGS / f"element-{index}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):
-                log.unlink()
-            os.link(box / LOG, log)
+        box, output = self.folder / ELEMENTS / str(index), self.folder / OUTPUT
+        target = output / ELEMENTS / str(index)
+        log = state_folder(output) / LOGS / f"element-{index}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+        os.link(box / LOG, log)
+        shutil.rmtree(target, ignore_errors=True)
+        # The element may have removed its folder.
+        if (box / OUTPUT).is_dir() and any((box / OUTPUT).iterdir()):
+            shutil.copytree(box / OUTPUT, target, symlinks=True, copy_function=os.link)
 
     def _report(self) -> None:
         known = {"done": len(self.ended), "failed": len(self.failed)}

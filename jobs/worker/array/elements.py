@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import queue
 import re
 import shutil
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from ..pool.rank import PoolRank, child_environment, die_with_parent, render_take, send_below
@@ -41,11 +41,12 @@ class Delivery:
     """
 
     rank: PoolRank
-    error: BaseException | None = None
     to: str = ""
     _is_first: bool = False
     """Whether the other node is that of rank 0, which must have them."""
-    _waiting: queue.Queue[Any] = field(default_factory=queue.Queue)
+    _waiting: deque[Mapping[str, Any]] = field(default_factory=deque)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _sent: list[Any] = field(default_factory=list)
 
     def __enter__(self) -> Delivery:
         self.to, self._is_first = self.rank.remote.call(
@@ -53,35 +54,25 @@ class Delivery:
         )
         if self._is_first:  # what this node published as the first one of an earlier attempt
             shutil.rmtree(Path(OUTPUT) / ELEMENTS, ignore_errors=True)
-        self._thread = Thread(target=self._run, daemon=True)
-        self._thread.start()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._waiting.put(None)
-        self._thread.join()
-        if self.error and kind is None:
-            raise self.error
+        self._thread.shutdown()
+        if kind is None:
+            self._note_sent()
 
     def put(self, end: Mapping[str, Any]) -> None:
-        """Deliver an ended element. Raises the error of an earlier delivery."""
-        if self.error:
-            raise self.error
-        self._waiting.put(end)
+        """Deliver an ended element."""
+        self._waiting.append(end)
+        self._sent.append(self._thread.submit(self._deliver))
+        self._note_sent()
 
-    def _run(self) -> None:
-        is_last = False
-        try:
-            while not is_last:
-                batch = [self._waiting.get()]
-                while not self._waiting.empty():
-                    batch.append(self._waiting.get())
-                is_last = batch[-1] is None
-                self._deliver([end for end in batch if end is not None])
-        except Exception as error:  # raised in the main thread
-            self.error = error
+    def _note_sent(self) -> None:
+        """Forget what was delivered. Raises the error of what was not."""
+        self._sent = [each for each in self._sent if not each.done() or each.result()]
 
-    def _deliver(self, ends: Sequence[Mapping[str, Any]]) -> None:
+    def _deliver(self) -> None:
+        ends = [self._waiting.popleft() for _ in range(len(self._waiting))]
         names = [str(end["element"]) for end in ends]
         take = render_take(Path.cwd() / ELEMENTS, f"from-{self.rank.identity.rank}")
         try:

@@ -89,8 +89,7 @@ def _download(s3: S3Client, source: Source, partial: Path) -> None:
         each.target.parent.mkdir(parents=True, exist_ok=True)
     progress.total = sum(each.source.size for each in lacking)
     require_space(source.url, lacking, partial)
-    with progress.shown():
-        download_all(s3, lacking)
+    download_all(s3, lacking)
 
 
 def _install(partial: Path, folder: Path) -> None:

@@ -125,31 +125,16 @@ class Progress:
     total: int = 0
     received: int = 0
     began: float = field(default_factory=time.monotonic)
+    _due_s: float = _SHOW_S
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, size: int) -> None:
         with self._lock:
             self.received += size
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show it until the block ends."""
-        ended = threading.Event()
-        thread = threading.Thread(target=self._show, args=(ended,), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    def _show(self, ended: threading.Event) -> None:
-        pause = _SHOW_S
-        while not ended.wait(pause):
-            self.note(
-                f"{self.url}: {self.received / 1e6:,.0f} of {self.total / 1e6:,.0f} MB, {self.speed}"
-            )
-            pause = min(_SHOW_SELDOM_S, pause * 1.5)
+            if self.seconds > self._due_s:
+                of = f"{self.received / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
+                self.note(f"{self.url}: {of}, {self.speed}")
+                self._due_s = self.seconds + min(_SHOW_SELDOM_S, self.seconds)
 
     @property
     def seconds(self) -> float:
@@ -194,12 +179,7 @@ class Cache:
             except OSError:
                 progress.note(f"{progress.url}: waiting for another job's download")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            files = self.root / "files"
-            files.chmod(0o755)
-            try:
-                yield
-            finally:
-                files.chmod(0o555)  # a job could replace a file there
+            yield
 
     def history(self, url: str) -> Path:
         return self.root / "urls" / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.json"
@@ -232,12 +212,11 @@ class Cache:
             self.prune([*wanted])
             require_space(source.url, lacking, self.root)
         progress.total, progress.began = sum(each.source.size for each in lacking), time.monotonic()
-        with progress.shown():
-            try:
-                download_all(s3, lacking)
-            except CorruptError as error:
-                progress.note(f"{error.message}; downloading it again")
-                download_all(s3, [each for each in lacking if not each.target.exists()])
+        try:
+            download_all(s3, lacking)
+        except CorruptError as error:
+            progress.note(f"{error.message}; downloading it again")
+            download_all(s3, [each for each in lacking if not each.target.exists()])
         return self._build_folder(source) if source.is_folder else files / source.version
 
     def _build_folder(self, source: Source) -> Path:

@@ -89,11 +89,10 @@ class Delivery:
 
 def find_unreadable(folder: Path) -> str:
     """Return a file or folder that can't be read; "" if all can."""
-    for where, folders, files in os.walk(folder):
-        for path in (Path(where, name) for name in (*folders, *files)):
-            if not (path.is_symlink() or os.access(path, os.R_OK)):
-                return str(path.relative_to(folder))
-    return ""
+    found = (each for each in folder.rglob("*") if not each.is_symlink())
+    return next(
+        (str(each.relative_to(folder)) for each in found if not os.access(each, os.R_OK)), ""
+    )
 
 
 @dataclass

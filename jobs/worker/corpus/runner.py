@@ -48,11 +48,6 @@ def keep_parts(place: str) -> list[str]:
     return sorted(path.name for path in KEPT.glob("[!.]*"))
 
 
-def kill(process: Any) -> None:
-    """End the process that predicts."""
-    process.kill()
-
-
 class ShardRunner:
     """Predicts shards until none is left."""
 

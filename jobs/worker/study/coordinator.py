@@ -304,11 +304,6 @@ class Coordinator:
             eta_seconds=round(left, 1),
         )
 
-    def last_failure(self) -> str:
-        """Return why the last trial failed."""
-        failures = [each.user_attrs.get("failure", "") for each in self.ended()]
-        return next(filter(None, reversed(failures)), "all were pruned")
-
     def results(self) -> dict[str, Any]:
         """Return a study's part of results.json."""
         best = self.best()
@@ -347,8 +342,10 @@ class Coordinator:
     def finish(self, output: Path) -> int:
         """Make the best trial's output that of the job, with the study's results; return the exit code."""
         if self.best() is None:
+            failures = [each.user_attrs.get("failure", "") for each in self.ended()]
+            why = next(filter(None, reversed(failures)), "all were pruned")
             hint = "the trials' logs are in the results: job/logs/trial-N.log"
-            self.events.error(f"no trial succeeded: {self.last_failure()}", hint)
+            self.events.error(f"no trial succeeded: {why}", hint)
             return 1
         best = self.folder / BEST
         own = json.loads((best / RESULTS).read_text(encoding="utf-8"))

@@ -100,7 +100,7 @@ def test_every_combination_is_tried_and_the_rest_is_as_in_the_job() -> None:
     ("words", "backend", "message"),
     [
         ("ccl-workers=1", "gloo", "--ccl-workers: the backend is gloo, which has none"),
-        ("nodes=1,6", "gloo", "--tune nodes=6: the cluster has 5"),
+        ("nodes=1,6", "gloo", "--tune nodes=6: expected at most 5"),
         ("batch-size=8,16", "ccl", "--nodes 6: the cluster has 5"),
         (MANY, "gloo", "--tune: 65 trials, expected at most 64"),
     ],

@@ -212,10 +212,8 @@ def test_the_batch_is_kept_only_if_several_were_compared(tmp_path: Path) -> None
 
 
 def test_one_batch_size_is_not_kept_and_the_result_is_that_of_its_nodes() -> None:
-    hosts = trial_hosts({"2/1/4": 10.0})
-    resources = Resources(2)
-    training = TrainRequest(spec_of(DEMO, resources=resources), Path())
-    study = run(hosts, "ppn=1,batch-size=4", training=training)
+    training = TrainRequest(spec_of(DEMO, resources=Resources(2)), Path())
+    study = run(trial_hosts({"2/1/4": 10.0}), "ppn=1,batch-size=4", training=training)
     assert study.kept
     assert study.kept.batch_size is None
     assert study.kept.key.nodes == "2 x Xeon, 2 cores in 1"

@@ -90,13 +90,6 @@ def test_the_published_commands_word_for_word() -> None:
     )
 
 
-def test_flags_that_a_version_lacks_are_refused() -> None:
-    with pytest.raises(UsageError, match="does not know --use_ipex"):
-        reference_argv(with_transformers("intel", "4.57.0"), BERT, 2, "o")
-    with pytest.raises(UsageError, match="does not know --ddp_backend ccl"):
-        reference_argv(without_ipex(with_transformers("intel", "5.1.0")), BERT, 2, "o")
-
-
 def test_the_ranks_are_where_the_published_ones_were() -> None:
     assert reference_placement(DISTILBERT, 4) == PlacementOptions("reference")
     assert reference_placement(DISTILBERT, 1).nproc_per_node == 1

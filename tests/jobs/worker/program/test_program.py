@@ -324,7 +324,8 @@ def test_torchrun_in_every_rank_starts_one_group() -> None:
 def test_the_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None:
     listing = (
         "import sys, worker.program.__main__, worker.supervisor.__main__, worker.supervisor.listing; "
-        "import worker.supervisor.log_reader, worker.array.__main__; "
+        "import worker.supervisor.log_reader, worker.array.__main__, worker.storage.restore; "
+        "import worker.storage.push; "
         "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'worker'))"
     )
     sources = subprocess.run(

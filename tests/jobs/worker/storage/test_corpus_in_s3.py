@@ -16,7 +16,7 @@ import pytest
 
 from jobs.worker.corpus import shards
 from jobs.worker.corpus.coordinator import predict_corpus
-from jobs.worker.corpus.files import connected, list_sources, present
+from jobs.worker.corpus.files import connected
 from jobs.worker.corpus.options import PredictOptions
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import parse_event
@@ -119,19 +119,6 @@ def test_two_ranks_write_each_row_once_though_they_are_killed(
     assert found == expected
     assert manifests[0]["files"] == manifests[1]["files"]
     assert [each["rows"] for each in manifests[0]["files"]] == [*COUNTS]
-
-
-def test_the_last_reader_of_a_file_removes_its_copy(
-    bucket: Any, proxy: Proxy, tmp_path: Path
-) -> None:
-    bucket.put_object(Key="in/a.jsonl", Body=texts(3))
-    (source,) = list_sources("s3://data/in/")
-    with present(source, tmp_path) as first:
-        with present(source, tmp_path) as second:
-            assert first == second
-        assert first.read_bytes() == texts(3)
-    assert not first.exists()
-    assert len(proxy.gets) == 1
 
 
 def test_what_is_wrong_is_named_with_its_rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import errno
 import hashlib
@@ -368,11 +367,6 @@ def test_full_disk_is_refused_before_the_download(
     with pytest.raises(StagingError, match=r"needs 0.3 GB of disk space, and 0.2 GB are free"):
         run()
     assert proxy.gets == []
-
-
-@pytest.mark.parametrize("file", sorted(Path(stage.__file__).parent.glob("*.py")))
-def test_syntax_is_that_of_the_oldest_stack(file: Path) -> None:
-    ast.parse(file.read_text(), feature_version=(3, 8))
 
 
 def test_old_versions_are_removed_unless_a_job_uses_them(

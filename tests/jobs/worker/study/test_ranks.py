@@ -69,19 +69,6 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again
 
 
-def test_a_killed_rank_ends_the_study(tmp_path: Path) -> None:
-    with ranks(tmp_path) as running:
-        assert running[0].stdout
-        for line in running[0].stdout:
-            if '"start"' in line:  # both ranks have met
-                break
-        running[1].kill()
-        said = running[0].communicate(timeout=60)[0]
-    assert running[0].returncode == 1
-    assert "lost contact with rank 1" in said
-    assert '"lost_peer": true' in said
-
-
 def test_a_trial_is_no_rank_of_the_job() -> None:
     environ = dict.fromkeys(
         ("PMI_FD", "MASTER_ADDR", "SPR_NODES", "SPR_PLANNED_RANKS", "SPR_MARK"), "x"

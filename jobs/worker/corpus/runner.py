@@ -75,7 +75,8 @@ class ShardRunner:
                 self._send(place, [found["name"]], to)
             rank.remote.call("tell", asked["number"], asked["first"], found)
         if self._pool:
-            self._pool.submit(_close)
+            with suppress(BrokenProcessPool):  # a signal may have ended its process
+                self._pool.submit(_close)
             self._pool.shutdown()
 
     def _run(self, shard: Shard, output: Output) -> Mapping[str, Any] | None:

@@ -138,10 +138,8 @@ class Coordinator:
         """Return the next trial: its ``number`` and ``options``; without any, nothing is left to do."""
         ended = self.ended()
         is_full = len(ended) + len(self._running) >= self.plan.trials
-        if is_full or self._is_hopeless(ended) or self._is_late():
-            self._dismissed += 1
-            return {}
-        for _ in range(_DRAWS):
+        is_done = is_full or self._is_hopeless(ended) or self._is_late()
+        for _ in range(0 if is_done else _DRAWS):
             trial = self.study.ask()
             options = {name: _suggest(trial, name, each) for name, each in self.plan.tune.items()}
             if options not in [each.params for each in (*ended, *self._running.values())]:

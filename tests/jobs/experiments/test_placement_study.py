@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra.errors import HostError, JobError, UsageError
+from infra.errors import JobError, UsageError
 from jobs.experiments.placement_study import (
     PlacementStudy,
     Trial,
@@ -304,15 +304,6 @@ def test_files_are_sent_once_after_the_plan_and_variables_for_every_trial(
     sent = [content for path, content in put if path == f"{TRIALS.root}/{name}"]
     assert [json.loads(content) for content in sent] == [["HF_TOKEN=hf_secret"]] * 2
     assert not any("hf_secret" in command for command in head.commands)
-
-
-def test_files_that_can_not_be_sent_are_removed() -> None:
-    hosts = trial_hosts({})
-    full = HostError("node0", "tar: No space left on device")
-    hosts["node0"].answers[:0] = [("# distributing", full), ("# removing the files of a job", "")]
-    with pytest.raises(HostError, match="No space left"):
-        run(hosts)
-    assert "# removing the files of a job" in hosts["node0"].commands[-1]
 
 
 def test_a_trial_is_the_training_job_itself() -> None:

@@ -131,7 +131,6 @@ def test_the_smoke_timeout_is_not_a_failure(program: str, code: int, said: str) 
 
 def test_smoke_runs_are_described() -> None:
     assert describe_smoke(True, True) == "the script finished"
-    assert describe_smoke(False, True) == "the script was training when its 60 s were over"
     assert "did not start training" in describe_smoke(False, False)
 
 

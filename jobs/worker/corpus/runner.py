@@ -33,12 +33,6 @@ def _predict(options: PredictOptions, shard: Shard, output: Output) -> dict[str,
         return {"message": error.message, "hint": error.hint}
 
 
-def _close() -> None:
-    """Remove the local copy of the last file."""
-    if _predictor:
-        _predictor.close()
-
-
 def keep_parts(place: str) -> list[str]:
     """Return the files that this node has of earlier attempts; in one, it may have been that of rank 0."""
     KEPT.mkdir(exist_ok=True)
@@ -75,8 +69,6 @@ class ShardRunner:
                 self._send(place, [found["name"]], to)
             rank.remote.call("tell", asked["number"], asked["first"], found)
         if self._pool:
-            with suppress(BrokenProcessPool):  # a signal may have ended its process
-                self._pool.submit(_close)
             self._pool.shutdown()
 
     def _run(self, shard: Shard, output: Output) -> Mapping[str, Any] | None:

@@ -306,15 +306,14 @@ def test_output_that_can_not_be_kept_is_its_elements_failure(
     assert again.ask(0) == 2
 
 
-def test_ranks_wait_for_one_that_copies_elements_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.worker.pool.remote.CONNECT_S", 0.2)
+def test_ranks_wait_for_one_that_copies_elements_first() -> None:
     coordinator: Any = SimpleNamespace(SERVED=("ask",), ask=lambda rank: rank + 1)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     remote = Remote("127.0.0.1", port, Stop(lambda *_: None))
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(remote.call, "ask", 6)
-        time.sleep(1)
+        time.sleep(0.3)
         assert not answer.done()
         with serving(coordinator, "127.0.0.1", port):
             assert answer.result(20) == 7

@@ -201,6 +201,15 @@ def test_falsified_content_is_noticed(
         assert not [*(tmp_path / stage.CACHE / "files").glob(".*")]
 
 
+def test_progress_is_shown_from_time_to_time() -> None:
+    notes = list[str]()
+    progress = stage.Progress(notes.append, URL, total=9 * MIB, began=time.monotonic() - 6)
+    for _ in range(3):
+        progress.count(MIB)
+    (note,) = notes
+    assert note.startswith(f"{URL}: 1 of 9 MB, ")
+
+
 TEN, NONE, KMS = b"0123456789", "0" * 32, {"ServerSideEncryption": "aws:kms"}
 SHA = base64.b64encode(hashlib.sha256(TEN).digest()).decode()
 CRCS = b"".join(zlib.crc32(each).to_bytes(4, "big") for each in (b"0123", b"4567", b"89"))

@@ -16,7 +16,6 @@ from jobs.experiments.placement_study import (
     PlacementStudy,
     Trial,
     TrialResult,
-    choose_best,
     plan_trials,
     study_placement,
     suggest_ppn,
@@ -108,22 +107,6 @@ def test_every_combination_is_tried_and_the_rest_is_as_in_the_job() -> None:
 def test_impossible_trials_are_refused(words: str, backend: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}($|\n)"):
         trials_of(words, backend, nodes=6 if message.startswith("--nodes") else None)
-
-
-@pytest.mark.parametrize(
-    ("speeds", "best"),
-    [
-        ((10.0, 20.0, 15.0), 2),
-        ((10.0, None, 9.0), 1),
-        ((None, 5.0), 2),
-        ((7.0, 7.0), 1),
-        ((None,), None),
-    ],
-)
-def test_the_fastest_is_the_best(speeds: tuple[float | None, ...], best: int | None) -> None:
-    results = {Trial(3, n, 0, 16): TrialResult(1, each) for n, each in enumerate(speeds, start=1)}
-    found = choose_best(results)
-    assert (found and found.nproc_per_node) == best
 
 
 def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:

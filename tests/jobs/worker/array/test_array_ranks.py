@@ -200,9 +200,15 @@ def test_an_element_is_alone_and_has_its_variables(tmp_path: Path) -> None:
         line.split("=", 1) for line in (output / "env").read_text().splitlines() if "=" in line
     )
     wanted = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    wanted |= {"SPR_ARRAY_INDEX": "7", "lr": "1e-4", "seed": "a b", "PMI_SIZE": "1"}
+    wanted |= {
+        "SPR_ARRAY_INDEX": "7",
+        "lr": "1e-4",
+        "seed": "a b",
+        "PMI_SIZE": "1",
+        "SPR_IN_POOL": "1",
+    }
     assert {name: found.get(name) for name in wanted} == wanted
-    assert not {"MASTER_PORT", "MASTER_ADDR"} & found.keys()
+    assert not {"MASTER_PORT", "MASTER_ADDR", "SPR_MARK", NODES} & found.keys()
     place = found["SPR_OUTPUT"]
     assert (output / "words").read_text() == f"--rate=1e-4 7 $lr2 {place}/x $HOME\n"
     log = (nodes[0] / "output.state/logs/element-7.log").read_text()

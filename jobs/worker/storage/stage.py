@@ -82,6 +82,8 @@ def resolve(s3: S3Client, text: str) -> Source:
         try:
             head = s3.head_object(Bucket=url.bucket, Key=url.key)
         except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] >= 500:
+                raise  # a folder may have the object's name
             return _list(s3, text, url, instead_of=error)
     except (ClientError, BotoCoreError) as error:
         raise explain(error, text) from error

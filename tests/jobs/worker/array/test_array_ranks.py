@@ -280,7 +280,7 @@ def test_an_unreadable_file_is_its_elements_failure(
     plan = ArrayPlan(("sh", "-c", f"touch $SPR_OUTPUT/secret; exit {code}"), indexes(1))
     args = Namespace(folder=".", packages="", imports="")
     rank: Any = SimpleNamespace(stop=Stop(end_group))
-    end = ElementRunner(rank, plan, args, ())._run(1)
+    end: Any = ElementRunner(rank, plan, args, ())._run(1)
     assert end == json.loads((tmp_path / "elements/1/end.json").read_text())
     assert (end["exit_code"], said in end["message"]) == (code or 1, True)
 

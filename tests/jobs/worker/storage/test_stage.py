@@ -307,6 +307,16 @@ def test_reasons_of_refusals(
         run()
 
 
+def test_a_folder_does_not_stand_in_for_an_object_that_s3_fails_to_describe(
+    bucket: Any, proxy: Proxy, run: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.random", lambda: 0.001)  # boto3's pauses
+    put(bucket, b"x", "set/train.csv/of-a-folder")
+    proxy.answer = lambda request: ("503 Slow Down", "") if request.startswith("HEAD") else None
+    with pytest.raises(StagingError, match=f"{URL}: 503"):
+        run()
+
+
 def test_error_is_an_event_of_the_node(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

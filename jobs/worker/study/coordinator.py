@@ -86,6 +86,8 @@ class Coordinator:
 
     def __post_init__(self) -> None:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # An interrupted trial has the evaluations of its first run.
+        warnings.filterwarnings("ignore", "The reported value is ignored")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         wanted = self.options.metric
         self._metrics = [wanted] if wanted else list(self.options.metrics)
@@ -112,10 +114,9 @@ class Coordinator:
             random.Random(self.options.seed).shuffle(every)
             for each in every:
                 self.study.enqueue_trial(each)
-        for trial in self._in_state(TrialState.RUNNING):
-            # It was interrupted: the same options again.
-            self.study.tell(trial.number, state=TrialState.FAIL)
-            self.study.enqueue_trial(trial.params, user_attrs={"again": trial.number + 1})
+        # They run again, and count only once among the trials that reached an evaluation.
+        running = self._in_state(TrialState.RUNNING)
+        self._interrupted = [optuna.Trial(self.study, each._trial_id) for each in running]
 
     def _is_comparable(self) -> bool:
         """Return whether trials are equally far at the same evaluation."""
@@ -140,7 +141,7 @@ class Coordinator:
         is_full = len(ended) + len(self._running) >= self.plan.trials
         is_done = is_full or self._is_hopeless(ended) or self._is_late()
         for _ in range(0 if is_done else _DRAWS):
-            trial = self.study.ask()
+            trial = self._interrupted.pop(0) if self._interrupted else self.study.ask()
             options = {name: _suggest(trial, name, each) for name, each in self.plan.tune.items()}
             if options not in [each.params for each in (*ended, *self._running.values())]:
                 self._running[trial.number] = trial

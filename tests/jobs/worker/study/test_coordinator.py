@@ -257,6 +257,23 @@ def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
     assert len({json.dumps(each) for each in every}) == 6
 
 
+def test_an_interrupted_trial_counts_once_among_those_of_which_the_best_third_continues(
+    state: Path,
+) -> None:
+    study = make(state, trials=9)
+    scores = {study.ask()["number"]: {"accuracy": 9.0 - number} for number in range(9)}
+    pruned = [each for each in reversed(scores) if study.report(each, 1, scores[each])]
+    for number in range(3, 9):
+        end(study, number)
+    study.save()
+    assert restore(state)
+    again = make(state, trials=9)
+    for _ in range(3):
+        number = again.ask()["number"]
+        assert not again.report(number, 1, scores[number])
+    assert not {0, 1, 2} & {*pruned}
+
+
 def test_a_resumed_study_proposes_others(state: Path) -> None:
     study = make(state)
     before = run(study, 1.0, 2.0)

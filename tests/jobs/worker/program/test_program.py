@@ -296,8 +296,6 @@ def test_a_working_folder_of_which_nothing_was_sent_is_created(node: Path) -> No
 def test_incomplete_mpirun_variables_are_an_error() -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert rank_variables({}) == alone
-    with pytest.raises(BackendError, match="MASTER_ADDR is not set"):
-        rank_variables(HYDRA)
     with pytest.raises(BackendError, match="not numbers"):
         rank_variables({**HYDRA, "MASTER_ADDR": "a", "MPI_LOCALRANKID": "x"})
 
@@ -367,5 +365,3 @@ def test_torchruns_variables_are_passed_on() -> None:
     assert rank_variables({**torchrun, "MASTER_ADDR": "a"}) == torchrun
     with pytest.raises(BackendError, match="RANK 4 does not fit WORLD_SIZE 4"):
         rank_variables({**torchrun, "MASTER_ADDR": "a", "RANK": "4"})
-    with pytest.raises(BackendError, match="RANK and WORLD_SIZE are not both set to numbers"):
-        rank_variables({"RANK": "0"})

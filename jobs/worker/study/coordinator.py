@@ -114,7 +114,7 @@ class Coordinator:
             random.Random(self.options.seed).shuffle(every)
             for each in every:
                 self.study.enqueue_trial(each)
-        # They run again, and count only once among the trials that reached an evaluation.
+        # Interrupted trials run again, and count once among those that reached an evaluation.
         running = self._in_state(TrialState.RUNNING)
         self._interrupted = [optuna.Trial(self.study, each._trial_id) for each in running]
 

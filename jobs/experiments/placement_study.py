@@ -6,7 +6,7 @@ Each trial is a job that trains as the real one would, on all cores of its nodes
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from infra.ec2.tags import render_time
@@ -92,7 +92,7 @@ def plan_trials(
     powers = tuple(2**power for power in range(most.bit_length()) if 2**power < most)
     nodes = values("nodes", most, (*powers, most))
     if max(nodes) > len(there):
-        raise UsageError(f"--tune nodes={max(nodes)}: the cluster has {len(there)}")
+        raise UsageError(f"--tune nodes={max(nodes)}: expected at most {len(there)}")
     if backend != "ccl" and "ccl_workers" in tune and tune["ccl_workers"].choices:
         raise no_ccl_workers(backend)
     ccl_workers: tuple[int, ...] = (0,)
@@ -139,10 +139,14 @@ def study_placement(
     """
     require_able_stack(context.stack, f"train {training.options.task} --tune")
     backend = context.stack.choose_backend(training.options.backend)
+
+    def note_phase(event: Event) -> None:
+        if event["event"] == "phase":
+            context.progress.note(event["name"])
+
     with context.progress.phase("Prepare the trials"):
-        session = open_session(
-            replace(context, on_event=_noting(context)), new_job_id("tune", context.now)
-        )
+        noting = replace(context, on_event=note_phase)
+        session = open_session(noting, new_job_id("tune", context.now))
         trials = plan_trials(tune, training, session.facts().values(), backend)
         minutes = len(trials) * (SECONDS + START_UP_S) / 60
         context.on_log(
@@ -177,14 +181,6 @@ def study_placement(
         )
         save_tuned(session.head, kept)
     return PlacementStudy(results, best, kept)
-
-
-def _noting(context: JobContext) -> Callable[[Event], None]:
-    def on_event(event: Event) -> None:
-        if event["event"] == "phase":
-            context.progress.note(event["name"])
-
-    return on_event
 
 
 def _describe(trial: Trial) -> str:

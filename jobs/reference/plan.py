@@ -189,14 +189,11 @@ def locate_script(stack: Stack, folder: Path | None) -> tuple[ProgramFiles, str]
     if stack.examples:
         return ProgramFiles({}), f"{EXAMPLES}/{SCRIPT}"
     version = stack.pin(TRANSFORMERS)
-    lacking = [name for name in ("accelerate", "evaluate") if not stack.requirement(name)]
     archive = f"https://github.com/huggingface/transformers/archive/refs/tags/v{version}.tar.gz"
     raise UsageError(
         f"stack {stack.name} has no {SCRIPT}, which is not in transformers' wheel",
         hint="use a cluster with --stack intel or --stack reference, which have it; or --run-qa FOLDER with "
-        f"the script of tag v{version}; or a stack of your own, in spr-cluster.toml: "
-        f'base = "{stack.name}", examples = "{archive}"'
-        + (f", python_packages = {json.dumps(lacking)}" if lacking else ""),
+        f"the script of tag v{version}; or in your stack, in spr-cluster.toml: examples = {archive!r}",
     )
 
 
@@ -255,8 +252,7 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
 
     Raises :class:`JobError` if it wrote none.
     """
-    found = _read(folder / "train_results.json") | _read(folder / "eval_results.json")
-    found |= _read(folder / "all_results.json")
+    found = _read(folder / "all_results.json")
     if "train_runtime" not in found:
         raise JobError(
             f"{SCRIPT} succeeded, but left no training results in {folder}",
@@ -268,9 +264,8 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
     seconds = {"train": found["train_runtime"], "evaluate": found.get("eval_runtime")}
     return {
         "recipe": "reference",
-        # transformers 4.12 added the prefix "eval_".
-        "em": found.get("eval_exact_match", found.get("exact_match")),
-        "f1": found.get("eval_f1", found.get("f1")),
+        "em": found.get("eval_exact_match"),
+        "f1": found.get("eval_f1"),
         "eval_features": found.get("eval_samples"),
         "train_samples": found.get("train_samples"),
         "loss_curve": [(row.get("step"), row["loss"]) for row in rows if "loss" in row],

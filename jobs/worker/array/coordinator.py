@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..pool.rank import render_take
 from ..runtime.events import Events
 from ..runtime.output import LOGS, RESULTS, save_json, state_folder
 from ..runtime.pinning import format_cpus
@@ -56,20 +57,12 @@ def gather(folder: Path, nodes: Iterable[str]) -> None:
         lacking = sorted(there - {str(index) for index in read_ends(folder)})
         for at in range(0, len(lacking), _BATCH):
             pack = f"tar -C {place} -cf - {' '.join(lacking[at : at + _BATCH])}"
-            take = render_take(folder, "gathered")
+            take = render_take(place, "gathered")
             # A file that can't be read costs no other element; a node that is gone costs no more time.
             script = f"{shlex.join([*SSH, node, pack])} < /dev/null | ({take}); "
             script += f"[ ${{PIPESTATUS[0]}} != {SSH_FAILED} ]"
             if not succeeds(["bash", "-c", script], _COPY_S):
                 break
-
-
-def render_take(folder: Path, sender: str) -> str:
-    """Return the shell command that unpacks an archive of elements; one that is there is complete."""
-    new = f".{sender}"
-    unpack = f"rm -rf {new}; mkdir {new}; tar -C {new} -xf -; cd {new}"
-    move = 'for each in *; do rm -rf "../$each"; mv "$each" ..; done; cd ..; rmdir ' + new
-    return f"set -e; mkdir -p {folder / ELEMENTS}; cd {folder / ELEMENTS}; {unpack}; {move}"
 
 
 @dataclass
@@ -148,22 +141,16 @@ class ArrayCoordinator:
 
     def _link(self, index: int) -> None:
         """Add an element's files to the results, as links: they may be large."""
-        box, name = self.folder / ELEMENTS / str(index), str(index)
-        partial, target = box / "results", self.folder / OUTPUT / ELEMENTS / name
-        for each in (partial, target):
-            shutil.rmtree(each, ignore_errors=True)
-        try:
-            # The element may have removed its folder.
-            if (box / OUTPUT).is_dir() and any((box / OUTPUT).iterdir()):
-                shutil.copytree(box / OUTPUT, partial, symlinks=True, copy_function=os.link)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                partial.rename(target)
-        finally:
-            log = state_folder(self.folder / OUTPUT) / LOGS / f"element-{index}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):
-                log.unlink()
-            os.link(box / LOG, log)
+        box, output = self.folder / ELEMENTS / str(index), self.folder / OUTPUT
+        target = output / ELEMENTS / str(index)
+        log = state_folder(output) / LOGS / f"element-{index}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+        os.link(box / LOG, log)
+        shutil.rmtree(target, ignore_errors=True)
+        # The element may have removed its folder.
+        if (box / OUTPUT).is_dir() and any((box / OUTPUT).iterdir()):
+            shutil.copytree(box / OUTPUT, target, symlinks=True, copy_function=os.link)
 
     def _report(self) -> None:
         known = {"done": len(self.ended), "failed": len(self.failed)}

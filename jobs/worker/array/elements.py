@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import queue
 import re
 import shutil
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-from ..pool.rank import (
-    UNREADABLE,
-    PoolRank,
-    child_environment,
-    die_with_parent,
-    find_unreadable,
-    send_below,
-)
+from ..pool.rank import PoolRank, child_environment, die_with_parent, render_take, send_below
 from ..program.environment import add_packages, describe_end, program_environment
 from ..runtime.output import last_line, save_json
 from ..runtime.process import node_name
-from .coordinator import render_take
 from .plan import ELEMENTS, END, INDEX, LOG, OUTPUT, ArrayPlan
 
 _NO_PROGRAM = 127
@@ -49,11 +41,12 @@ class Delivery:
     """
 
     rank: PoolRank
-    error: BaseException | None = None
     to: str = ""
     _is_first: bool = False
     """Whether the other node is that of rank 0, which must have them."""
-    _waiting: queue.Queue[Any] = field(default_factory=queue.Queue)
+    _waiting: deque[Mapping[str, Any]] = field(default_factory=deque)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _sent: list[Any] = field(default_factory=list)
 
     def __enter__(self) -> Delivery:
         self.to, self._is_first = self.rank.remote.call(
@@ -61,59 +54,45 @@ class Delivery:
         )
         if self._is_first:  # what this node published as the first one of an earlier attempt
             shutil.rmtree(Path(OUTPUT) / ELEMENTS, ignore_errors=True)
-        self._thread = Thread(target=self._run, daemon=True)
-        self._thread.start()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._waiting.put(None)
-        self._thread.join()
-        if self.error and kind is None:
-            raise self.error
+        self._thread.shutdown()
+        if kind is None:
+            self._note_sent()
 
     def put(self, end: Mapping[str, Any]) -> None:
-        """Deliver an ended element. Raises the error of an earlier delivery."""
-        if self.error:
-            raise self.error
-        self._waiting.put(end)
+        """Deliver an ended element."""
+        self._waiting.append(end)
+        self._sent.append(self._thread.submit(self._deliver))
+        self._note_sent()
 
-    def _run(self) -> None:
-        is_last = False
-        try:
-            while not is_last:
-                batch = [self._waiting.get()]
-                while not self._waiting.empty():
-                    batch.append(self._waiting.get())
-                is_last = batch[-1] is None
-                self._deliver([end for end in batch if end is not None])
-        except Exception as error:  # raised in the main thread
-            self.error = error
+    def _note_sent(self) -> None:
+        """Forget what was delivered. Raises the error of what was not."""
+        self._sent = [each for each in self._sent if not each.done() or each.result()]
 
-    def _deliver(self, ends: Sequence[Mapping[str, Any]]) -> None:
+    def _deliver(self) -> None:
+        ends = [self._waiting.popleft() for _ in range(len(self._waiting))]
         names = [str(end["element"]) for end in ends]
-        take = render_take(Path.cwd(), f"from-{self.rank.identity.rank}")
-        failed = names and self.to and send_below(ELEMENTS, names, self.to, take)
-        if failed == UNREADABLE:
-            ends = [_check(end) for end in ends]
-            failed = send_below(ELEMENTS, names, self.to, take, "--ignore-failed-read")
-        if failed:
-            what = f"element {names[0]} can't be copied to {self.to}"
+        take = render_take(Path.cwd() / ELEMENTS, f"from-{self.rank.identity.rank}")
+        try:
+            if names and self.to:  # an unreadable file is its element's failure
+                send_below(ELEMENTS, names, self.to, take, "--ignore-failed-read")
+        except OSError as error:
             if self._is_first:
-                raise OSError(what)
-            self.rank.events.warn(f"warning: {what}; elements are only on {node_name()}")
+                raise
+            self.rank.events.warn(f"warning: {error}; elements are only on {node_name()}")
             self.to = ""
         for end in ends:
             self.rank.remote.call("tell", end)
 
 
-def _check(end: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an element's end, a failure if its files can't be read."""
-    name = str(end["element"])
-    if end["exit_code"] or not (why := find_unreadable(ELEMENTS, name)):
-        return end
-    end = {**end, "exit_code": 1, "message": f"its output can't be kept: {why}"}
-    save_json(ELEMENTS / name / END, end)
-    return end
+def find_unreadable(folder: Path) -> str:
+    """Return a file or folder that can't be read; "" if all can."""
+    found = (each for each in folder.rglob("*") if not each.is_symlink())
+    return next(
+        (str(each.relative_to(folder)) for each in found if not os.access(each, os.R_OK)), ""
+    )
 
 
 @dataclass
@@ -156,6 +135,8 @@ class ElementRunner:
         if code:
             said = last_line(box / LOG)
             end["message"] = message + (f": {said}" if said else "")
+        elif name := find_unreadable(box):
+            end.update(exit_code=1, message=f"its output can't be kept: {name} can't be read")
         save_json(box / END, end)
         return end
 

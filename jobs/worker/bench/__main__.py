@@ -74,7 +74,7 @@ def _measure_together(context: RankContext[BenchOptions]) -> list[dict[str, Any]
     for size in sizes:
         done = measure.measure_exchange(ranks, size, context.options.seconds / len(sizes))
         speed = measure.bus_gb_per_second(size, done.seconds, ranks.size)
-        found.append({**asdict(done), "bus_gb_s": speed})
+        found.append({"bytes": size, **asdict(done), "bus_gb_s": speed})
     return found
 
 

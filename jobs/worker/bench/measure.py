@@ -29,10 +29,9 @@ MESSAGE_WARM_UPS, MOST_MESSAGES = 3, 500
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """All-reduce of ``bytes`` in ``seconds``: the slowest rank's median."""
+class Timing:
+    """Repetitions of the same work: their median in seconds, and their number."""
 
-    bytes: int
     seconds: float
     repeats: int
 
@@ -46,8 +45,8 @@ def bus_gb_per_second(size: int, seconds: float, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * size / seconds / 1e9
 
 
-def measure_exchange(ranks: Ranks, size: int, seconds: float) -> Exchange:
-    """Time all-reduce of fp32 numbers over the job's backend; all ranks must call it."""
+def measure_exchange(ranks: Ranks, size: int, seconds: float) -> Timing:
+    """Time all-reduce of fp32 numbers: the slowest rank's median. All ranks must call it."""
     message = torch.zeros(size // 4)
 
     def once() -> float:
@@ -60,15 +59,7 @@ def measure_exchange(ranks: Ranks, size: int, seconds: float) -> Exchange:
     repeats = ranks.share(how_many(seconds, trials[-1], FEWEST, MOST_MESSAGES))
     dist.barrier(group=ranks.control)
     taken = [once() for _ in range(repeats)]
-    return Exchange(size, max(ranks.gather(statistics.median(taken))), repeats)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Repetitions of the same work: their median in seconds, and their number."""
-
-    seconds: float
-    repeats: int
+    return Timing(max(ranks.gather(statistics.median(taken))), repeats)
 
 
 def repeat(

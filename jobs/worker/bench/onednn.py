@@ -24,21 +24,20 @@ torch.mm(x.bfloat16(), x.bfloat16())
 torch.nn.functional.linear(x.to_mkldnn(), x.to_mkldnn(), torch.zeros(256).to_mkldnn())
 """
 _EXECUTED = re.compile(
-    r"(?:onednn|dnnl)_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,"
+    r"onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,"
     r"(?:matmul|inner_product|gemm_api),(?P<implementation>[^,]*),(?P<rest>.*)"
 )
 
 
 @dataclass(frozen=True)
 class OneDnn:
-    """oneDNN's report: the CPU's best instruction set, and the implementations used.
+    """oneDNN's report: the CPU's best instruction set, and the implementations that bf16 products ran.
 
-    ``bf16`` and ``other`` are implementations of executed products, such as ``brg_matmul:avx10_1_512_amx``.
+    An example of these is ``brg_matmul:avx10_1_512_amx``.
     """
 
     isa: str = ""
     bf16: tuple[str, ...] = ()
-    other: tuple[str, ...] = ()
 
     @property
     def amx(self) -> bool:
@@ -63,14 +62,13 @@ def parse_verbose(lines: Iterable[str]) -> OneDnn:
     After one to three words that depend on the version (``onednn_verbose,v1,primitive,exec,cpu,…``), the
     fields have the same order. ``create`` lines name what was only considered.
     """
-    isa, bf16, other = "", dict[str, None](), dict[str, None]()
+    isa, bf16 = "", dict[str, None]()
     for line in lines:
         if ",info,cpu,isa:" in line:
             isa = line.partition(",info,cpu,isa:")[2].strip()
-        if match := _EXECUTED.match(line):
-            kind = bf16 if "bf16" in match["rest"] else other
-            kind[match["implementation"]] = None
-    return OneDnn(isa, tuple(bf16), tuple(other))
+        if (match := _EXECUTED.match(line)) and "bf16" in match["rest"]:
+            bf16[match["implementation"]] = None
+    return OneDnn(isa, tuple(bf16))
 
 
 def ask_onednn(environ: Mapping[str, str] = os.environ) -> OneDnn:
@@ -79,15 +77,12 @@ def ask_onednn(environ: Mapping[str, str] = os.environ) -> OneDnn:
     In this process, oneDNN has read its variable already, and verbose output would slow the measurements.
     """
     asked = {name: value for name, value in environ.items() if not name.startswith("PMI_")}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            env={**asked, "ONEDNN_VERBOSE": "1", "DNNL_VERBOSE": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return OneDnn()
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        env={**asked, "ONEDNN_VERBOSE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
     return parse_verbose(done.stdout.splitlines())

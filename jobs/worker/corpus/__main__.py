@@ -22,7 +22,7 @@ from ..runtime.pinning import take_place
 from ..runtime.process import STOPPED, VARIABLES, hide_progress_bars, leave, read_words
 from .coordinator import KEPT, Coordinator
 from .options import PredictOptions
-from .runner import ShardRunner, kill
+from .runner import ShardRunner
 
 
 def lead(rank: PoolRank, options: PredictOptions) -> int:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     """Predict as this rank. Returns its exit code."""
     hide_progress_bars()
     options = PredictOptions(**json.loads(argv[0]))
-    rank = PoolRank("predictions", Stop(kill))
+    rank = PoolRank("predictions", Stop())
 
     def work() -> int:
         if Path(VARIABLES).exists():

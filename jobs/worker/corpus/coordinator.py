@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,7 +27,7 @@ from ..training.options import EXPORTED, is_exported, is_url
 from ..training.text_task import TextTask
 from .files import MANIFEST, Output, digest_files, digest_of, list_sources
 from .options import FORMATS, PredictOptions, Shard, Source
-from .shards import Look, Predictor, choose_columns, is_added, look_at, trained_columns
+from .shards import Predictor, choose_columns, is_added, look_at, trained_columns
 from .writers import merge_parts, part_suffix
 
 INPUTS = Path("inputs")
@@ -36,7 +35,6 @@ INPUTS = Path("inputs")
 KEPT = Path("kept")
 """In a job's folder on a node: its predictions that rank 0's node has as well, and may be lost with."""
 REPORT_SECONDS = 5.0
-_VERSION = 1
 _PART = re.compile(r"([0-9a-f]{12}-[0-9a-f]{12})-(\d{12})-(\d+)-(\d+)\.(parquet|jsonl)")
 
 Values = dict[str, Any]
@@ -74,22 +72,16 @@ class Progress:
         return Shard(self.source, first, count, f"{self.known}-{first:012d}", self.columns)
 
 
-def run_digest(options: PredictOptions, count: int) -> str:
-    """Return twelve digits for all that decides on the predictions for a row."""
+def run_digest(options: PredictOptions, count: int, added: Sequence[str]) -> str:
+    """Return twelve digits for all that decides on the predictions for a row.
+
+    Columns that have the names of ``added`` ones rename these.
+    """
     folders = [Path(each) for each in (options.model, options.base) if each and Path(each).is_dir()]
     files = sorted(path for each in folders for path in each.rglob("*") if path.is_file())
     model = digest_files(path for path in files if path.suffix != ".md")
     own = (dict(options.columns), dict(options.settings), is_exported(options.model), count)
-    return digest_of([_VERSION, model, *own])
-
-
-def _digest(
-    task: type[TextTask[Any]], source: Source, look: Look | None, columns: Sequence[str]
-) -> str:
-    """Return a file's digest, another one if columns of other files rename those of its predictions."""
-    own = columns if look is None else look.columns
-    others = [each for each in columns if each not in own and is_added(task, each)]
-    return digest_of([source.digest, others]) if others else source.digest
+    return digest_of([model, *own, *added])
 
 
 @dataclass
@@ -114,9 +106,6 @@ class Coordinator:
     _running: set[tuple[int, int]] = field(default_factory=set)
     _dismissed: int = 0
     _problem: str = ""
-    _types: dict[str, str] = field(default_factory=dict)
-    """The type of each column where it was first."""
-    _has_changed: bool = False
     _begin: float = field(default_factory=time.monotonic)
     _first: float = 0.0
     """When the first shard was begun, with the model loaded."""
@@ -136,13 +125,11 @@ class Coordinator:
         looked = sources[:1] if is_url(options.data) else sources
         found = [look_at(task, each, INPUTS) for each in looked]
         self.task, self.count = task.name, found[0].shard_rows
-        self._run = run_digest(options, self.count)
         self._note_columns(task, sources[0], found[0].columns)
         columns = tuple(dict.fromkeys(name for each in found for name in each.columns))
-        self._files = [
-            Progress(each, f"{self._run}-{_digest(task, each, look, columns)}", columns)
-            for each, look in zip_longest(sources, found)
-        ]
+        added = sorted(each for each in columns if is_added(task, each))
+        self._run = run_digest(options, self.count, added)
+        self._files = [Progress(each, f"{self._run}-{each.digest}", columns) for each in sources]
         self._by_name = {each.known: each for each in self._files}
         self._resume()
 
@@ -257,16 +244,6 @@ class Coordinator:
             each.has_ended = True
         each.expected = found["expected"]
         self._problem = self._problem or found["problem"]
-        types = found["types"]
-        known = self._types.setdefault
-        changed = [name for name, kind in types.items() if known(name, kind) != kind]
-        if changed and not self._has_changed:
-            self._has_changed = True
-            self.note(
-                f"warning: {name_files(each.source.name)}: column {changed[0]!r} has another type in "
-                f"{found['name']} than in earlier files: readers of the folder may fail, which JSON lines "
-                "(.jsonl) avoid"
-            )
         self._now_rows += found["read"]
         self._core_seconds += found["core_seconds"]
         self._cut += found["cut"]

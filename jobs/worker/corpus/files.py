@@ -13,10 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..data.mapped import process_suffix
 from ..data.text_files import READERS
 from ..runtime.errors import DatasetError
-from ..runtime.output import hold_lock, replacing
+from ..runtime.output import replacing
 from ..training.options import is_url
 from .options import Source
 
@@ -109,8 +108,7 @@ def connected() -> Any:
 def present(source: Source, folder: Path) -> Iterator[Path]:
     """Give a source as a local file: of one in S3, a copy in ``folder``, which this node's ranks share.
 
-    Each reader holds a shared lock, so that only the last one removes the copy. On a file system without
-    locks, each rank has its own copy.
+    Each reader holds a shared lock, so that only the last one removes the copy.
     """
     if not is_url(source.name):
         yield Path(source.name)
@@ -120,21 +118,20 @@ def present(source: Source, folder: Path) -> Iterator[Path]:
 
     found = S3Object(S3Url.parse(source.name), source.version, source.size)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{found.id}.lock").open("w+") as lock:
-        has_locks = hold_lock(lock, fcntl.LOCK_SH)
-        target = folder / (found.id if has_locks else process_suffix()[1:] + found.id)
+    target = folder / found.id
+    with (folder / f"{found.id}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
         if not target.exists():
             # Ranks that saw none keep the shared lock, so that no reader removes the copy.
             with (folder / f"{found.id}.download.lock").open("w") as turn:
-                hold_lock(turn)
+                fcntl.flock(turn, fcntl.LOCK_EX)
                 if not target.exists():
                     download_all(connected(), [Download(found, target)])
         try:
             yield target
         finally:
             with suppress(BlockingIOError):  # another rank reads it
-                hold_lock(lock, fcntl.LOCK_UN)  # on NFS, a rank that is refused would keep it
-                hold_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 target.unlink(missing_ok=True)
 
 

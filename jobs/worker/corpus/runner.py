@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..pool.rank import PoolRank, die_with_parent, send_below
+from ..pool.rank import PoolRank, die_with_parent, render_take, send_below
 from ..runtime.errors import DatasetError, TrainingError, WorkerError
 from ..training.options import is_url
 from .coordinator import INPUTS, KEPT, parse_shard
@@ -24,15 +24,10 @@ _TOGETHER = 500
 _predictor: Predictor | None = None
 
 
-def _load(options: PredictOptions) -> None:
+def _predict(options: PredictOptions, shard: Shard, output: Output) -> dict[str, Any]:
     global _predictor
-    die_with_parent()
-    _predictor = Predictor(options, INPUTS)
-
-
-def _predict(shard: Shard, output: Output) -> dict[str, Any]:
-    assert _predictor
     try:
+        _predictor = _predictor or Predictor(options, INPUTS)
         return _predictor.predict(shard, output)
     except WorkerError as error:
         return {"message": error.message, "hint": error.hint}
@@ -47,17 +42,13 @@ def keep_parts(place: str) -> list[str]:
     return sorted(path.name for path in KEPT.glob("[!.]*"))
 
 
-def kill(process: Any) -> None:
-    """End the process that predicts."""
-    process.kill()
-
-
 class ShardRunner:
     """Predicts shards until none is left."""
 
     def __init__(self, rank: PoolRank, options: PredictOptions) -> None:
         self._rank, self._options = rank, options
         self._pool: ProcessPoolExecutor | None = None
+        self._process: Any = None
 
     def run_all(self) -> None:
         """Predict until nothing is left, or this process is to stop. Raises :class:`WorkerError`."""
@@ -82,33 +73,31 @@ class ShardRunner:
 
     def _run(self, shard: Shard, output: Output) -> Mapping[str, Any] | None:
         """Return what was done of a shard; ``None`` if this process is to stop."""
+        place = f"{shard.source.name}: rows from {shard.first + 1:,} on"
+        killed = f"{place}: the process that predicts them was killed"
         for _ in range(_TRIES):
+            pool = self._pool = self._pool or ProcessPoolExecutor(1, _SPAWN, die_with_parent)
             try:
-                self._pool = self._pool or ProcessPoolExecutor(1, _SPAWN, _load, (self._options,))
-                future = self._pool.submit(_predict, shard, output)
-                (process,) = self._pool._processes.values()
-                self._rank.stop.watch(process)  # type: ignore[arg-type]
+                future = pool.submit(_predict, self._options, shard, output)
+                (self._process,) = pool._processes.values()
+                self._rank.stop.watch(self._process)
                 found: dict[str, Any] = future.result()
             except BrokenProcessPool:
                 self._pool = None
-                process.join()
-                if self._rank.stop.has_ended(process.exitcode or 0):
+                self._process.join()
+                if self._rank.stop.has_ended(self._process.exitcode or 0):
                     return None
-                place = f"{shard.source.name}: rows from {shard.first + 1:,} on"
-                self._rank.events.warn(f"{place}: the process that predicts them was killed")
+                self._rank.events.warn(killed)
                 continue
             if "message" in found:
                 raise DatasetError(found["message"], hint=found["hint"])
             return found
         raise TrainingError(
-            f"{place}: the process that predicts them was killed {_TRIES} times",
+            f"{killed} {_TRIES} times",
             hint="does the node have enough memory? --ppn 1 needs less",
         )
 
     def _send(self, folder: str, names: Sequence[str], to: str) -> None:
         """Send parts to the node of rank 0, which must have them; this node keeps them."""
-        place = Path(folder).absolute()
-        new = f".from-{self._rank.identity.rank}"
-        take = f"mkdir -p {place}/{new} && cd {place} && tar -C {new} -xf - && mv {new}/* ."
-        if send_below(KEPT, names, to, take):
-            raise OSError(f"{names[0]} can't be copied to {to}")
+        take = render_take(Path(folder).absolute(), f"from-{self._rank.identity.rank}")
+        send_below(KEPT, names, to, take)

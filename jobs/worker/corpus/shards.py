@@ -123,7 +123,7 @@ class Predictor:
         place = f"{source.name}: from row {shard.first + 1:,}"
         try:
             reader = self._open(shard)
-            problems, types = list[DatasetError](), dict[str, str]()
+            problems = list[DatasetError]()
             read = reader.take(shard.count)
             last = shard.first + len(read)
             place = f"{source.name}: rows {shard.first + 1:,} to {last:,}"
@@ -133,7 +133,7 @@ class Predictor:
                 name = f"{shard.name}-{len(read)}-{len(rows)}{suffix}"
                 with output.writing(name, self._inputs) as target:
                     more = reader.schema, vector, reader.start
-                    types = write_part(target, self._options.output, rows, *more)
+                    write_part(target, self._options.output, rows, *more)
         except DatasetError:
             raise
         except WorkerError as error:
@@ -147,7 +147,6 @@ class Predictor:
             "name": name if rows else "",
             "cut": sum(self._cut.values()),
             "problem": problems[0].message if problems else "",
-            "types": types,
             "expected": reader.rows,
             "seconds": time.monotonic() - begin,
             "core_seconds": time.process_time() - used,

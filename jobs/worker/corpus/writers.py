@@ -51,8 +51,8 @@ def write_part(
     known: Any = (),
     vector: str = "",
     first: Sequence[Values] = (),
-) -> dict[str, str]:
-    """Write a shard's rows for this output, and return the types that columns have in Parquet.
+) -> None:
+    """Write a shard's rows for this output.
 
     ``known`` has the fields of a Parquet file that they are from; ``vector`` is the column whose lists of
     numbers have one length. In a folder, a column's type also holds the values in the input file's ``first``
@@ -62,12 +62,11 @@ def write_part(
         # merge_parts gives empty columns their types.
         is_merged = output.lower().endswith(".parquet")
         fields = {each.name: each for each in known}
-        types = _write_parquet(target, rows, fields, vector, None if is_merged else first)
-        return {} if is_merged else types
+        _write_parquet(target, rows, fields, vector, None if is_merged else first)
+        return
     # JSON writes half of a surrogate pair, which UTF-8 lacks, with the same escape.
     with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(f"{_to_json(row)}\n" for row in rows)
-    return {}
 
 
 def _typed(name: str, values: Sequence[Any], kind: Any) -> Any:
@@ -86,7 +85,7 @@ def _write_parquet(
     known: Mapping[str, Any],
     vector: str,
     first: Sequence[Values] | None,
-) -> dict[str, str]:
+) -> None:
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
@@ -105,7 +104,6 @@ def _write_parquet(
     arrays = {name: to_array(name) for name in names}
     fields = [known.get(name) or pa.field(name, each.type) for name, each in arrays.items()]
     write_table(pa.Table.from_arrays([*arrays.values()], schema=pa.schema(fields)), target)
-    return {each.name: str(each.type) for each in fields}
 
 
 def _to_array(values: Sequence[Any], *, is_text: bool) -> Any:

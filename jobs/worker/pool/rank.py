@@ -116,24 +116,19 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-UNREADABLE = 2
-"""tar's exit code if a file can't be read."""
-
-
-def send_below(folder: Path, names: Sequence[str], to: str, take: str, *options: str) -> int:
-    """Send an archive to a node, where the shell command ``take`` gets it; return the exit code."""
+def send_below(folder: Path, names: Sequence[str], to: str, take: str, *options: str) -> None:
+    """Send files to a node, where the shell command ``take`` gets an archive. Raises ``OSError``."""
     argv = ["tar", "-C", str(folder), *options, "-cf", "-", *names]
     # Its exit code 1: a file changed meanwhile, such as the log of a process that was left running.
-    pack = f"{{ {shlex.join(argv)} || [ $? = 1 ] || exit {UNREADABLE}; }}"
+    pack = f"{{ {shlex.join(argv)} || [ $? = 1 ]; }}"
     script = f"set -o pipefail; {pack} | {shlex.join([*SSH, to, take])}"
-    return run_ssh(["bash", "-c", script], stdin=subprocess.DEVNULL).returncode
+    if run_ssh(["bash", "-c", script], stdin=subprocess.DEVNULL).returncode:
+        raise OSError(f"{folder / names[0]} can't be copied to {to}")
 
 
-def find_unreadable(folder: Path, name: str) -> str:
-    """Return why a file below a folder can't be read; "" if all can."""
-    # tar reads nothing if it writes to /dev/null.
-    argv = ["tar", "-C", str(folder), "-cf", "-", name]
-    script = f"{shlex.join(argv)} | cat >/dev/null; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, check=False)
-    lines = done.stderr.decode(errors="replace").splitlines()
-    return next(iter(lines), "tar failed") if done.returncode == UNREADABLE else ""
+def render_take(place: Path, sender: str) -> str:
+    """Return the shell command that unpacks an archive in a folder. A name that is there is complete."""
+    new = f".{sender}"
+    unpack = f"rm -rf {new}; mkdir {new}; tar -C {new} -xf -; cd {new}"
+    move = 'for each in *; do rm -rf "../$each"; mv "$each" ..; done; cd ..; rmdir ' + new
+    return f"set -e; mkdir -p {place}; cd {place}; {unpack}; {move}"

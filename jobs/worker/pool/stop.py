@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ SOON_S, PAUSE_S = 5.0, 0.2
 class Stop:
     """Whether SIGTERM has come or the time is over, and the process that either ends."""
 
-    end: Callable[[Any], object] = subprocess.Popen.kill
+    end: Callable[[Any], object] = lambda process: process.kill()
     requested: bool = False
     expired: bool = False
-    process: subprocess.Popen[Any] | None = None
+    process: Any = None
 
     def on_signal(self, *_: object) -> None:
         self.requested = True
@@ -43,7 +42,7 @@ class Stop:
         if self.process is not None:
             self.end(self.process)
 
-    def watch(self, process: subprocess.Popen[Any]) -> None:
+    def watch(self, process: Any) -> None:
         """End this process when work is to end."""
         self.process = process
         if self.requested or self.expired:

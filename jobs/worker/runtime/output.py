@@ -111,18 +111,16 @@ def new_file(path: Path, suffix: str = "", *, replace: bool = True) -> Iterator[
             partial.unlink()
 
 
-def hold_lock(file: IO[Any], operation: int = fcntl.LOCK_EX) -> bool:
-    """Wait for the lock of an open file; return False on a file system without locks. Raises ``OSError``.
+def hold_lock(file: IO[Any]) -> None:
+    """Wait for the lock of an open file, if its file system has locks. Raises ``OSError``.
 
     Lustre mounted with ``noflock`` has none, nor has NFS without lockd.
     """
     try:
-        fcntl.flock(file, operation)
+        fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
-        return False
-    return True
 
 
 def _log_of(output: Path, rank: int) -> Path:

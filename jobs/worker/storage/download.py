@@ -9,10 +9,10 @@ import base64
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ PART = 16 << 20
 _AT_ONCE, _TRIES = 16, 6
 _WAITING = 200
 """Blocks of 256 KiB that wait in memory for a slow disk."""
-_BLOCK = 1 << 20
+_BLOCK, _SPARE_BYTES = 1 << 20, 256 << 20
 _HINT = (
     "`up --bucket` and `up --read-from` give nodes access; your own KMS key also requires "
     "`--bucket-kms-key` or `--instance-profile`; S3 also denies names that do not exist"
@@ -133,6 +133,15 @@ class _Observer(BaseSubscriber):
         self._download.count(bytes_transferred)
 
 
+def require_space(url: str, downloads: Sequence[Download], folder: Path) -> None:
+    """Raise :class:`StagingError` if the folder's disk has no room for these downloads."""
+    needed = sum(each.source.size for each in downloads) + _SPARE_BYTES
+    free = shutil.disk_usage(str(folder)).free
+    if needed > free:
+        sizes = f"{needed / 1e9:.1f} GB of disk space, and {free / 1e9:.1f} GB are free"
+        raise StagingError(f"{url}: needs {sizes}", hint=LARGER_DISKS)
+
+
 def download_all(s3: S3Client, downloads: Sequence[Download]) -> None:
     """Complete all downloads. Raises :class:`StagingError`; complete files stay."""
     config = TransferConfig(
@@ -205,30 +214,18 @@ def _matches(s3: S3Client, download: Download, new: Callable[[], Any], value: st
     ``VALUE-3`` is the digest of the digests of three parts.
     """
     wanted, _, parts = value.partition("-")
-    sizes = _part_sizes(s3, download.source, int(parts)) if parts else [download.source.size]
-    ends = [*accumulate(sizes)]
-    if ends[-1] != download.source.size:
+    path, size = download.partial, download.source.size
+    part = int(_head(s3, download.source, PartNumber=1)["ContentLength"]) if parts else size
+    starts = range(0, size, part) if part else [0]
+    if len(starts) != int(parts or 1):
         return None
     with ThreadPoolExecutor(4) as pool:
-        path, starts = download.partial, [0, *ends[:-1]]
-        found = [*pool.map(lambda *part: _digest(new(), path, *part), starts, sizes)]
+        found = [*pool.map(lambda at: _digest(new(), path, at, part), starts)]
     if parts:
         whole = new()
         whole.update(b"".join(found))
         found = [whole.digest()]
     return wanted in (found[0].hex(), base64.b64encode(found[0]).decode())
-
-
-def _part_sizes(s3: S3Client, source: S3Object, count: int) -> list[int]:
-    """Return the sizes of the parts in which an object was uploaded, as far as S3 tells."""
-
-    def ask(number: int) -> int:
-        return int(_head(s3, source, PartNumber=number)["ContentLength"])
-
-    first = ask(1)
-    if first and -(-source.size // first) == count:
-        return [first] * (count - 1) + [source.size - first * (count - 1)]
-    return [first, *map(ask, range(2, count + 1))]
 
 
 def _digest(state: Any, path: Path, at: int, size: int) -> bytes:

@@ -113,10 +113,10 @@ class Push:
         if _LOG in files and files[_LOG].stat().st_size > _PART:
             del files[_LOG]  # each time, all of it would be stored again
         self.store(files)
-        name = newest_checkpoint(self.folder)
+        place = f"{ownership.STATE}/{CHECKPOINTS}"
+        name = newest(each.parent for each in (self.folder / place).glob(f"*/{LAST}"))
         if not name:
             return
-        place = f"{ownership.STATE}/{CHECKPOINTS}"
         files = self._find([f"{place}/{name}"])
         mark = {each: path for each, path in files.items() if each.endswith(f"/{LAST}")}
         rest = {each: path for each, path in files.items() if each not in mark}
@@ -286,12 +286,6 @@ def _walk(path: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(path):  # which bears that folders vanish meanwhile
         files = [Path(parent, name) for name in sorted(names)]
         yield from (each for each in files if each.is_file() and not each.is_symlink())
-
-
-def newest_checkpoint(folder: Path) -> str:
-    """Return the name of a job's newest complete checkpoint; "" if there is none."""
-    found = (folder / ownership.STATE / CHECKPOINTS).glob(f"*/{LAST}")
-    return newest(each.parent for each in found)
 
 
 def repeat(action: Callable[[], Any], url: S3Url) -> Any:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.checkpoint_names import CHECKPOINTS, newest, newest_complete, step_of
-from ..runtime.errors import LARGER_DISKS
 from .client import connect
-from .download import Download, S3Object, StagingError, download_all, explain
+from .download import Download, S3Object, StagingError, download_all, explain, require_space
 from .ownership import STATE
 from .stage import Progress, Source, resolve
 
@@ -35,7 +34,6 @@ _FILES = re.compile(
     r"job\.json|end\.json|data\.json|log(\..+)?|(data|model|output|output\.state)/.+"
 )
 _PARTIAL = ".restore-"
-_SPARE_BYTES = 256 << 20
 
 
 def choose(url: str, objects: Mapping[str, S3Object]) -> tuple[dict[str, S3Object], str]:
@@ -90,12 +88,8 @@ def _download(s3: S3Client, source: Source, partial: Path) -> None:
     for each in lacking:
         each.target.parent.mkdir(parents=True, exist_ok=True)
     progress.total = sum(each.source.size for each in lacking)
-    free = shutil.disk_usage(str(partial)).free
-    if progress.total + _SPARE_BYTES > free:
-        sizes = f"{progress.total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-        raise StagingError(f"{source.url}: has {sizes}", hint=LARGER_DISKS)
-    with progress.shown():
-        download_all(s3, lacking)
+    require_space(source.url, lacking, partial)
+    download_all(s3, lacking)
 
 
 def _install(partial: Path, folder: Path) -> None:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from ..runtime.errors import LARGER_DISKS
 from ..runtime.events import MARK, render_event
 from ..runtime.output import new_file
 from .client import S3Url, connect
@@ -36,6 +35,7 @@ from .download import (
     StagingError,
     download_all,
     explain,
+    require_space,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ CACHE, JOBS = "spr-data/s3", "spr-jobs"
 """Below the home folder."""
 _KEPT = 2
 """Versions of an URL that stay, besides those that running jobs use."""
-_SPARE_BYTES = 256 << 20
 _SHOW_S, _SHOW_SELDOM_S, _DAY_S = 5.0, 60.0, 86400
 
 
@@ -83,6 +82,8 @@ def resolve(s3: S3Client, text: str) -> Source:
         try:
             head = s3.head_object(Bucket=url.bucket, Key=url.key)
         except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] >= 500:
+                raise  # a folder may have the object's name
             return _list(s3, text, url, instead_of=error)
     except (ClientError, BotoCoreError) as error:
         raise explain(error, text) from error
@@ -126,31 +127,16 @@ class Progress:
     total: int = 0
     received: int = 0
     began: float = field(default_factory=time.monotonic)
+    _due_s: float = _SHOW_S
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, size: int) -> None:
         with self._lock:
             self.received += size
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show it until the block ends."""
-        ended = threading.Event()
-        thread = threading.Thread(target=self._show, args=(ended,), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    def _show(self, ended: threading.Event) -> None:
-        pause = _SHOW_S
-        while not ended.wait(pause):
-            self.note(
-                f"{self.url}: {self.received / 1e6:,.0f} of {self.total / 1e6:,.0f} MB, {self.speed}"
-            )
-            pause = min(_SHOW_SELDOM_S, pause * 1.5)
+            if self.seconds > self._due_s:
+                of = f"{self.received / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
+                self.note(f"{self.url}: {of}, {self.speed}")
+                self._due_s = self.seconds + min(_SHOW_SELDOM_S, self.seconds)
 
     @property
     def seconds(self) -> float:
@@ -195,12 +181,7 @@ class Cache:
             except OSError:
                 progress.note(f"{progress.url}: waiting for another job's download")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            files = self.root / "files"
-            files.chmod(0o755)
-            try:
-                yield
-            finally:
-                files.chmod(0o555)  # a job could replace a file there
+            yield
 
     def history(self, url: str) -> Path:
         return self.root / "urls" / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.json"
@@ -227,14 +208,17 @@ class Cache:
             for each in source.objects.values()
         }
         lacking = [each for name, each in wanted.items() if not (files / name).exists()]
-        self._make_room(source, lacking)
+        try:
+            require_space(source.url, lacking, self.root)
+        except StagingError:
+            self.prune([*wanted])
+            require_space(source.url, lacking, self.root)
         progress.total, progress.began = sum(each.source.size for each in lacking), time.monotonic()
-        with progress.shown():
-            try:
-                download_all(s3, lacking)
-            except CorruptError as error:
-                progress.note(f"{error.message}; downloading it again")
-                download_all(s3, [each for each in lacking if not each.target.exists()])
+        try:
+            download_all(s3, lacking)
+        except CorruptError as error:
+            progress.note(f"{error.message}; downloading it again")
+            download_all(s3, [each for each in lacking if not each.target.exists()])
         return self._build_folder(source) if source.is_folder else files / source.version
 
     def _build_folder(self, source: Source) -> Path:
@@ -251,15 +235,6 @@ class Cache:
         _set_modes(partial, 0o555)  # jobs share it
         partial.rename(place)
         return place
-
-    def _make_room(self, source: Source, lacking: Sequence[Download]) -> None:
-        needed = sum(each.source.size for each in lacking) + _SPARE_BYTES
-        if needed > shutil.disk_usage(self.root).free:
-            self.prune([each.id for each in source.objects.values()])
-        free = shutil.disk_usage(self.root).free
-        if needed > free:
-            sizes = f"{needed / 1e9:.1f} GB of disk space, and {free / 1e9:.1f} GB are free"
-            raise StagingError(f"{source.url}: needs {sizes}", hint=LARGER_DISKS)
 
     def prune(self, only: Sequence[str] | None = None) -> None:
         """Remove old versions, except those to which jobs that have not ended link.

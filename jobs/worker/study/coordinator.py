@@ -69,7 +69,7 @@ class Coordinator:
     Only one thread may use it.
     """
 
-    SERVED: ClassVar = ("ask", "report", "is_better", "tell", "is_over", "join")
+    SERVED: ClassVar = ("ask", "report", "is_better", "tell", "warn", "is_over", "join")
 
     plan: StudyPlan
     options: TrainOptions
@@ -86,6 +86,8 @@ class Coordinator:
 
     def __post_init__(self) -> None:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # An interrupted trial has the evaluations of its first run.
+        warnings.filterwarnings("ignore", "The reported value is ignored")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         wanted = self.options.metric
         self._metrics = [wanted] if wanted else list(self.options.metrics)
@@ -112,10 +114,9 @@ class Coordinator:
             random.Random(self.options.seed).shuffle(every)
             for each in every:
                 self.study.enqueue_trial(each)
-        for trial in self._in_state(TrialState.RUNNING):
-            # It was interrupted: the same options again.
-            self.study.tell(trial.number, state=TrialState.FAIL)
-            self.study.enqueue_trial(trial.params, user_attrs={"again": trial.number + 1})
+        # Interrupted trials run again, and count once among those that reached an evaluation.
+        running = self._in_state(TrialState.RUNNING)
+        self._interrupted = [optuna.Trial(self.study, each._trial_id) for each in running]
 
     def _is_comparable(self) -> bool:
         """Return whether trials are equally far at the same evaluation."""
@@ -138,11 +139,9 @@ class Coordinator:
         """Return the next trial: its ``number`` and ``options``; without any, nothing is left to do."""
         ended = self.ended()
         is_full = len(ended) + len(self._running) >= self.plan.trials
-        if is_full or self._is_hopeless(ended) or self._is_late():
-            self._dismissed += 1
-            return {}
-        for _ in range(_DRAWS):
-            trial = self.study.ask()
+        is_done = is_full or self._is_hopeless(ended) or self._is_late()
+        for _ in range(0 if is_done else _DRAWS):
+            trial = self._interrupted.pop(0) if self._interrupted else self.study.ask()
             options = {name: _suggest(trial, name, each) for name, each in self.plan.tune.items()}
             if options not in [each.params for each in (*ended, *self._running.values())]:
                 self._running[trial.number] = trial
@@ -304,15 +303,8 @@ class Coordinator:
             eta_seconds=round(left, 1),
         )
 
-    def last_failure(self) -> str:
-        """Return why the last trial failed."""
-        failures = [each.user_attrs.get("failure", "") for each in self.ended()]
-        return next(filter(None, reversed(failures)), "all were pruned")
-
     def results(self) -> dict[str, Any]:
         """Return a study's part of results.json."""
-        trials = self.study.get_trials(deepcopy=False)
-        ended = {each.number for each in self.ended()}
         best = self.best()
         rows = [
             {
@@ -323,8 +315,7 @@ class Coordinator:
                 **each.user_attrs,
                 "evaluations": [[step, value] for step, value in each.intermediate_values.items()],
             }
-            for each in trials
-            if each.number in ended
+            for each in self.ended()
         ]
         return {
             "trials": rows,
@@ -350,15 +341,17 @@ class Coordinator:
     def finish(self, output: Path) -> int:
         """Make the best trial's output that of the job, with the study's results; return the exit code."""
         if self.best() is None:
+            failures = [each.user_attrs.get("failure", "") for each in self.ended()]
+            why = next(filter(None, reversed(failures)), "all were pruned")
             hint = "the trials' logs are in the results: job/logs/trial-N.log"
-            self.events.error(f"no trial succeeded: {self.last_failure()}", hint)
+            self.events.error(f"no trial succeeded: {why}", hint)
             return 1
-        best, metrics = self.folder / BEST, self.folder / BEST / OWN_METRICS
+        best = self.folder / BEST
         own = json.loads((best / RESULTS).read_text(encoding="utf-8"))
         without = shutil.ignore_patterns(RESULTS, OWN_METRICS)
         shutil.copytree(best, output, dirs_exist_ok=True, ignore=without)
-        with suppress(FileNotFoundError):  # of an earlier version
-            shutil.copytree(metrics, self.state / METRICS, dirs_exist_ok=True)
+        with suppress(FileNotFoundError):  # it had no step
+            shutil.copytree(best / OWN_METRICS, self.state / METRICS, dirs_exist_ok=True)
         shutil.copy(self.folder / JOURNAL, output / "study.journal")
         # The times are those of the best trial, if it ran in this attempt.
         is_earlier = self.best().number in self._ended_before

@@ -41,8 +41,6 @@ class StudyPlan:
 
     def combinations(self) -> list[dict[str, Any]]:
         """Return all combinations of the choices; none if an option has a range."""
-        if not all(each.choices for each in self.tune.values()):
-            return []
         values = itertools.product(*(each.choices for each in self.tune.values()))
         return [dict(zip(self.tune, each, strict=True)) for each in values]
 

@@ -18,7 +18,6 @@ from typing import IO, Any
 from ..pool.rank import child_environment, die_with_parent, send_below
 from ..pool.remote import Remote
 from ..pool.stop import Stop
-from ..runtime.errors import TrainingError
 from ..runtime.events import MARK, parse_event
 from ..runtime.output import METRICS, RESULTS, state_folder
 from ..runtime.process import node_name
@@ -139,13 +138,11 @@ class TrialRunner:
         return failure, False
 
     def _send(self, number: int) -> None:
-        """Bring a trial's output, with its metrics, to rank 0's host. Raises :class:`TrainingError`."""
+        """Bring a trial's output, with its metrics, to rank 0's host. Raises ``OSError``."""
         output, target = self._output(number), self.state / STUDY / f"new-{number}"
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # it had no step
             (state_folder(output) / METRICS).rename(output / OWN_METRICS)
         if not self._to:
             output.rename(target)
             return
-        take = f"mkdir -p {target} && tar -C {target} -xf -"
-        if code := send_below(output, ["."], self._to, take):
-            raise TrainingError(f"{output.name} can't be copied to {self._to}: exit code {code}")
+        send_below(output, ["."], self._to, f"mkdir -p {target} && tar -C {target} -xf -")

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 
 from jobs.worker.array.coordinator import ArrayCoordinator, gather, read_ends
+from jobs.worker.array.elements import ElementRunner, end_group
 from jobs.worker.array.plan import ARRAY, ArrayPlan
 from jobs.worker.pool.remote import Remote, serving
 from jobs.worker.pool.stop import Stop
@@ -198,9 +200,15 @@ def test_an_element_is_alone_and_has_its_variables(tmp_path: Path) -> None:
         line.split("=", 1) for line in (output / "env").read_text().splitlines() if "=" in line
     )
     wanted = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    wanted |= {"SPR_ARRAY_INDEX": "7", "lr": "1e-4", "seed": "a b", "PMI_SIZE": "1"}
+    wanted |= {
+        "SPR_ARRAY_INDEX": "7",
+        "lr": "1e-4",
+        "seed": "a b",
+        "PMI_SIZE": "1",
+        "SPR_IN_POOL": "1",
+    }
     assert {name: found.get(name) for name in wanted} == wanted
-    assert not {"MASTER_PORT", "MASTER_ADDR"} & found.keys()
+    assert not {"MASTER_PORT", "MASTER_ADDR", "SPR_MARK", NODES} & found.keys()
     place = found["SPR_OUTPUT"]
     assert (output / "words").read_text() == f"--rate=1e-4 7 $lr2 {place}/x $HOME\n"
     log = (nodes[0] / "output.state/logs/element-7.log").read_text()
@@ -260,30 +268,21 @@ def test_an_elements_odd_output_ends_no_other(tmp_path: Path) -> None:
     assert (nodes[0] / "output/elements/4/big").stat().st_size >= 9 << 20
 
 
-def test_an_unreadable_file_is_its_elements_failure(tmp_path: Path) -> None:
-    """The stand-in for tar can't read it; root reads everything."""
-    script = "touch $SPR_OUTPUT/own; [ $SPR_ARRAY_INDEX != 2 ] || touch $SPR_OUTPUT/secret"
-    nodes = Nodes(tmp_path, script, indexes(3))
-    tar = tmp_path / "bin/tar"
-    tar.write_text(
-        f"""#!/bin/bash
-        here=$PWD; [ "$1" != -C ] || here=$2
-        found=; [[ "$* " != *" -cf -"*" 2 "* ]] || found=$(ls $here/2/output/secret)
-        {shutil.which("tar")} --exclude=secret "$@" || exit
-        [ "$found" ] || exit 0
-        echo "tar: 2/output/secret: Cannot open: Permission denied" >&2
-        [[ " $* " == *" --ignore-failed-read "* ]] || {{ echo "tar: Exiting" >&2; exit 2; }}
-        """
-    )
-    tar.chmod(0o755)
-    codes, said = nodes.run(1, 0)
-    assert codes == [1, 0], said
-    ends = {each["element"]: each for each in nodes.results(1)["elements"]}
-    assert [ends[index]["exit_code"] for index in (1, 2, 3)] == [0, 1, 0]
-    why = "its output can't be kept: tar: 2/output/secret: Cannot open: Permission denied"
-    assert ends[2]["message"] == why
-    assert json.loads((nodes[1] / "elements/2/end.json").read_text()) == ends[2]
-    assert (nodes[1] / "output/elements/2/own").exists()
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, "can't be kept: output/secret"), (3, "exit code 3")]
+)
+def test_an_unreadable_file_is_its_elements_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Root reads everything.
+    monkeypatch.setattr(os, "access", lambda path, _: path.name != "secret")
+    plan = ArrayPlan(("sh", "-c", f"touch $SPR_OUTPUT/secret; exit {code}"), indexes(1))
+    args = Namespace(folder=".", packages="", imports="")
+    rank: Any = SimpleNamespace(stop=Stop(end_group))
+    end: Any = ElementRunner(rank, plan, args, ())._run(1)
+    assert end == json.loads((tmp_path / "elements/1/end.json").read_text())
+    assert (end["exit_code"], said in end["message"]) == (code or 1, True)
 
 
 def test_output_that_can_not_be_kept_is_its_elements_failure(
@@ -313,15 +312,14 @@ def test_output_that_can_not_be_kept_is_its_elements_failure(
     assert again.ask(0) == 2
 
 
-def test_ranks_wait_for_one_that_copies_elements_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.worker.pool.remote.CONNECT_S", 0.2)
+def test_ranks_wait_for_one_that_copies_elements_first() -> None:
     coordinator: Any = SimpleNamespace(SERVED=("ask",), ask=lambda rank: rank + 1)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     remote = Remote("127.0.0.1", port, Stop(lambda *_: None))
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(remote.call, "ask", 6)
-        time.sleep(1)
+        time.sleep(0.3)
         assert not answer.done()
         with serving(coordinator, "127.0.0.1", port):
             assert answer.result(20) == 7

@@ -130,13 +130,8 @@ _AMX = (
             "wei_bf16::blocked:ab:f0 dst_bf16::blocked:ab:f0,attr-scratchpad:user ,,256x256:256x256,1",
             "brg:avx512_core_amx_bf16",
         ),
-        (
-            "dnnl_verbose,exec,cpu,inner_product,brgemm:avx512_core_bf16_amx_bf16,forward_training,"
-            "src_bf16::blocked:ab:f0 wei_bf16::blocked:ab:f0,,,mb256ic256oc256,0.1",
-            "brgemm:avx512_core_bf16_amx_bf16",
-        ),
     ],
-    ids=["3.12", "3.3", "2.7", "1.x"],
+    ids=["3.12", "3.3", "2.7"],
 )
 def test_amx_ran(line: str, name: str) -> None:
     said = parse_verbose([*_HEAD, line])
@@ -174,18 +169,6 @@ def test_cpu_flags_alone_are_not_amx(line: str, verdict: str) -> None:
     assert said.verdict == verdict
 
 
-def test_a_processor_without_bf16() -> None:
-    ran = (
-        "onednn_verbose,v1,primitive,exec,cpu,inner_product,brg_matmul:avx2,forward_inference,src:f32"
-        "::blocked:ab::f0 wei:f32::blocked:ab::f0 dst:f32::blocked:ab::f0,attr-scratchpad:user,,mb512,4"
-    )
-    said = parse_verbose(["onednn_verbose,v1,info,cpu,isa:Intel AVX2", ran])
-
-    assert said == OneDnn("Intel AVX2", (), ("brg_matmul:avx2",))
-    assert said.verdict == "no AMX (Intel AVX2; oneDNN ran nothing in bf16)"
-    assert parse_verbose([]).verdict == "no AMX (oneDNN reported nothing)"
-
-
 def test_the_probe_runs_without_mpiruns_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -193,13 +176,7 @@ def test_the_probe_runs_without_mpiruns_variables(
     monkeypatch.setattr(onednn, "_PROBE", f"{probe}; assert 'PMI_FD' not in os.environ")
 
     assert ask_onednn({"PMI_FD": "7", "PATH": "/bin"}).amx
-
-
-def test_a_probe_that_hangs_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "_PROBE", "import time; time.sleep(60)")
-    monkeypatch.setattr(onednn, "_TIMEOUT_S", 0.1)
-
-    assert ask_onednn({}) == OneDnn()
+    assert parse_verbose([]).verdict == "no AMX (oneDNN reported nothing)"
 
 
 @pytest.mark.usefixtures("node_environ")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
-import os
 import shutil
-import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +17,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from jobs.worker.corpus import shards
+from jobs.worker.corpus import runner, shards
 from jobs.worker.corpus.coordinator import Coordinator, predict_corpus
-from jobs.worker.corpus.files import present
-from jobs.worker.corpus.options import PredictOptions, Source
-from jobs.worker.data.readers import stream_file
+from jobs.worker.corpus.files import Output, present
+from jobs.worker.corpus.options import PredictOptions, Shard, Source
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import predict
@@ -185,42 +181,6 @@ def test_a_tables_own_lists_of_words_are_tagged(
     assert [*map(len, tags)] == [len(row["own"]) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("begin", "files", "first", "wanted"),
-    [
-        (0, 1, 16, "in.jsonl: column 'n' has another type in "),
-        (16, 1, 32, "in.jsonl: column 'n' has another type in "),  # the first rows lack it
-        (0, 2, 0, "/b.jsonl: column 'n' has another type in "),
-    ],
-)
-def test_a_column_of_several_types_is_noted_once(
-    tmp_path: Path,
-    models: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
-    begin: int,
-    files: int,
-    first: int,
-    wanted: str,
-) -> None:
-    monkeypatch.setattr(shards, "_LOOK_AT", 16)
-    turn = first + 4 if files == 1 else len(ROWS)
-    rows = [
-        {"text": row["text"], **({"n": n if n < turn else str(n)} if n >= begin else {})}
-        for n, row in enumerate(ROWS)
-    ]
-    notes, place = list[str](), str(tmp_path / "out")
-    data = write(tmp_path / "in.jsonl", rows)
-    if files == 2:
-        data = str(folder := tmp_path / "in")
-        folder.mkdir()
-        write(folder / "a.jsonl", rows)
-        write(folder / "b.jsonl", [{**row, "n": "x"} for row in rows])
-    predict_corpus(PredictOptions(models("classify"), data, place), notes.append)
-    (note,) = (each for each in notes if "type" in each)
-    assert wanted in note
-    assert f"{first:012d}-16-16.parquet" in note
-
-
 @pytest.mark.parametrize("task", ["classify", "tag"])
 def test_texts_are_cut_as_in_training_and_counted(
     tmp_path: Path, models: Callable[[str], str], tokenizer: Any, task: str
@@ -285,6 +245,14 @@ def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], 
     assert "skipped 2 bad records, the first: " in found["skip_note"]
     kept = [json.loads(line)["id"] for line in Path(asked.output).read_text().splitlines()]
     assert kept == [n for n in range(50) if n not in (3, 30)]
+
+
+def test_a_model_that_a_rank_can_not_load_is_its_error(tmp_path: Path) -> None:
+    """An error at the start of a pool's process would look like one that is killed again and again."""
+    shard = Shard(Source("in.jsonl", "", 1, "digest"), 0, 16, "name")
+    options = PredictOptions(str(tmp_path), "in.jsonl", "out.jsonl")
+    found = runner._predict(options, shard, Output(str(tmp_path)))
+    assert found["message"].startswith(f"model {tmp_path} can't be loaded")
 
 
 def test_columns_that_the_model_does_not_read_are_refused(
@@ -354,26 +322,16 @@ def test_the_time_left_does_not_count_loading_the_model(
     assert shard
     count = shard["count"]
     rows = {"read": count, "rows": 0, "name": "", "expected": 2 * count}
-    more = {"problem": "", "types": {}, "cut": 0, "seconds": 10.0, "core_seconds": 0.0}
+    more = {"problem": "", "cut": 0, "seconds": 10.0, "core_seconds": 0.0}
     coordinator.tell(0, 0, {**rows, **more})
     assert said == [f"{count} of about {2 * count} rows, {count / 10:.1f} rows/s, 10 s left"]
 
 
-def lock_as_nfs(file: Any, operation: int) -> None:
-    """``flock`` by locks of bytes, as NFS has them: one that is refused another keeps its own."""
-    kind = {fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_EX: fcntl.F_WRLCK}.get(
-        operation & ~fcntl.LOCK_NB, fcntl.F_UNLCK
-    )
-    command = fcntl.F_OFD_SETLK if operation & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
-    fcntl.fcntl(file, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
-
-
-@pytest.mark.parametrize("flock", [fcntl.flock, lock_as_nfs])
 def test_ranks_that_saw_no_copy_read_one_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flock: Callable[[Any, int], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one removes it, even if both end at the same time."""
-    together, copies = Barrier(2, timeout=5), list[int]()
+    together, copies, flock = Barrier(2, timeout=5), list[int](), fcntl.flock
 
     def lock(file: Any, operation: int) -> None:
         if operation & fcntl.LOCK_NB:
@@ -399,17 +357,3 @@ def test_ranks_that_saw_no_copy_read_one_together(
         assert [*ranks.map(read, range(2))] == [None, None]
     assert len(copies) == 1
     assert {each.suffix for each in tmp_path.iterdir()} == {".lock"}
-
-
-def test_on_a_file_system_without_locks_each_rank_has_its_own_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
-    monkeypatch.setattr("jobs.worker.corpus.files.connected", Mock())
-    monkeypatch.setattr(
-        "jobs.worker.storage.download.download_all",
-        lambda _, each: each[0].target.write_text("rows\n", encoding="utf-8"),
-    )
-    with present(Source("s3://bucket/rows.csv", "version", 4, "digest"), tmp_path) as path:
-        assert [*stream_file(path)] == []  # its name still says its format
-        assert str(os.getpid()) in path.name

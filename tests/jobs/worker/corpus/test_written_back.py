@@ -211,8 +211,7 @@ def test_shards_have_the_types_of_the_first_rows(
     tmp_path: Path, first: list[Any], values: list[Any], wanted: Any
 ) -> None:
     given = [[{"a": each} for each in rows] for rows in (values, first)]
-    types = write_part(tmp_path / "0.parquet", "s3://b/out/", given[0], first=given[1])
-    assert types == {"a": str(wanted)}
+    write_part(tmp_path / "0.parquet", "s3://b/out/", given[0], first=given[1])
     found = pq.read_table(tmp_path / "0.parquet")["a"]
     assert found.type == wanted
     assert [each is None for each in found.to_pylist()] == [each is None for each in values]

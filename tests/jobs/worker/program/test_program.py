@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from infra.wait import wait_until
-from jobs.worker.program.environment import program_environment, rank_variables
+from jobs.worker.program.environment import describe_end, program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import MARK, parse_event, prefix_of
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
@@ -215,12 +215,8 @@ def test_a_killed_program_is_reported_with_its_signal(
 @pytest.mark.parametrize(
     ("code", "after"), [(134, ", as after signal 6"), (200, ""), (255, ""), (128, "")]
 )
-def test_an_exit_code_is_no_signal(node: Path, code: int, after: str) -> None:
-    said = event_of(start(node, "sh", "-c", f"exit {code}"))
-    text = f"sh ended with exit code {code}{after}"
-    assert said["message"] == text
-    # A shell that ran Python exits with what it was ended by.
-    assert bool(said["hint"]) is (code == 134)
+def test_an_exit_code_is_no_signal(code: int, after: str) -> None:
+    assert describe_end("sh", code) == f"sh ended with exit code {code}{after}"
 
 
 def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> None:
@@ -300,8 +296,6 @@ def test_a_working_folder_of_which_nothing_was_sent_is_created(node: Path) -> No
 def test_incomplete_mpirun_variables_are_an_error() -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert rank_variables({}) == alone
-    with pytest.raises(BackendError, match="MASTER_ADDR is not set"):
-        rank_variables(HYDRA)
     with pytest.raises(BackendError, match="not numbers"):
         rank_variables({**HYDRA, "MASTER_ADDR": "a", "MPI_LOCALRANKID": "x"})
 
@@ -324,7 +318,8 @@ def test_torchrun_in_every_rank_starts_one_group() -> None:
 def test_the_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None:
     listing = (
         "import sys, worker.program.__main__, worker.supervisor.__main__, worker.supervisor.listing; "
-        "import worker.supervisor.log_reader, worker.array.__main__; "
+        "import worker.supervisor.log_reader, worker.array.__main__, worker.storage.restore; "
+        "import worker.storage.push; "
         "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'worker'))"
     )
     sources = subprocess.run(
@@ -370,5 +365,3 @@ def test_torchruns_variables_are_passed_on() -> None:
     assert rank_variables({**torchrun, "MASTER_ADDR": "a"}) == torchrun
     with pytest.raises(BackendError, match="RANK 4 does not fit WORLD_SIZE 4"):
         rank_variables({**torchrun, "MASTER_ADDR": "a", "RANK": "4"})
-    with pytest.raises(BackendError, match="RANK and WORLD_SIZE are not both set to numbers"):
-        rank_variables({"RANK": "0"})

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -256,6 +257,23 @@ def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
     assert len({json.dumps(each) for each in every}) == 6
 
 
+def test_an_interrupted_trial_counts_once_among_those_of_which_the_best_third_continues(
+    state: Path,
+) -> None:
+    study = make(state, trials=9)
+    scores = {study.ask()["number"]: {"accuracy": 9.0 - number} for number in range(9)}
+    pruned = [each for each in reversed(scores) if study.report(each, 1, scores[each])]
+    for number in range(3, 9):
+        end(study, number)
+    study.save()
+    assert restore(state)
+    again = make(state, trials=9)
+    for _ in range(3):
+        number = again.ask()["number"]
+        assert not again.report(number, 1, scores[number])
+    assert not {0, 1, 2} & {*pruned}
+
+
 def test_a_resumed_study_proposes_others(state: Path) -> None:
     study = make(state)
     before = run(study, 1.0, 2.0)
@@ -329,24 +347,38 @@ def test_only_a_best_trial_of_this_attempt_counts_in_its_times(
     assert seconds["total"] - seconds["other trials"] == pytest.approx(sum(own.values()))
 
 
-def test_equal_scores_and_repeated_warnings_say_nothing_of_the_options(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_scores_say_nothing_of_the_options(state: Path) -> None:
     study = make(state, {**RATES, "batch_size": Domain((8, 16))})
     run(study, 10.0, 10.0, 10.0, 10.0)
-    for _ in range(2):
-        study.warn("warning: products are in bf16")
     assert study.results()["importance"] == {}
-    assert capsys.readouterr().out.count("warning: products") == 1
 
 
-def test_a_trials_warning_reaches_the_coordinator(tmp_path: Path) -> None:
-    remote = mock.Mock()
-    runner = TrialRunner(0, {}, remote, mock.Mock(requested=False), tmp_path, "5f3a")
-    lines = [{"event": "note", "text": text} for text in ("warning: slow", "fast: nothing")]
-    stream = io.StringIO("".join(f"@spr 5f3a {json.dumps(each)}\n" for each in lines))
+def test_a_warning_of_several_trials_is_noted_once(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make(state)
+
+    def call(method: str, *arguments: Any) -> Any:
+        assert method in study.SERVED
+        return getattr(study, method)(*arguments)
+
+    remote: Any = SimpleNamespace(call=call)
+    runner = TrialRunner(0, {}, remote, mock.Mock(requested=False), state, "5f3a")
+    texts = ("warning: slow", "fast: nothing", "warning: slow")
+    lines = (json.dumps({"event": "note", "text": text}) for text in texts)
+    stream = io.StringIO("".join(f"@spr 5f3a {line}\n" for line in lines))
     assert runner._follow(1, mock.Mock(), stream, io.StringIO()) == ("", False)
-    assert remote.call.mock_calls == [mock.call("warn", "warning: slow")]
+    said = capsys.readouterr().out
+    assert (said.count("warning: slow"), said.count("nothing")) == (1, 0)
+
+
+def test_a_best_trial_that_can_not_be_sent_is_a_lost_peer(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.worker.pool.rank.run_ssh", lambda *_, **__: mock.Mock(returncode=255))
+    runner = TrialRunner(1, {}, mock.Mock(), mock.Mock(), state, _to="node0")
+    with pytest.raises(OSError, match="-trial-8 can't be copied to node0"):  # the job runs again
+        runner._send(7)
 
 
 def test_the_ranks_hosts_are_announced_when_all_have_joined(

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
-from jobs.worker.pool.rank import child_environment
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.study.plan import Domain, StudyPlan
 from jobs.worker.tasks.digits import DigitsOptions
@@ -67,25 +66,3 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not list((tmp_path / "trials").glob("*/*"))
     again = [line for line in said[0].splitlines() if "trials have ended before" in line]
     assert again
-
-
-def test_a_killed_rank_ends_the_study(tmp_path: Path) -> None:
-    with ranks(tmp_path) as running:
-        assert running[0].stdout
-        for line in running[0].stdout:
-            if '"start"' in line:  # both ranks have met
-                break
-        running[1].kill()
-        said = running[0].communicate(timeout=60)[0]
-    assert running[0].returncode == 1
-    assert "lost contact with rank 1" in said
-    assert '"lost_peer": true' in said
-
-
-def test_a_trial_is_no_rank_of_the_job() -> None:
-    environ = dict.fromkeys(
-        ("PMI_FD", "MASTER_ADDR", "SPR_NODES", "SPR_PLANNED_RANKS", "SPR_MARK"), "x"
-    )
-    kept = {"MPI_LOCALRANKID": "1", "A": "b"}
-    found = child_environment({**environ, **kept, "PMI_RANK": "5", "PMI_SIZE": "8"})
-    assert found == {**kept, "PMI_RANK": "0", "PMI_SIZE": "1", "SPR_IN_POOL": "1"}

@@ -18,7 +18,13 @@ from provision.install import stack_digest
 from provision.stacks.compatibility import explain_state, training_flags
 from provision.stacks.load import load_stack, stack_names
 from provision.stacks.lock import Lock, lock_path, read_lock, render_lock
-from provision.stacks.sources import Resolver, SourcesReport, check_sources, find_resolver
+from provision.stacks.sources import (
+    Resolver,
+    SourcesReport,
+    check_sources,
+    describe_target,
+    find_resolver,
+)
 from provision.stacks.stack import Stack
 
 
@@ -157,7 +163,7 @@ def run_check(request: StacksRequest) -> int:
     ]
     lines = [render_report(report, path) for report, path in done]
     emit(request, "\n".join([*lines, *render_configuration(resolver)]), rows)
-    wrong = [report.stack for report, _ in done if report.problems]
+    wrong = [report.stack.name for report, _ in done if report.problems]
     if wrong:
         raise SprError(
             f"{len(wrong)} of {counted(len(done), 'stack')} can't be installed: {', '.join(wrong)}"
@@ -177,13 +183,14 @@ def _write_lock(stack: Stack, report: SourcesReport) -> Path:
 
 def render_report(report: SourcesReport, lock: Path | None) -> str:
     """Return one line if there are no problems, else a sentence per problem."""
+    target = describe_target(report.stack)
     count = counted(len(report.packages), "package")
     if lock:
-        return f"{report.stack}: wrote {lock}: {count} with hashes, for {report.target}"
+        return f"{report.stack.name}: wrote {lock}: {count} with hashes, for {target}"
     if not report.problems:
-        return f"{report.stack}: {count} available and compatible, for {report.target}"
+        return f"{report.stack.name}: {count} available and compatible, for {target}"
     problems = (wrap(f"  {problem.sentence}", 4) for problem in report.problems)
-    lines = [f"{report.stack}:", *problems]
+    lines = [f"{report.stack.name}:", *problems]
     if any(problem.index for problem in report.problems) and not report.packages:
         lines.append("  The packages were not resolved. Fix the other problems first.")
     return "\n".join(lines)

@@ -11,12 +11,10 @@ import pytest
 from infra.wait import Silent
 from provision.stacks.load import load_stack
 from provision.stacks.sources import (
-    Problem,
     Resolver,
     SourcesReport,
     check_sources,
     find_resolver,
-    probe_all,
 )
 from provision.stacks.stack import Stack
 from tests.provision.package_index import PackageIndex, serve_index, serve_only_index
@@ -101,18 +99,6 @@ def test_conflicting_packages_are_named(
     assert "you require torch==2.7.0" in sentence
 
 
-def test_an_index_that_does_not_answer_is_named_in_bounded_time(
-    resolver: Resolver, intel: PackageIndex
-) -> None:
-    intel.silent.add("/")
-
-    report = check(replace(resolver, answer_s=0.5), intel)
-
-    assert report.problems == (
-        Problem(f"{intel.url} did not answer within 0.5 s", index=intel.url),
-    )
-
-
 def test_an_index_that_stops_answering_is_named(resolver: Resolver, intel: PackageIndex) -> None:
     intel.silent |= {"/torch/", "/oneccl-bind-pt/"}
 
@@ -147,23 +133,55 @@ def test_pages_of_links_pip_and_examples_are_checked_too(
     report = check(resolver, intel, **more)
 
     assert sentences(report) == [
-        f"{archive} answers 404 Not Found",
         f"pip==25.0.1 is not available for Python 3.10 on Ubuntu 22.04: on {pypi.url}, {page} "
         "there is no version of it",
+        f"{archive} can't be read: HTTP Error 404: Not Found",
     ]
 
 
-def test_an_address_without_a_server_cannot_be_reached() -> None:
-    with serve_index() as index:
-        url = index.url
-    (problem,) = probe_all([url], set(), limit_s=5)
-    assert problem.sentence.startswith(f"{url} can't be reached: ")
+@pytest.mark.parametrize(
+    ("status", "option", "reason"),
+    [
+        (200, "indexes", ""),
+        (403, "indexes", ""),
+        (503, "indexes", "503"),
+        (403, "find_links", "403"),
+    ],
+)
+def test_an_index_may_refuse_what_another_one_has(
+    resolver: Resolver, intel: PackageIndex, status: int, option: str, reason: str
+) -> None:
+    intel.statuses |= {"/torch/": status, "/links": status}
+    change = {"python_packages": ["torch==2.7.0"], "indexes": [], option: [f"{intel.url}/links"]}
+    change |= {"indexes": [intel.url]} if option == "indexes" else {}
+
+    report = check(resolver, intel, **change)
+
+    assert [reason in each.sentence for each in report.problems] == [True] * bool(reason)
+    assert bool(report.packages) is not bool(reason)
 
 
-def test_an_index_may_refuse_its_first_page(intel: PackageIndex) -> None:
-    intel.statuses["/"] = 403
-    url = f"{intel.url}/"
-    assert probe_all([url], set(), limit_s=5) == []
-    assert probe_all([url], {url}, limit_s=5) == [
-        Problem(f"{url} answers 403 Forbidden", index=url)
+def test_a_missing_folder_of_packages_is_named(resolver: Resolver, intel: PackageIndex) -> None:
+    gone = "file:///gone/simple"
+    report = check(resolver, intel, indexes=[intel.url, gone])
+    assert [(each.sentence, each.index) for each in report.problems] == [
+        (f"{gone} does not exist", gone)
     ]
+
+
+def test_sources_are_reached_as_pip_reaches_them(
+    pypi: PackageIndex, intel: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a proxy that only pip's configuration names."""
+    monkeypatch.setenv("PIP_PROXY", pypi.url)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://index.test")
+
+    report = check(
+        find_resolver(answer_s=5),
+        intel,
+        indexes=["http://index.test"],
+        python_packages=["torch==2.7.0"],
+    )
+
+    assert sentences(report) == []
+    assert "http://index.test/torch/" in pypi.asked

@@ -152,7 +152,11 @@ def test_an_index_may_refuse_what_another_one_has(
     resolver: Resolver, intel: PackageIndex, status: int, option: str, reason: str
 ) -> None:
     intel.statuses |= {"/torch/": status, "/links": status}
-    change = {"python_packages": ["torch==2.7.0"], "indexes": [], option: [f"{intel.url}/links"]}
+    change: dict[str, Any] = {
+        "python_packages": ["torch==2.7.0"],
+        "indexes": [],
+        option: [f"{intel.url}/links"],
+    }
     change |= {"indexes": [intel.url]} if option == "indexes" else {}
 
     report = check(resolver, intel, **change)

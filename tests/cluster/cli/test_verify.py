@@ -64,7 +64,7 @@ def test_a_healthy_cluster_passes_and_nothing_is_changed(cluster: CommandLine) -
 
 
 def test_a_defect_fails_with_its_node_check_and_remedy(cluster: CommandLine) -> None:
-    change(cluster, 1, health={"tcmalloc": {"path": None}})
+    change(cluster, 1, health={"tcmalloc": None})
     change(cluster, 2, health={"said": {check_governor.command: "powersave"}})
 
     result = verify(cluster, code=1)
@@ -169,7 +169,7 @@ def test_an_unreachable_head_is_an_error(cluster: CommandLine) -> None:
 def test_up_reports_problems_at_the_end(line: CommandLine) -> None:
     line.begin("--nodes", "3")
     change(line, 1, health={"versions": {"torch": "2.6.0"}})
-    fails = {"disk": {"size": None}}
+    fails = {"disk_size": None}
     change(line, 2, health=fails)  # the probe fails there, and on the head at first
     probes = iter([fails, {}])
     line.cloud.steps.before["health of all nodes"] = lambda: change(line, 0, health=next(probes))

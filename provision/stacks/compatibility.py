@@ -41,8 +41,6 @@ class Match:
 
 
 MATRIX = (
-    Match("1.10.*", ("1.10.*",), "1.10.*", ("3.6", "3.9")),
-    Match("1.11.0", ("1.11.*",), "1.11.*", ("3.7", "3.10")),
     Match("1.12.0", ("1.12.0",), "1.12.0", ("3.7", "3.10")),
     Match("1.12.1", ("1.12.100", "1.12.300"), "1.12.100", ("3.7", "3.10")),
     Match("1.13.0", ("1.13.0",), "1.13.0", ("3.7", "3.10")),
@@ -54,7 +52,7 @@ MATRIX = (
     Match("2.7.0", ("2.7.0",), "2.7.0", ("3.9", "3.13")),
     Match("2.8.0", ("2.8.0",), "2.8.0", ("3.9", "3.13")),
 )
-"""One row per set. From torch 2.9 on there is neither IPEX nor the bindings."""
+"""One row per set. The bindings had another name before 1.12; since torch 2.9 there is neither package."""
 
 # torch alone, without Intel's packages: the first version of each span, and its Pythons.
 _TORCH_PYTHONS = (

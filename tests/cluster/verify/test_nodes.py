@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from tests.cluster.verify.fleet import (
     one,
     verdicts_of,
 )
+from tests.provision.machine import Machine
 
 _TOPOLOGY = "".join(f"{cpu},{cpu % 16},0,0\n" for cpu in range(32))
 _NO_SMT = "".join(f"{cpu},{cpu},0,0\n" for cpu in range(32))
@@ -167,6 +170,24 @@ def test_without_amx_the_check_never_reports_ok() -> None:
         results = judge(replace(ON_AWS, amx_required=False), node2=change)
         assert one(results, "node2", "amx").verdict.value == "warn"
         assert "no AMX" in one(results, "node2", "amx").found
+    old = {"amx": [], "kernel": "5.15.0-1084-aws"}  # as on Ubuntu 20.04, where it does support AMX
+    results = judge(replace(ON_AWS, amx_required=False), **dict.fromkeys(NODES, old))
+    assert {check for _, check, _ in verdicts_of(results)} == {"amx"}
+
+
+@pytest.mark.parametrize("file", ["intel_pstate/no_turbo", "cpufreq/boost"])
+def test_turbo_is_read_and_set_where_the_driver_has_it(tmp_path: Path, file: str) -> None:
+    node = Machine.make(tmp_path)
+    path = node.path(f"/sys/devices/system/cpu/{file}")
+    path.parent.mkdir(parents=True)
+    path.write_text("1\n" if "no_turbo" in file else "0\n")
+    printed = node.shell(machine.check_turbo.command).stdout.strip()
+    result = one(judge(node1=said(printed, machine.check_turbo)), "node1", "turbo")
+    assert result.verdict == "warn"
+
+    node.shell(shlex.split(result.remedy)[-1])
+
+    assert node.shell(machine.check_turbo.command).stdout == "0\n"
 
 
 def test_an_unreachable_node_fails_only_the_ssh_check() -> None:

@@ -7,12 +7,9 @@ address within minutes, but never an instance id.
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import shlex
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -20,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 
 from infra.ec2.key_pair import fingerprint
 from infra.errors import HostError, HostKeyError, UsageError
-from infra.files import read_text
+from infra.files import read_text, write_private
 from provision.host import Host
 
 _BEGIN, _END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"
@@ -70,12 +67,14 @@ def pinned_host_keys(known_hosts: Path, alias: str) -> tuple[str, ...]:
 
 def pin_host_keys(known_hosts: Path, alias: str, keys: Iterable[str]) -> None:
     """Replace an alias's pinned keys. Readers see either the old file or the new one."""
-    with _locked(known_hosts.with_name(f".{known_hosts.name}.lock")):
+    # Opened for writing: NFS locks no other file exclusively (flock(2)).
+    with known_hosts.with_name(f".{known_hosts.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one writer at a time, among all threads and processes
         entries = _read(known_hosts)
         others = [(name, key) for name, key in entries if name != alias]
         wanted = others + [(alias, key) for key in dict.fromkeys(keys)]
         if wanted != entries:
-            _write(known_hosts, "".join(f"{name} {key}\n" for name, key in wanted))
+            write_private(known_hosts, "".join(f"{name} {key}\n" for name, key in wanted))
 
 
 def _read(known_hosts: Path) -> list[tuple[str, str]]:
@@ -90,26 +89,6 @@ def _read(known_hosts: Path) -> list[tuple[str, str]]:
         ) from None
     fields = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return [(f[0], f"{f[1]} {f[2]}") for f in fields if len(f) >= 3]
-
-
-def _write(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 600
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time, among all threads and processes."""
-    # Opened for writing: NFS locks no other file exclusively (flock(2)).
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def scan_host_keys(head: Host, addresses: Sequence[str]) -> dict[str, str]:

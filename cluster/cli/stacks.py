@@ -24,6 +24,7 @@ from provision.stacks.sources import (
     check_sources,
     describe_target,
     find_resolver,
+    without_login,
 )
 from provision.stacks.stack import Stack
 
@@ -201,9 +202,10 @@ def render_configuration(resolver: Resolver) -> list[str]:
     sources = resolver.configuration.sources
     if not sources.indexes and not sources.find_links:
         return []
+    added = ", ".join(map(without_login, sources.indexes + sources.find_links))
     return [
         wrap(
-            f"This machine's pip configuration adds {', '.join(sources.indexes + sources.find_links)}, "
+            f"This machine's pip configuration adds {added}, "
             "which machines on AWS do not have. To ignore it: --isolated."
         )
     ]

@@ -102,11 +102,6 @@ def _read_one(path: Path, name: str, table: Any, shipped: Sequence[str]) -> Chan
             f"{where}: base = {changes.base!r}: expected one of {', '.join(shipped)}"
             f"{nearest(changes.base, shipped)}"
         )
-    for text in changes.python_packages:
-        if not parse_requirement(text):
-            raise UsageError(
-                f"{where}: python_packages: {text!r}: expected {_EXPECTED['python_packages']}"
-            )
     return changes
 
 

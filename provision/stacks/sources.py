@@ -172,12 +172,20 @@ def parse_pip_configuration(text: str) -> PipConfiguration:
 
     trusted = known.get("trusted-host", "").split()
     variables = {"SSL_CERT_FILE": known.get("cert", ""), "ALL_PROXY": known.get("proxy", "")}
+    options = [f"--allow-insecure-host={host}" for host in trusted]
+    if known.get("no-index", "").lower() in ("1", "true", "yes", "on", "t", "y"):
+        options.append("--no-index")
     return PipConfiguration(
         known.get("index-url", PYPI),
         Sources(sources("extra-index-url"), sources("find-links")),
-        tuple(f"--allow-insecure-host={host}" for host in trusted),
+        tuple(options),
         {name: value for name, value in variables.items() if value},
     )
+
+
+def without_login(url: str) -> str:
+    """Return an address without its user name and password, which companies put into pip's settings."""
+    return re.sub(r"//[^/@]*@", "//", url)
 
 
 def is_missing_folder(url: str) -> bool:
@@ -258,7 +266,8 @@ def check_sources(
         left = max(end - time.monotonic(), 0.1)
         return resolver.resolve(texts, target, sources, left, *options)
 
-    hosts = dict.fromkeys(urlsplit(url).netloc or url for url in named)
+    shown = tuple(map(without_login, named))
+    hosts = dict.fromkeys(urlsplit(url).netloc or url for url in shown)
     progress.note(f"resolving all packages together from {', '.join(hosts)}")
     # uv ignores a missing folder.
     missing = [url for url in sources.indexes if url.startswith("file:") and is_missing_folder(url)]
@@ -273,14 +282,14 @@ def check_sources(
         problems.append(Problem(found.error, index=index))
     if why := _try_examples(stack.examples, min(resolver.answer_s, limit_s)):
         problems.append(Problem(f"{stack.examples} can't be read: {why}", index=stack.examples))
-    return SourcesReport(stack, named, tuple(problems), found.packages)
+    return SourcesReport(stack, shown, tuple(problems), found.packages)
 
 
 def _find_unavailable(
     stack: Stack, sources: Sources, resolve: Callable[..., Resolution]
 ) -> Iterator[Problem]:
     """A problem for every requirement that no source satisfies on its own."""
-    where = ", ".join((*sources.indexes, *sources.find_links))
+    where = ", ".join(map(without_login, (*sources.indexes, *sources.find_links)))
     for text in requirements(stack):
         requirement = parse_requirement(text)
         if requirement and resolve([text], "--no-deps").unsolvable:

@@ -123,13 +123,13 @@ def test_the_environment_overrides_the_files() -> None:
         ":env:.index-url='https://nearer/simple'\n:env:.proxy='http://proxy:1'\n"
         "global.cert='/ca.pem'\nglobal.extra-index-url='\\nfile:///gone\\nhttps://b/'\n"
         "global.index-url='https://mirror/simple'\ninstall.trusted-host='a b'\n"
-        "install.index-url='https://middle/simple'\n"
+        "install.index-url='https://middle/simple'\n:env:.no-index='1'\n"
     )
 
     assert found == PipConfiguration(
         "https://nearer/simple",
         Sources(("https://b/",)),
-        ("--allow-insecure-host=a", "--allow-insecure-host=b"),
+        ("--allow-insecure-host=a", "--allow-insecure-host=b", "--no-index"),
         {"SSL_CERT_FILE": "/ca.pem", "ALL_PROXY": "http://proxy:1"},
     )
 

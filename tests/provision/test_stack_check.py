@@ -176,9 +176,9 @@ def test_a_missing_folder_of_packages_is_named(resolver: Resolver, intel: Packag
 def test_sources_are_reached_as_pip_reaches_them(
     pypi: PackageIndex, intel: PackageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through a proxy that only pip's configuration names."""
+    """Through a proxy that only pip's configuration names, with a password that nobody reads."""
     monkeypatch.setenv("PIP_PROXY", pypi.url)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://index.test")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://user:password@index.test")
 
     report = check(
         find_resolver(answer_s=5),
@@ -189,3 +189,4 @@ def test_sources_are_reached_as_pip_reaches_them(
 
     assert sentences(report) == []
     assert "http://index.test/torch/" in pypi.asked
+    assert report.sources[0] == "http://index.test"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -57,12 +56,6 @@ def test_the_probe_describes_this_machine() -> None:
     assert {cpu.cpu for cpu in facts.cpus} == os.sched_getaffinity(0)
     assert (facts.hostname, facts.kernel) == (socket.gethostname(), os.uname().release)
     assert facts.interfaces["127.0.0.1"] == "lo"
-
-
-def test_amx_needs_the_kernels_permission() -> None:
-    answer = {**json.loads(facts_answer()), "tile_data": "EINVAL"}
-    assert parse_facts(json.dumps(answer)).missing_amx == ("the kernel's permission (EINVAL)",)
-    assert parse_facts(facts_answer(flags="fpu amx_tile")).missing_amx == ("amx_bf16", "amx_int8")
 
 
 @pytest.mark.parametrize(

@@ -81,23 +81,19 @@ def test_a_defect_fails_with_its_node_check_and_remedy(cluster: CommandLine) -> 
     verify(cluster)  # a warning is not a failure
 
 
-def test_a_node_without_amx_fails_and_is_never_ok(cluster: CommandLine) -> None:
-    change(cluster, 1, fate="no-amx")
+@pytest.mark.parametrize(
+    ("options", "code", "verdict"), [([], 1, "fail"), (["--allow-no-amx"], 0, "warn")]
+)
+def test_a_node_without_amx_is_never_ok(
+    line: CommandLine, options: list[str], code: int, verdict: str
+) -> None:
+    line.must(*_UP.split(), *options)
+    change(line, 1, fate="no-amx")
 
-    result = verify(cluster, code=1)
+    result = verify(line, code=code)
 
     assert "no AMX on node1." in result.out
-    assert wrong(checks(cluster, code=1)) == [("node1", "amx", "fail")]
-
-
-def test_missing_amx_is_a_warning_if_it_is_not_required(line: CommandLine) -> None:
-    line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
-    line.must(*_UP.split(), "--allow-no-amx")
-
-    result = verify(line)
-
-    assert "no AMX on node0, node1, node2." in result.out
-    assert {c["verdict"] for c in checks(line) if c["check"] == "amx"} == {"warn"}
+    assert wrong(checks(line, code=code)) == [("node1", "amx", verdict)]
 
 
 def test_a_node_that_the_head_cannot_reach_is_probed_from_here(cluster: CommandLine) -> None:

@@ -20,7 +20,9 @@ from infra.errors import HostError, HostKeyError, UsageError
 from infra.files import read_text, write_private
 from provision.host import Host
 
+# A block that begins again was not complete.
 _BEGIN, _END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"
+_BLOCK = re.compile(rf"{_BEGIN}((?:(?!{_BEGIN}).)*?){_END}", re.DOTALL)
 # Anywhere in a line: a console may prefix the time and the program's name.
 _KEY = re.compile(r"(?:^|\s)((?:ssh|ecdsa|sk)-[\w@.-]+) (AAAA[A-Za-z0-9+/]+={0,2})(?=\s|$)")
 _SCAN_TIMEOUT_S = 10
@@ -33,21 +35,14 @@ def parse_console_host_keys(text: str, pinned: Sequence[str] = ()) -> tuple[str,
     https://docs.cloud-init.io/en/latest/reference/modules.html#keys-to-console
     """
     last: tuple[str, ...] = ()
-    block: list[str] | None = None
-    is_cut = False
-    for line in text.splitlines():
-        if _BEGIN in line:
-            block, is_cut = [], False
-        elif _END in line:
-            types, others = ({key.split()[0] for key in keys} for keys in (block or (), pinned))
-            if types and not (is_cut and others and types.isdisjoint(others)):
-                last = tuple(block or ())
-            block = None
-        elif block is not None:
-            match = _KEY.search(line)
-            key = " ".join(match.groups()) if match else ""
-            block += filter(_is_complete, [key])
-            is_cut |= not _is_complete(key)
+    for block in _BLOCK.findall(text):
+        found = [_KEY.search(line) for line in block.split("\n")[1:-1]]
+        texts = [" ".join(match.groups()) if match else "" for match in found]
+        keys = tuple(filter(_is_complete, texts))
+        types, others = ({key.split()[0] for key in each} for each in (keys, pinned))
+        is_cut = len(keys) < len(texts)
+        if keys and not (is_cut and others and types.isdisjoint(others)):
+            last = keys
     return last
 
 

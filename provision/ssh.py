@@ -67,29 +67,21 @@ class _InterruptibleRun(Remote):
 def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[str]:
     """Yield texts of whole lines, as a terminal shows them; longer ones in pieces of ``longest`` bytes.
 
-    A line that rewrites itself after ``\\r``, such as a progress bar, is yielded in its last state.
+    A line that rewrites itself after ``\\r``, such as a progress bar, is yielded in its last state. No block
+    may be longer than ``longest``.
     """
     rest = b""
     for block in blocks:
-        whole, end, rest = (rest + block).rpartition(b"\n")
-        if len(rest) > longest or _may_be_longer(whole + end, longest):
-            *pieces, rest = _cut(rest, longest)
-            lines = whole.split(b"\n") if end else []
-            whole = b"\n".join([piece for line in lines for piece in _cut(line, longest)] + pieces)
+        rest += block
+        # Of the lines, only the first one can have begun before this block.
+        while len(rest) > longest and b"\n" not in rest[: longest + 1]:
+            yield _last_states(rest[:longest])
+            rest = rest[longest:]
+        whole, end, rest = rest.rpartition(b"\n")
         if whole or end:
             yield _last_states(whole)
     if rest:
         yield _last_states(rest)
-
-
-def _may_be_longer(lines: bytes, longest: int) -> bool:
-    """Whether a line may be too long; millions of lines are not checked one by one."""
-    half = longest // 2
-    return any(lines.find(b"\n", at, at + half) < 0 for at in range(0, len(lines), half))
-
-
-def _cut(line: bytes, longest: int) -> list[bytes]:
-    return [line[begin : begin + longest] for begin in range(0, max(1, len(line)), longest)]
 
 
 def _last_states(lines: bytes) -> str:

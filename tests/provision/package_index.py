@@ -43,7 +43,6 @@ class PackageIndex:
     pages: dict[str, dict[str, bytes]] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     statuses: dict[str, int] = field(default_factory=dict)
-    without_head: bool = False
     asked: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -93,10 +92,7 @@ def serve_index() -> Iterator[PackageIndex]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
-            if index.without_head:
-                self.send_error(405)
-            else:
-                self.do_GET()
+            self.do_GET()
 
         def do_GET(self) -> None:
             status, content = index.answer(unquote(self.path))

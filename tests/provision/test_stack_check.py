@@ -61,7 +61,6 @@ def test_an_available_stack_is_resolved_and_not_installed(
 ) -> None:
     pypi.add("sympy", "1.13")
     pypi.add("torch", "2.7.0", needs=["sympy>=1"])
-    pypi.without_head = True  # some servers have nothing but GET
 
     report = check(resolver, intel)
 

@@ -143,8 +143,5 @@ def test_each_amx_flag_is_required(flag: str) -> None:
     with pytest.raises(HostError, match=f"lacks {flag}"):
         require_amx("node0", facts, required=True)
     assert "no AMX" in require_amx("node0", facts, required=False)
-
-
-def test_available_amx_is_reported() -> None:
     found = require_amx("node0", parse_facts(facts_answer()), required=True)
     assert found.startswith("AMX available")

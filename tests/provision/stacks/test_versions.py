@@ -38,11 +38,8 @@ def test_invalid_requirements(text: str) -> None:
         ("a==1.13", "1.13.1", False),
         ("a==1.13+cpu", "1.13+cpu", True),
         ("a==1.13", "unknown", False),
-        ("a<2", "1.26.4", True),
-        ("a<2", "2.0.0", False),
-        ("a>=1.2,!=1.3,<2", "1.3", False),
         ("a>=1.2,!=1.3,<2", "1.10", True),
-        ("a", "0.1", True),
+        ("a<2", "2.0.0rc1", False),
     ],
 )
 def test_bounds(text: str, version: str, accepted: bool) -> None:

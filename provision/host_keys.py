@@ -82,6 +82,11 @@ def _read(known_hosts: Path) -> list[tuple[str, str]]:
             hint=f"remove the file {known_hosts}: then the nodes' keys are pinned again, as at the first "
             "contact, and that of the head is compared with its console",
         ) from None
+    return _parse(text)
+
+
+def _parse(text: str) -> list[tuple[str, str]]:
+    """Return names and keys in the format of known_hosts."""
     fields = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return [(f[0], f"{f[1]} {f[2]}") for f in fields if len(f) >= 3]
 
@@ -95,8 +100,7 @@ def scan_host_keys(head: Host, addresses: Sequence[str]) -> dict[str, str]:
     done = head.run(scan, timeout_s=_SCAN_TIMEOUT_S * (2 + len(addresses) // 64), check=False)
     if done.exit_code not in (0, 1):
         raise HostError(head.name, f"ssh-keyscan failed with exit code {done.exit_code}")
-    lines = (line.split() for line in done.stdout.splitlines() if not line.startswith("#"))
-    found = {f[0]: f"{f[1]} {f[2]}" for f in lines if len(f) >= 3}
+    found = dict(_parse(done.stdout))
     return {address: found[address] for address in addresses if address in found}
 
 

@@ -124,7 +124,8 @@ own_sources=$(grep -E '(index-url|find-links)=' <<<"$pip_settings" || true)
 probe() {
     python3 - "$1" "$pip_settings" 2>&1 <<'PROBE'
 import re, ssl, sys, urllib.error, urllib.request
-own = dict(re.findall(r"\.([a-z-]+)='(.+)'$", sys.argv[2], re.M))
+# The environment, which comes first, overrides the files.
+own = dict(reversed(re.findall(r"\.([a-z-]+)='(.+)'$", sys.argv[2], re.M)))
 ways = []
 if "proxy" in own:
     ways.append(urllib.request.ProxyHandler(dict.fromkeys(("http", "https"), own["proxy"])))

@@ -274,7 +274,9 @@ def check_sources(
     problems = [Problem(f"{url} does not exist", index=url) for url in missing]
     found = Resolution()
     if not missing:
-        found = resolve(requirements(stack), *(["--generate-hashes"] if hashes else []))
+        # uv's cache would hide for ten minutes that an index has failed.
+        options = ["--refresh", *(["--generate-hashes"] if hashes else [])]
+        found = resolve(requirements(stack), *options)
     if found.unsolvable:
         problems += list(_find_unavailable(stack, sources, resolve))
     if found.error and not problems:

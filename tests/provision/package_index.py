@@ -99,6 +99,7 @@ def serve_index() -> Iterator[PackageIndex]:
             self.send_response(status)
             kind = "application/octet-stream" if self.path.endswith(".whl") else "text/html"
             self.send_header("Content-Type", kind)
+            self.send_header("Cache-Control", "max-age=600, public")  # as PyPI does
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command == "GET":

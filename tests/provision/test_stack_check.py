@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +110,17 @@ def test_an_index_that_stops_answering_is_named(resolver: Resolver, intel: Packa
     assert "timed out" in problem.sentence
     assert problem.index == intel.url
     assert report.packages == ()
+
+
+def test_an_index_that_answered_a_moment_ago_is_asked_again(
+    resolver: Resolver, intel: PackageIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("UV_NO_CACHE")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path))
+    assert sentences(check(resolver, intel)) == []
+    intel.statuses["/oneccl-bind-pt/"] = 503
+
+    assert "503 Service Unavailable" in sentences(check(resolver, intel))[0]
 
 
 def test_the_time_of_a_whole_check_is_limited(resolver: Resolver, intel: PackageIndex) -> None:

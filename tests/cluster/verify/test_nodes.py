@@ -237,24 +237,20 @@ def test_a_wrong_clock_of_the_head_is_blamed_on_the_head() -> None:
     assert "90.0 s (± 0 us) ahead of the other nodes" in one(results, "node0", "clock").found
 
 
-def test_different_mtus_fail_even_if_the_head_or_most_nodes_have_the_small_one() -> None:
-    def small(node: str) -> dict[str, Any]:
-        return {"mtus": {ON_AWS.addresses[node]: 1500}}
+def with_mtu(mtu: int, *nodes: str) -> dict[str, Any]:
+    return {node: {"mtus": {ON_AWS.addresses[node]: mtu}} for node in nodes}
 
-    mixed = judge(ON_AWS, **{node: small(node) for node in NODES[:2]})
-    alike = judge(ON_AWS, **{node: small(node) for node in NODES})
+
+def test_different_mtus_fail_even_if_the_head_or_most_nodes_have_the_small_one() -> None:
+    mixed, alike = (judge(**with_mtu(1500, *nodes)) for nodes in (NODES[:2], NODES))
 
     assert verdicts_of(mixed) == [("node0", "mtu", "fail"), ("node1", "mtu", "fail")]
     assert verdicts_of(alike) == [(node, "mtu", "warn") for node in NODES]
 
 
 def test_with_ena_express_its_mtu_is_right_and_the_usual_one_is_not() -> None:
-    def express(node: str) -> dict[str, Any]:
-        return {"mtus": {ON_AWS.addresses[node]: 8900}}
-
     expected = replace(ON_AWS, mtu=8900)
-    set_up = judge(expected, **{node: express(node) for node in NODES})
-    one_is_not = judge(expected, **{node: express(node) for node in NODES[:2]})
+    set_up, one_is_not = (judge(expected, **with_mtu(8900, *nodes)) for nodes in (NODES, NODES[:2]))
 
     assert verdicts_of(set_up) == []
     assert verdicts_of(one_is_not) == [("node2", "mtu", "fail")]

@@ -140,10 +140,10 @@ class Resolver:
         return {**self.configuration.environment, **inherited, **patience}
 
 
-def find_resolver(*, isolated: bool = False, answer_s: float = 10) -> Resolver:
+def find_resolver(*, isolated: bool = False) -> Resolver:
     """Return uv with pip's configuration, or with none if ``isolated``."""
     configuration = PipConfiguration() if isolated else read_pip_configuration()
-    return Resolver(find_uv_bin(), configuration, answer_s)
+    return Resolver(find_uv_bin(), configuration)
 
 
 def read_pip_configuration() -> PipConfiguration:

@@ -25,7 +25,7 @@ PACKAGES = ("torch==2.7.0", "oneccl-bind-pt==2.7.0")
 
 @pytest.fixture
 def resolver(pypi: PackageIndex) -> Resolver:
-    return find_resolver(answer_s=5)
+    return replace(find_resolver(), answer_s=5)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_sources_are_reached_as_pip_reaches_them(
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:password@index.test")
 
     report = check(
-        find_resolver(answer_s=5),
+        find_resolver(),
         intel,
         indexes=["http://index.test"],
         python_packages=["torch==2.7.0"],

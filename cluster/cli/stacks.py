@@ -17,7 +17,7 @@ from infra.words import counted
 from provision.install import stack_digest
 from provision.stacks.compatibility import explain_state, training_flags
 from provision.stacks.load import load_stack, stack_names
-from provision.stacks.lock import Lock, lock_path, read_lock, render_lock
+from provision.stacks.lock import Pinned, lock_path, read_lock, render_lock
 from provision.stacks.sources import (
     Resolver,
     SourcesReport,
@@ -86,10 +86,10 @@ def run(request: StacksRequest) -> int:
 def describe(stack: Stack) -> dict[str, Any]:
     """Return a stack for ``--json``."""
     lock, problem = _find_lock(stack)
-    locked = stack.model_copy(update={"lock": lock.lines}) if lock else stack
+    locked = stack.model_copy(update={"lock": tuple(map(str, lock))})
     return {
         **stack.model_dump(),
-        "lock": [str(package) for package in lock.packages] if lock else None,
+        "lock": [*map(str, lock)] if lock else None,
         "lock_problem": problem,
         "digest": stack_digest(locked),
         "training_flags": list(_flags(stack)),
@@ -97,12 +97,12 @@ def describe(stack: Stack) -> dict[str, Any]:
     }
 
 
-def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
+def _find_lock(stack: Stack) -> tuple[tuple[Pinned, ...], str]:
     """Return a stack's lock, if it is usable, and what is wrong with it, if anything."""
     try:
         return read_lock(stack, find_project_file().parent), ""
     except UsageError as error:
-        return None, error.message
+        return (), error.message
 
 
 def _describe_lock(stack: Stack) -> str:
@@ -110,9 +110,9 @@ def _describe_lock(stack: Stack) -> str:
     command = f"spr-cluster stacks --check {stack.name} --lock"
     if problem:
         return f"rejected: {problem} (to update it: {command})"
-    if lock is None:
+    if not lock:
         return f"none; to pin all packages by hash: {command}"
-    count = counted(len(lock.packages), "package")
+    count = counted(len(lock), "package")
     return f"{count} pinned by hash, in {lock_path(stack.name, find_project_file().parent)}"
 
 

@@ -181,8 +181,8 @@ def load_stack(name: str, *, locked: bool = True) -> Stack:
             hint=f"your own stacks are read from {PROJECT_FILE} in the working folder or above",
         )
     check_stack(stack)
-    lock = read_lock(stack, own.parent) if locked else None
-    return stack.model_copy(update={"lock": lock.lines}) if lock else stack
+    lock = read_lock(stack, own.parent) if locked else ()
+    return stack.model_copy(update={"lock": tuple(map(str, lock))})
 
 
 @cache

@@ -89,7 +89,8 @@ def test_only_matched_versions_pass() -> None:
         pairs = [judge(torch, *pair) for pair in itertools.product(ipex, bindings)]
         assert set(pairs) <= {"ok"}
         # Only the wheels of Intel's packages are for fewer Pythons.
-        told = refused(make_stack(torch, *([ipex[0], bindings[0]] if pairs else []), python="3.5"))
+        one, other = (ipex[0], bindings[0]) if pairs else (None, None)
+        told = refused(make_stack(torch, one, other, "3.5"))
         lines += [f"{told.message.removeprefix('stack mine: ')}; {told.hint}"]
         lines += [f"torch {torch}: IPEX {', '.join(ipex)}; bindings {', '.join(bindings)}"]
         lines += [f"  {judge(torch, '1.0.0', None)}", f"  {judge(torch, None, '1.0.0')}"]

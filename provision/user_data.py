@@ -118,6 +118,7 @@ def render_expiry_script(lifetime: Lifetime) -> str:
         launch_grace=grace,
         expires_file=EXPIRES_FILE,
         hold=f"{_STATE}/hold",
+        checks=f"{_STATE}/checks",
     )
     return values + _read("expiry.sh")
 

@@ -26,7 +26,7 @@ from provision.install import (
     stack_digest,
     wait_for_cloud_init,
 )
-from provision.stacks.load import load_stack, shipped_names
+from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
 from tests.fakes import FakeClock, FakeHost
 from tests.provision.machine import Machine
@@ -416,16 +416,6 @@ def test_cloud_init_may_end_with_warnings_but_not_with_an_error() -> None:
         wait_for_cloud_init(Ended("node0", [], code=code))
     with pytest.raises(HostError, match="cloud-init failed: status: error"):
         wait_for_cloud_init(Ended("node0", [], code=1))
-
-
-def test_the_shipped_stacks() -> None:
-    assert {"intel", "reference", "upstream"} <= {*shipped_names()}
-    assert load_stack("reference").versions == {
-        "torch": "1.13.0",
-        "intel_extension_for_pytorch": "1.13.0",
-        "oneccl_bindings_for_pytorch": "1.13",
-        "transformers": "4.24.0",
-    }
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -137,9 +137,7 @@ def measure(head: LocalShell, nodes: list[str]) -> tuple[NetworkReport, list[str
     return probe_network(head, nodes, bandwidth=True, note=notes.append), notes
 
 
-def test_the_nodes_measure_the_network_between_them(
-    head: LocalShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_nodes_measure_the_network_between_them(head: LocalShell) -> None:
     report, notes = measure(head, NODES)
 
     assert report.silent == {}

@@ -50,7 +50,12 @@ def test_a_change_takes_the_place_of_what_the_base_has(own: Path) -> None:
     )
     assert mine.environment == {"CCL_LOG_LEVEL": "info"}
     assert mine.summary == "intel, changed in spr-cluster.toml"
-    assert mine.versions == base.versions
+    assert mine.versions == {
+        "torch": "2.7.0",
+        "intel_extension_for_pytorch": "2.7.0",
+        "oneccl_bindings_for_pytorch": "2.7.0",
+        "transformers": "4.56.2",
+    }
     assert mine.system_packages == (*base.system_packages, "jq")
     unchanged = {"ubuntu", "python", "backend", "use_ipex", "indexes"}
     assert mine.model_dump(include=unchanged) == base.model_dump(include=unchanged)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from infra.errors import UsageError
-from infra.files import parse_object
+from infra.files import parse_as, parse_object
 from provision.host import Host
 from provision.install import STACK_FILE, VENV
 from provision.on_node import facts
@@ -20,6 +20,7 @@ from provision.run_on_nodes import STACK_PYTHON, Program, query, send
 from provision.stacks.stack import Stack, parse_requirement
 from provision.user_data import WARM_UNIT
 
+T = TypeVar("T", bound="HostFacts")
 AMX_FLAGS = frozenset({"amx_bf16", "amx_tile", "amx_int8"})
 _GRANTED = "granted"
 
@@ -108,41 +109,27 @@ def gather_facts(host: Host) -> HostFacts:
 
 def parse_facts(text: str) -> HostFacts:
     """Parse the probe's answer. Raises :class:`ValueError`."""
-    found = HostFacts(**read_facts(read_answer(text)))
+    found = _parse(HostFacts, text)
     if not found.cpus:
         raise ValueError("lscpu shows no CPU that its processes may use")
     return found
 
 
-def read_answer(text: str) -> Mapping[str, Any]:
-    """Parse the probe's JSON. Raises :class:`ValueError` with the text if it is not JSON."""
-    try:
-        return parse_object(text, "facts")
-    except UsageError:
-        raise ValueError(f"unexpected answer {text.strip()[:80]!r}") from None
+def parse_health(text: str) -> NodeHealth:
+    """Parse the probe's answer. Raises :class:`ValueError`."""
+    return _parse(NodeHealth, text)
 
 
-def read_facts(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of :class:`HostFacts`. Raises :class:`ValueError` if the answer lacks one."""
+def _parse(kind: type[T], text: str) -> T:
     try:
-        processor, network = answer["processor"], answer["network"]
-        allowed = parse_cpus(processor["allowed"])
-        topology = parse_topology(processor["topology"])
-        return {
-            "hostname": network["hostname"],
-            "kernel": answer["kernel"],
-            "model": processor["model"],
-            "amx": frozenset(processor["amx"]),
-            "tile_data": processor["tile_data"],
-            "cpus": tuple(cpu for cpu in topology if cpu.cpu in allowed),
-            "memory_total": int(answer["memory"]["total"]),
-            "interfaces": {a: found["name"] for a, found in network["interfaces"].items()},
-            "tcmalloc": answer["tcmalloc"]["path"],
-            "iomp5": answer["iomp5"],
-            "host_key": " ".join((answer["host_key"] or "").split()[:2]),
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"incomplete answer: {error!r}") from None
+        answer = parse_object(text, "answer")
+        topology = parse_topology(answer.get("topology", ""))
+        allowed = parse_cpus(answer.get("allowed", ""))
+        answer["cpus"] = [vars(cpu) for cpu in topology if cpu.cpu in allowed]
+        answer["logical_cpus"] = len(topology)
+        return parse_as(kind, json.dumps(answer), "answer")
+    except UsageError as error:
+        raise ValueError(f"{error.message}: {text.strip()[:80]!r}") from None
 
 
 def parse_topology(text: str) -> tuple[Cpu, ...]:
@@ -179,33 +166,3 @@ class NodeHealth(HostFacts):
     said: Mapping[str, str]
     """Output by command, for the checks; "" if the command fails."""
     time: float
-
-
-def parse_health(text: str) -> NodeHealth:
-    """Parse the probe's answer. Raises :class:`ValueError`."""
-    answer = read_answer(text)
-    shared = read_facts(answer)
-    try:
-        network, disk, memory = answer["network"], answer["disk"], answer["memory"]
-        return NodeHealth(
-            **shared,
-            python=answer["python"],
-            in_venv=bool(answer["in_venv"]),
-            mark=answer["mark"],
-            versions=dict(answer["versions"]),
-            modules=dict(answer["modules"]),
-            logical_cpus=len(parse_topology(answer["processor"]["topology"])),
-            clock_kept=answer["clock_kept"],
-            tcmalloc_error=answer["tcmalloc"]["error"],
-            disk_size=int(disk["size"]),
-            disk_free=int(disk["free"]),
-            disk_error=disk["error"],
-            reading_disk=bool(answer["reading_disk"]),
-            memory_available=int(memory["available"]),
-            own_addresses=tuple(network["own_addresses"]),
-            mtus={a: int(found["mtu"]) for a, found in network["interfaces"].items()},
-            said=dict(answer["said"]),
-            time=float(answer["time"]),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"incomplete answer: {error!r}") from None

@@ -7,12 +7,9 @@ address within minutes, but never an instance id.
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import shlex
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -20,10 +17,12 @@ from cryptography.hazmat.primitives import serialization
 
 from infra.ec2.key_pair import fingerprint
 from infra.errors import HostError, HostKeyError, UsageError
-from infra.files import read_text
+from infra.files import read_text, write_private
 from provision.host import Host
 
+# A block that begins again was not complete.
 _BEGIN, _END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"
+_BLOCK = re.compile(rf"{_BEGIN}((?:(?!{_BEGIN}).)*?){_END}", re.DOTALL)
 # Anywhere in a line: a console may prefix the time and the program's name.
 _KEY = re.compile(r"(?:^|\s)((?:ssh|ecdsa|sk)-[\w@.-]+) (AAAA[A-Za-z0-9+/]+={0,2})(?=\s|$)")
 _SCAN_TIMEOUT_S = 10
@@ -36,21 +35,14 @@ def parse_console_host_keys(text: str, pinned: Sequence[str] = ()) -> tuple[str,
     https://docs.cloud-init.io/en/latest/reference/modules.html#keys-to-console
     """
     last: tuple[str, ...] = ()
-    block: list[str] | None = None
-    is_cut = False
-    for line in text.splitlines():
-        if _BEGIN in line:
-            block, is_cut = [], False
-        elif _END in line:
-            types, others = ({key.split()[0] for key in keys} for keys in (block or (), pinned))
-            if types and not (is_cut and others and types.isdisjoint(others)):
-                last = tuple(block or ())
-            block = None
-        elif block is not None:
-            match = _KEY.search(line)
-            key = " ".join(match.groups()) if match else ""
-            block += filter(_is_complete, [key])
-            is_cut |= not _is_complete(key)
+    for block in _BLOCK.findall(text):
+        found = [_KEY.search(line) for line in block.split("\n")[1:-1]]
+        texts = [" ".join(match.groups()) if match else "" for match in found]
+        keys = tuple(filter(_is_complete, texts))
+        types, others = ({key.split()[0] for key in each} for each in (keys, pinned))
+        is_cut = len(keys) < len(texts)
+        if keys and not (is_cut and others and types.isdisjoint(others)):
+            last = keys
     return last
 
 
@@ -70,12 +62,14 @@ def pinned_host_keys(known_hosts: Path, alias: str) -> tuple[str, ...]:
 
 def pin_host_keys(known_hosts: Path, alias: str, keys: Iterable[str]) -> None:
     """Replace an alias's pinned keys. Readers see either the old file or the new one."""
-    with _locked(known_hosts.with_name(f".{known_hosts.name}.lock")):
+    # Opened for writing: NFS locks no other file exclusively (flock(2)).
+    with known_hosts.with_name(f".{known_hosts.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one writer at a time, among all threads and processes
         entries = _read(known_hosts)
         others = [(name, key) for name, key in entries if name != alias]
         wanted = others + [(alias, key) for key in dict.fromkeys(keys)]
         if wanted != entries:
-            _write(known_hosts, "".join(f"{name} {key}\n" for name, key in wanted))
+            write_private(known_hosts, "".join(f"{name} {key}\n" for name, key in wanted))
 
 
 def _read(known_hosts: Path) -> list[tuple[str, str]]:
@@ -88,28 +82,13 @@ def _read(known_hosts: Path) -> list[tuple[str, str]]:
             hint=f"remove the file {known_hosts}: then the nodes' keys are pinned again, as at the first "
             "contact, and that of the head is compared with its console",
         ) from None
+    return _parse(text)
+
+
+def _parse(text: str) -> list[tuple[str, str]]:
+    """Return names and keys in the format of known_hosts."""
     fields = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return [(f[0], f"{f[1]} {f[2]}") for f in fields if len(f) >= 3]
-
-
-def _write(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 600
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time, among all threads and processes."""
-    # Opened for writing: NFS locks no other file exclusively (flock(2)).
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def scan_host_keys(head: Host, addresses: Sequence[str]) -> dict[str, str]:
@@ -121,8 +100,7 @@ def scan_host_keys(head: Host, addresses: Sequence[str]) -> dict[str, str]:
     done = head.run(scan, timeout_s=_SCAN_TIMEOUT_S * (2 + len(addresses) // 64), check=False)
     if done.exit_code not in (0, 1):
         raise HostError(head.name, f"ssh-keyscan failed with exit code {done.exit_code}")
-    lines = (line.split() for line in done.stdout.splitlines() if not line.startswith("#"))
-    found = {f[0]: f"{f[1]} {f[2]}" for f in lines if len(f) >= 3}
+    found = dict(_parse(done.stdout))
     return {address: found[address] for address in addresses if address in found}
 
 

@@ -84,13 +84,7 @@ def require_way(jump: str) -> None:
 def _read_cli_version() -> str:
     """Return what the AWS CLI says about its version, or why it does not run."""
     try:
-        done = subprocess.run(
-            ("aws", "--version"),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_LOGIN_S,
-        )
+        done = _run(("aws", "--version"))
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return " ".join((done.stdout + done.stderr).decode(errors="replace").split())
@@ -100,17 +94,20 @@ def _try_login(argv: Sequence[str]) -> str:
     """Return why OpenSSH can't log in to a jump host; "" if it can, even if the host refuses to forward."""
     # With the user's own LogLevel, it may say nothing. A shared connection words a refusal differently.
     own = ("LogLevel=ERROR", "ControlMaster=no", "ControlPath=none")
-    argv = (argv[0], *(word for each in own for word in ("-o", each)), *argv[1:])
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_LOGIN_S
-        )
+        done = _run((argv[0], *(word for each in own for word in ("-o", each)), *argv[1:]))
     except subprocess.TimeoutExpired:
         return f"no login within {_LOGIN_S} s"
     said = done.stderr.decode(errors="replace").strip()
     if not done.returncode or "stdio forwarding failed" in said:
         return ""
     return said.rpartition("\n")[2] or "the login failed"
+
+
+def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_LOGIN_S
+    )
 
 
 def login_hint(argv: Sequence[str]) -> str:

@@ -43,19 +43,15 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 class _LearnOnce(paramiko.MissingHostKeyPolicy):
     """Pins a host's key at first contact; paramiko rejects a changed key."""
 
-    def __init__(self, known_hosts: Path, alias: str) -> None:
-        self._known_hosts, self._alias = known_hosts, alias
+    def __init__(self, host: SshHost) -> None:
+        self._host = host
 
     def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
-        shown = f"{key.get_name()} {key.get_base64()}"
-        pinned = pinned_host_keys(self._known_hosts, self._alias)
-        if pinned and shown not in pinned:  # paramiko could not parse those
-            raise HostKeyError(
-                self._alias,
-                f"the host keys pinned for it can't be read, and {fingerprint(shown)} is none of them",
-                hint=f"if {self._known_hosts} was edited, correct its lines",
-            )
-        pin_host_keys(self._known_hosts, self._alias, [*pinned, shown])
+        shown, file, alias = _text_of(key), self._host.login.known_hosts, self._host.alias
+        pinned = pinned_host_keys(file, alias)
+        if pinned and shown not in pinned:  # of another type, or paramiko could not parse those
+            raise self._host.refuse_key(shown, pinned)
+        pin_host_keys(file, alias, [*pinned, shown])
         client.get_host_keys().add(hostname, key.get_name(), key)
 
 
@@ -71,29 +67,21 @@ class _InterruptibleRun(Remote):
 def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[str]:
     """Yield texts of whole lines, as a terminal shows them; longer ones in pieces of ``longest`` bytes.
 
-    A line that rewrites itself after ``\\r``, such as a progress bar, is yielded in its last state.
+    A line that rewrites itself after ``\\r``, such as a progress bar, is yielded in its last state. No block
+    may be longer than ``longest``.
     """
     rest = b""
     for block in blocks:
-        whole, end, rest = (rest + block).rpartition(b"\n")
-        if len(rest) > longest or _may_be_longer(whole + end, longest):
-            *pieces, rest = _cut(rest, longest)
-            lines = whole.split(b"\n") if end else []
-            whole = b"\n".join([piece for line in lines for piece in _cut(line, longest)] + pieces)
+        rest += block
+        # Of the lines, only the first one can have begun before this block.
+        while len(rest) > longest and b"\n" not in rest[: longest + 1]:
+            yield _last_states(rest[:longest])
+            rest = rest[longest:]
+        whole, end, rest = rest.rpartition(b"\n")
         if whole or end:
             yield _last_states(whole)
     if rest:
         yield _last_states(rest)
-
-
-def _may_be_longer(lines: bytes, longest: int) -> bool:
-    """Whether a line may be too long; millions of lines are not checked one by one."""
-    half = longest // 2
-    return any(lines.find(b"\n", at, at + half) < 0 for at in range(0, len(lines), half))
-
-
-def _cut(line: bytes, longest: int) -> list[bytes]:
-    return [line[begin : begin + longest] for begin in range(0, max(1, len(line)), longest)]
 
 
 def _last_states(lines: bytes) -> str:
@@ -163,7 +151,7 @@ class SshHost:
         gateway: Gateway | None = None,
         ask_why_gone: Callable[[], str] = str,
     ) -> None:
-        self._name, self._address, self._login, self._alias = name, address, login, alias
+        self._name, self._address, self.login, self.alias = name, address, login, alias
         self._ask_why_gone, self._proxy_argv, self._region = ask_why_gone, proxy, region
         self._gateway = gateway if proxy else None
         self._connection: Connection | None = None
@@ -193,7 +181,7 @@ class SshHost:
                 connection.connect_kwargs["sock"] = self._proxy.socket
             connection.open()
         except paramiko.BadHostKeyException as error:
-            raise self._explain(error) from None
+            raise self.refuse_key(_text_of(error.key), [_text_of(error.expected_key)]) from None
         except paramiko.AuthenticationException as error:
             raise HostError(
                 self._name,
@@ -248,7 +236,7 @@ class SshHost:
         """Build a connection with its host keys and credentials."""
         connection = Connection(
             self._address,
-            user=self._login.user,
+            user=self.login.user,
             port=_PORT,
             # The user's ~/.ssh/config is for other machines: its ports, proxies, and agents do not apply.
             forward_agent=False,
@@ -257,7 +245,7 @@ class SshHost:
             ),
             connect_timeout=CONNECT_TIMEOUT_S,
             connect_kwargs={
-                "key_filename": str(self._login.key_file),
+                "key_filename": str(self.login.key_file),
                 "allow_agent": False,
                 "look_for_keys": False,
                 "banner_timeout": CONNECT_TIMEOUT_S,
@@ -265,10 +253,9 @@ class SshHost:
                 "channel_timeout": CONNECT_TIMEOUT_S,
             },
         )
-        for key in pinned_host_keys(self._login.known_hosts, self._alias):
+        for key in pinned_host_keys(self.login.known_hosts, self.alias):
             _trust(connection.client.get_host_keys(), self._address, key)
-        policy = _LearnOnce(self._login.known_hosts, self._alias)
-        connection.client.set_missing_host_key_policy(policy)
+        connection.client.set_missing_host_key_policy(_LearnOnce(self))
         return connection
 
     def _explain_proxy(self, error: Exception) -> NoAnswerError:
@@ -288,22 +275,21 @@ class SshHost:
             self._name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint
         )
 
-    def _explain(self, error: paramiko.BadHostKeyException) -> HostKeyError:
-        shown, expected = (
-            f"{key.get_name()} {fingerprint(f'{key.get_name()} {key.get_base64()}')}"
-            for key in (error.key, error.expected_key)
-        )
-        file = self._login.known_hosts
+    def refuse_key(self, shown: str, pinned: Sequence[str]) -> HostKeyError:
+        """Return the error for a host key that is none of the pinned ones."""
+        received, *others = (f"{key.split()[0]} {fingerprint(key)}" for key in (shown, *pinned))
+        expected = ", ".join(others)
+        file = self.login.known_hosts
         region = f" --region {self._region}" if self._region else ""
         return HostKeyError(
             self._name,
-            f"{self._address} shows another SSH host key than {self._alias} had: received {shown}, "
+            f"{self._address} shows another SSH host key than {self.alias} had: received {received}, "
             f"expected {expected}. Not connected",
             hint="The connection may be intercepted. It is harmless if the node stopped a moment ago "
             "and its address went to another machine: run the command again. If its keys in /etc/ssh "
             "were regenerated on purpose, compare with the node's console (`aws ec2 "
-            f"get-console-output{region} --instance-id {self._alias}`) and remove the old one: "
-            f"ssh-keygen -R {self._alias} -f '{file}'",
+            f"get-console-output{region} --instance-id {self.alias}`) and remove the old one: "
+            f"ssh-keygen -R {self.alias} -f '{file}'",
         )
 
     def run(
@@ -438,6 +424,10 @@ class SshHost:
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
+
+
+def _text_of(key: paramiko.PKey) -> str:
+    return f"{key.get_name()} {key.get_base64()}"
 
 
 def _open_session(transport: paramiko.Transport) -> paramiko.Channel:

@@ -85,7 +85,11 @@ def render_user_data(lifetime: Lifetime, region: str, *, ena_express: bool = Fal
     EC2 takes 16 KiB.
     ``EXPIRES_FILE`` and ``IDLE_FILE`` on the machine override ``lifetime``: see :func:`extend_life`.
     """
-    guards = {"expiry": render_expiry_script(lifetime), **_render_idle_guards()}
+    guards = {
+        "expiry": render_expiry_script(lifetime),
+        "keeper": send(keeper).render("keeping results") + "\n",
+        "idle": render_idle_script(),
+    }
     if ena_express:
         values = _render_values(state=_STATE, mtu=EXPRESS_MTU)
         guards["ena-express"] = values + _read("ena_express.sh")
@@ -114,6 +118,7 @@ def render_expiry_script(lifetime: Lifetime) -> str:
         launch_grace=grace,
         expires_file=EXPIRES_FILE,
         hold=f"{_STATE}/hold",
+        checks=f"{_STATE}/checks",
     )
     return values + _read("expiry.sh")
 
@@ -122,12 +127,6 @@ def render_idle_script() -> str:
     """Render the script that powers an idle cluster off after the time in ``IDLE_FILE``."""
     values = _render_values(idle_file=IDLE_FILE, state=_STATE, homes="/home")
     return values + _read("idle.sh")
-
-
-def _render_idle_guards() -> dict[str, str]:
-    """Return the guard of idle clusters, and the keeper, which it asks."""
-    keep = send(keeper).render("keeping results") + "\n"
-    return {"keeper": keep, "idle": render_idle_script()}
 
 
 def _render_start(guards: dict[str, str]) -> str:
@@ -172,14 +171,11 @@ def extend_life(host: Host, lifetime: Lifetime) -> None:
     different time.
     """
     expires, latest, grace, idle = lifetime.seconds
-    # A node of an earlier version may lack the timer.
-    guards = _render_start(_render_idle_guards())
-    add = f"{{ systemctl cat {_IDLE_TIMER} >/dev/null 2>&1 || {{\n{guards}\n}}; }}"
     steps = [
         _render_change(EXPIRES_FILE, f"{expires} '{latest} {grace}'"),
         f"systemctl start {EXPIRY_TIMER}",
         _render_change(IDLE_FILE, f"{idle}"),
-        *([add, f"systemctl start {_IDLE_TIMER}"] if idle else []),
+        *([f"systemctl start {_IDLE_TIMER}"] if idle else []),
         _SHOW,
     ]
     done = host.run(sudo(" && ".join(steps)), check=False)

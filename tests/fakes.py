@@ -38,24 +38,20 @@ def facts_answer(
     return json.dumps(
         {
             "kernel": "6.8.0",
-            "processor": {
-                "model": "Xeon",
-                "amx": [flag for flag in flags.split() if flag.startswith("amx_")],
-                "tile_data": "granted",
-                "topology": f"# CPU,Core,Socket,Node\n{topology}",
-                "allowed": allowed,
-            },
-            "memory": {"total": 527951364, "available": 520000000},
-            "network": {
-                "hostname": hostname,
-                "interfaces": {
-                    "127.0.0.1": {"name": "lo", "mtu": 65536},
-                    address: {"name": interface, "mtu": 9001},
-                },
-            },
-            "tcmalloc": {"path": "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4", "error": None},
+            "model": "Xeon",
+            "amx": [flag for flag in flags.split() if flag.startswith("amx_")],
+            "tile_data": "granted",
+            "topology": f"# CPU,Core,Socket,Node\n{topology}",
+            "allowed": allowed,
+            "memory_total": 527951364,
+            "memory_available": 520000000,
+            "hostname": hostname,
+            "interfaces": {"127.0.0.1": "lo", address: interface},
+            "mtus": {"127.0.0.1": 65536, address: 9001},
+            "tcmalloc": "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
+            "tcmalloc_error": None,
             "iomp5": iomp5 or None,
-            "host_key": "ssh-ed25519 AAAAC3Nz root@host",
+            "host_key": "ssh-ed25519 AAAAC3Nz",
         }
     )
 
@@ -70,7 +66,7 @@ def health_answer(
     hostname: str = "ip-172-31-0-10",
     address: str = "172.31.0.10",
     time: float = 1_800_000_000.0,
-    **parts: dict[str, Any],
+    **parts: Any,
 ) -> dict[str, Any]:
     """The probe's answer about a healthy r7iz.metal-16xl with a stack; ``parts`` change parts of it."""
     needed = [r for r in map(parse_requirement, stack.python_packages) if r]
@@ -95,13 +91,16 @@ def health_answer(
             machine.check_limits.command: "cpuset cpu io memory pids",
         },
         "clock_kept": True,
-        "disk": {"size": 100 << 30, "free": 80 << 30, "error": None},
+        "disk_size": 100 << 30,
+        "disk_free": 80 << 30,
+        "disk_error": None,
         "reading_disk": False,
+        "own_addresses": [address],
         "time": time,
     }
-    good["network"]["own_addresses"] = [address]
     for name, changed in parts.items():
-        good[name] = {**good[name], **changed} if isinstance(good[name], dict) else changed
+        is_part = name in ("said", "versions", "modules")
+        good[name] = {**good[name], **changed} if is_part else changed
     return good
 
 

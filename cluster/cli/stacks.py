@@ -17,8 +17,15 @@ from infra.words import counted
 from provision.install import stack_digest
 from provision.stacks.compatibility import explain_state, training_flags
 from provision.stacks.load import load_stack, stack_names
-from provision.stacks.lock import Lock, lock_path, read_lock, render_lock
-from provision.stacks.sources import Resolver, SourcesReport, check_sources, find_resolver
+from provision.stacks.lock import Pinned, lock_path, read_lock, render_lock
+from provision.stacks.sources import (
+    Resolver,
+    SourcesReport,
+    check_sources,
+    describe_target,
+    find_resolver,
+    without_login,
+)
 from provision.stacks.stack import Stack
 
 
@@ -79,10 +86,10 @@ def run(request: StacksRequest) -> int:
 def describe(stack: Stack) -> dict[str, Any]:
     """Return a stack for ``--json``."""
     lock, problem = _find_lock(stack)
-    locked = stack.model_copy(update={"lock": lock.lines}) if lock else stack
+    locked = stack.model_copy(update={"lock": tuple(map(str, lock))})
     return {
         **stack.model_dump(),
-        "lock": [str(package) for package in lock.packages] if lock else None,
+        "lock": [*map(str, lock)] if lock else None,
         "lock_problem": problem,
         "digest": stack_digest(locked),
         "training_flags": list(_flags(stack)),
@@ -90,12 +97,12 @@ def describe(stack: Stack) -> dict[str, Any]:
     }
 
 
-def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
+def _find_lock(stack: Stack) -> tuple[tuple[Pinned, ...], str]:
     """Return a stack's lock, if it is usable, and what is wrong with it, if anything."""
     try:
         return read_lock(stack, find_project_file().parent), ""
     except UsageError as error:
-        return None, error.message
+        return (), error.message
 
 
 def _describe_lock(stack: Stack) -> str:
@@ -103,9 +110,9 @@ def _describe_lock(stack: Stack) -> str:
     command = f"spr-cluster stacks --check {stack.name} --lock"
     if problem:
         return f"rejected: {problem} (to update it: {command})"
-    if lock is None:
+    if not lock:
         return f"none; to pin all packages by hash: {command}"
-    count = counted(len(lock.packages), "package")
+    count = counted(len(lock), "package")
     return f"{count} pinned by hash, in {lock_path(stack.name, find_project_file().parent)}"
 
 
@@ -157,7 +164,7 @@ def run_check(request: StacksRequest) -> int:
     ]
     lines = [render_report(report, path) for report, path in done]
     emit(request, "\n".join([*lines, *render_configuration(resolver)]), rows)
-    wrong = [report.stack for report, _ in done if report.problems]
+    wrong = [report.stack.name for report, _ in done if report.problems]
     if wrong:
         raise SprError(
             f"{len(wrong)} of {counted(len(done), 'stack')} can't be installed: {', '.join(wrong)}"
@@ -177,13 +184,14 @@ def _write_lock(stack: Stack, report: SourcesReport) -> Path:
 
 def render_report(report: SourcesReport, lock: Path | None) -> str:
     """Return one line if there are no problems, else a sentence per problem."""
+    target = describe_target(report.stack)
     count = counted(len(report.packages), "package")
     if lock:
-        return f"{report.stack}: wrote {lock}: {count} with hashes, for {report.target}"
+        return f"{report.stack.name}: wrote {lock}: {count} with hashes, for {target}"
     if not report.problems:
-        return f"{report.stack}: {count} available and compatible, for {report.target}"
+        return f"{report.stack.name}: {count} available and compatible, for {target}"
     problems = (wrap(f"  {problem.sentence}", 4) for problem in report.problems)
-    lines = [f"{report.stack}:", *problems]
+    lines = [f"{report.stack.name}:", *problems]
     if any(problem.index for problem in report.problems) and not report.packages:
         lines.append("  The packages were not resolved. Fix the other problems first.")
     return "\n".join(lines)
@@ -194,9 +202,10 @@ def render_configuration(resolver: Resolver) -> list[str]:
     sources = resolver.configuration.sources
     if not sources.indexes and not sources.find_links:
         return []
+    added = ", ".join(map(without_login, sources.indexes + sources.find_links))
     return [
         wrap(
-            f"This machine's pip configuration adds {', '.join(sources.indexes + sources.find_links)}, "
+            f"This machine's pip configuration adds {added}, "
             "which machines on AWS do not have. To ignore it: --isolated."
         )
     ]

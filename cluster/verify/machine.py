@@ -17,8 +17,6 @@ _KIB_PER_GIB = 1024 * 1024
 # The kernel reserves a few percent of the memory.
 _MEMORY_SHARE, _SMALL_MEMORY_SHARE, _SMALL_GIB = 0.95, 0.9, 32
 _AVAILABLE_SHARE = 0.25
-# Linux grants AMX's tile registers since 5.16: https://docs.kernel.org/arch/x86/xstate.html
-_KERNEL = (5, 16)
 _NOT_EXPOSED = "not exposed by this machine"
 _CPU = "/sys/devices/system/cpu"
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -58,6 +56,7 @@ def check_amx(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     if not expected.amx_required:
         remedy = "Training works without AMX, but slower. Do not take times of this node for AMX's"
     elif health.amx >= AMX_FLAGS:
+        # Linux grants the registers since 5.16: https://docs.kernel.org/arch/x86/xstate.html
         remedy = f"Use an Ubuntu whose kernel supports AMX: 5.16 or newer, found {health.kernel}"
     else:
         remedy = (
@@ -116,17 +115,13 @@ def _show_limits(node: str, expected: Expected) -> str:
 
 @shared
 def check_kernel(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
-    """Check that all nodes run the same kernel, and one that supports AMX."""
+    """Check that all nodes run the same kernel."""
     usual = expected.usual(lambda peer: peer.kernel)
-    verdict, wanted, remedy = Verdict.OK, "", ""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", health.kernel)[:2])
-    if numbers < _KERNEL and health.missing_amx:
-        verdict, wanted = Verdict.WARN, "5.16 or newer, for AMX"
-        remedy = "Choose a stack on a newer Ubuntu:\nspr-cluster stacks"
-    elif health.kernel != usual:
-        verdict, wanted = Verdict.WARN, f"same as the other nodes: {usual}"
-        remedy = expected.replacement(node, "Only this node was updated")
-    return CheckResult(node, "kernel", verdict, health.kernel, wanted, remedy)
+    if health.kernel == usual:
+        return CheckResult(node, "kernel", Verdict.OK, health.kernel)
+    wanted = f"same as the other nodes: {usual}"
+    remedy = expected.replacement(node, "Only this node was updated")
+    return CheckResult(node, "kernel", Verdict.WARN, health.kernel, wanted, remedy)
 
 
 @shared
@@ -171,7 +166,9 @@ def check_turbo(node: str, printed: str, expected: Expected) -> CheckResult:
         return CheckResult(node, "turbo", Verdict.SKIPPED, _NOT_EXPOSED)
     if printed == "0":
         return CheckResult(node, "turbo", Verdict.OK, "on")
-    script = f"echo 0 | sudo tee {_CPU}/intel_pstate/no_turbo"
+    script = (
+        f"cd {_CPU}; echo 0 | sudo tee intel_pstate/no_turbo || echo 1 | sudo tee cpufreq/boost"
+    )
     return CheckResult(node, "turbo", Verdict.WARN, "off", "on", expected.on_node(node, script))
 
 

@@ -74,13 +74,6 @@ def name_some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def sort_results(results: Sequence[CheckResult], nodes: Iterable[str]) -> tuple[CheckResult, ...]:
-    """Group the results by check, in node order within each check."""
-    order = {node: rank for rank, node in enumerate(nodes)}
-    checks = {check: rank for rank, check in enumerate(dict.fromkeys(r.check for r in results))}
-    return tuple(sorted(results, key=lambda r: (checks[r.check], order.get(r.node, -1))))
-
-
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/network_mtu.html: inside a VPC.
 AWS_MTU = 9001
 

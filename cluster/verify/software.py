@@ -55,7 +55,7 @@ def check_stack(node: str, health: NodeHealth, expected: Expected) -> CheckResul
         )
     wrong = find_wrong_versions(health, expected.stack)
     if wrong:
-        found, wanted = (", ".join(texts) for texts in zip(*wrong.values(), strict=True))
+        found, wanted = ", ".join(wrong.values()), ", ".join(wrong)
         remedy = expected.on_node(node, _install_command(list(wrong), expected.stack))
         return CheckResult(node, "stack", Verdict.FAIL, found, wanted, remedy)
     if health.mark == usual_mark == expected.digest:
@@ -82,8 +82,8 @@ def _judge_mark(
     return CheckResult(node, "stack", verdict, found, wanted, remedy)
 
 
-def find_wrong_versions(health: NodeHealth, stack: Stack) -> dict[str, tuple[str, str]]:
-    """Return the installed and the required version, by requirement of the stack."""
+def find_wrong_versions(health: NodeHealth, stack: Stack) -> dict[str, str]:
+    """Return what is installed instead, by requirement of the stack."""
     wrong = {}
     for text in stack.python_packages:
         requirement = parse_requirement(text)
@@ -91,24 +91,22 @@ def find_wrong_versions(health: NodeHealth, stack: Stack) -> dict[str, tuple[str
             continue
         found = health.versions.get(requirement.name)
         if found is None:
-            wrong[text] = (f"no {requirement.name}", text)
+            wrong[text] = f"no {requirement.name}"
         elif not requirement.accepts(found):
-            wrong[text] = (f"{requirement.name} {found}", text)
+            wrong[text] = f"{requirement.name} {found}"
     return wrong or _find_wrong_modules(health, stack)
 
 
-def _find_wrong_modules(health: NodeHealth, stack: Stack) -> dict[str, tuple[str, str]]:
+def _find_wrong_modules(health: NodeHealth, stack: Stack) -> dict[str, str]:
     """Find modules whose files have a different version than pip's records."""
     wrong = {}
     for package in (TORCH, IPEX, BINDING, TRANSFORMERS):
-        version = stack.pin(package)
-        if version is None:
-            continue
-        module = module_name(package, version)
+        version, module = stack.pin(package), module_name(package)
         found = health.modules.get(module)
-        if found is None or release(found) != release(version):
-            there = f"module {module} {found}" if found else f"no module {module}"
-            wrong[f"{package}=={version}"] = (there, f"{package}=={version}")
+        if version and (found is None or release(found) != release(version)):
+            wrong[f"{package}=={version}"] = (
+                f"module {module} {found}" if found else f"no module {module}"
+            )
     return wrong
 
 

@@ -22,7 +22,6 @@ from cluster.verify.results import (
     NodeCheck,
     Verdict,
     name_some,
-    sort_results,
     worst,
 )
 from infra.errors import ConnectionLostError, HostError, HostKeyError, NoAnswerError
@@ -157,7 +156,7 @@ def _check_between(
     if network:
         addresses = {node: expected.addresses[node] for node in reached}
         expected = replace(expected, addresses=addresses)
-        return sort_results(check_network(network, expected), addresses)
+        return check_network(network, expected)
     if len(cluster.nodes) == 1:
         return [CheckResult(CLUSTER, "pairs", Verdict.OK, "a single node has no peers")]
     return []

@@ -7,9 +7,8 @@ import shlex
 from jobs.places.placement import Placement
 from jobs.places.plan import JobPlan
 from provision.install import VENV
-from provision.stacks.stack import BINDING, Stack, environment_lookup
+from provision.stacks.stack import ENVIRONMENT_LOOKUP, Stack
 
-_FIRST_WITH_NEW_NAME = "1.12"
 # Set by the placement: a stack's own values would put several threads on one core.
 _PLACED = frozenset(
     {
@@ -80,10 +79,8 @@ def _openmp_environment(placement: Placement) -> dict[str, str]:
     return env | {"OMP_PROC_BIND": "false"}
 
 
-def ccl_setup(stack: Stack) -> tuple[str, ...]:
-    """Return the lines that load oneCCL's environment from where the bindings find it."""
-    lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
-    return (
-        f"ccl=$({VENV}/bin/python -c {shlex.quote(lookup)}) || exit 1",
-        '. "$ccl/env/setvars.sh" || exit 1',
-    )
+CCL_SETUP = (
+    f"ccl=$({VENV}/bin/python -c {shlex.quote(ENVIRONMENT_LOOKUP)}) || exit 1",
+    '. "$ccl/env/setvars.sh" || exit 1',
+)
+"""The lines that load oneCCL's environment from where the bindings find it."""

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from uv import find_uv_bin
+
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
 from jobs.places.packages import is_stacks
@@ -22,7 +24,7 @@ from jobs.program.pyproject import (
     split_extras,
 )
 from jobs.program.requirements import Requirements, is_file
-from provision.stacks.sources import PYPI, explain, find_uv
+from provision.stacks.sources import PYPI, explain
 
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
 _HEADER = re.compile(r"(?m)^# /// script\s*$\n(?P<content>(^#(| .*)$\n)+?)^# ///\s*$")
@@ -115,7 +117,7 @@ def _read_header(script: Path, root: Path) -> PackageList | None:
 
 def _export(root: Path, content: Mapping[str, Any], extras: Sequence[str]) -> str:
     """Return a lock's packages and indexes as requirements. Raises :class:`UsageError` with uv's reason."""
-    argv = [find_uv(), "export", "--frozen", "--no-emit-project", "--no-header"]
+    argv = [find_uv_bin(), "export", "--frozen", "--no-emit-project", "--no-header"]
     argv += ["--no-annotate", "--no-default-groups", "--quiet", "--color=never"]
     optional = content.get("project", {}).get("optional-dependencies", {})
     argv += [f"--{'extra' if each in optional else 'group'}={each}" for each in extras]

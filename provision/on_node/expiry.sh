@@ -1,6 +1,6 @@
 # Powers this machine off when it has expired; with `show`, prints deadline, latest end, and grace period
 # (seconds). provision/user_data.py sets the variables before these lines: launch_expires, launch_latest,
-# launch_grace, expires_file, hold.
+# launch_grace, expires_file, hold, checks.
 
 expires='' latest='' grace=''
 # Builtins only: a machine without memory for a new process must not fall back to the earlier time.
@@ -17,17 +17,24 @@ if [ "${1-}" = show ]; then
     exit 0
 fi
 # If the clock can't be read, keep the machine running; the next check is in half a minute.
-now=$(date +%s) && [ "$now" -ge "$expires" ] || exit 0
+now=$(date +%s) || exit 0
+# Since when each check has followed the one before, without a start, a suspension, or a change of the
+# clock. If that can't be noted, it counts as long ago.
+checked='' since=''
+{ read -r checked since; } 2>/dev/null <"$checks"
+case "$checked $since" in
+    $date\ $date) ;;
+    *) checked=0 ;;
+esac
+if [ "$now" -lt "$checked" ] || [ $((now - checked)) -ge 180 ]; then since=$now; fi
+echo "$now $since" >"$checks" || since=0
+[ "$now" -ge "$expires" ] || exit 0
 if [ "$now" -lt "$latest" ] && [ -e "$hold" ]; then
     # The head holds this machine for results that nobody has fetched: keeper.py.
     held=$(stat -c %Y "$hold") && [ $((now - held)) -ge 180 ] || exit 0
 fi
-# After a start, the keeper needs time to hold the machine, and the user to fetch results. If the uptime can't
-# be read, the start counts as long ago.
-up=''
-{ read -r up _; } 2>/dev/null </proc/uptime
-case ${up%%.*} in '' | *[!0-9]*) up=300 ;; esac
-if [ "${up%%.*}" -lt 300 ]; then
+# If that was after the deadline, the keeper needs time to hold the machine, and the user to fetch results.
+if [ "$since" -ge "$expires" ] && [ $((now - since)) -lt 300 ]; then
     [ "$now" -ge "$latest" ] || exit 0
     # After the latest end, only the first of several boots in a row waits: a machine that keeps rebooting
     # must end too.

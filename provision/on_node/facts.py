@@ -22,20 +22,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from provision.on_node.proc import parse_memory, read
+
 # Linux gives a process AMX's registers only on request, from 5.16 on. The numbers are those of
 # arch/x86/include/uapi/asm/prctl.h: https://docs.kernel.org/arch/x86/xstate.html
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 # adjtimex(2): the offset of `status` in struct timex on x86-64, and its flag for a clock that runs free.
 _TIMEX_SIZE, _TIMEX_STATUS, _STA_UNSYNC = 208, 40, 0x40
 _ANSWER_S = 15
-
-
-def read(path: str) -> str | None:
-    """A file's text, stripped; ``None`` if it can't be read."""
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return None
 
 
 def output(*argv: str, **env: str) -> str:
@@ -80,14 +74,12 @@ def describe_processor() -> dict[str, Any]:
     """``lscpu``'s output, for placement, and the CPUs that this process may use."""
     text = output("lscpu")
     model = re.search(r"^Model name:\s*(.*)$", text, re.MULTILINE)
-    status = read("/proc/self/status") or ""
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
     return {
         "model": model.group(1).strip() if model else "unknown",
         "amx": sorted(set(re.findall(r"\bamx_[a-z0-9]+", text))),
         "tile_data": ask_tile_data() if os.uname().machine == "x86_64" else "not x86-64",
         "topology": output("lscpu", "--parse=CPU,Core,Socket,Node"),
-        "allowed": allowed.group(1) if allowed else "",
+        "allowed": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
     }
 
 
@@ -128,7 +120,7 @@ def find_module_versions(modules: list[str]) -> dict[str, str | None]:
         spec = importlib.util.find_spec(module)
         folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
         names = ("version.py", "_version.py", "__init__.py")
-        texts = [read(str(folder / name)) or "" for name in names]
+        texts = [read(str(folder / name)) for name in names]
         lines = (re.search(r"^__version__\s*(?::.*)?=\s*['\"](.+?)['\"]", t, re.M) for t in texts)
         found[module] = next((line.group(1) for line in lines if line), None)
     return found
@@ -146,26 +138,31 @@ def describe_disk() -> dict[str, Any]:
     except OSError as failure:
         error = failure.strerror or str(failure)
     size = disk.f_blocks * disk.f_frsize
-    return {"size": size, "free": disk.f_bavail * disk.f_frsize, "error": error}
+    free = disk.f_bavail * disk.f_frsize
+    return {"disk_size": size, "disk_free": free, "disk_error": error}
 
 
 def describe_memory() -> dict[str, int]:
     """KiB of memory: total, and available to a job now."""
-    pairs = re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", read("/proc/meminfo") or "", re.M)
-    known = {name: int(number) for name, number in pairs}
-    return {"total": known.get("MemTotal", 0), "available": known.get("MemAvailable", 0)}
+    found = parse_memory(read("/proc/meminfo"))
+    return {
+        "memory_total": found["memory"] // 1024,
+        "memory_available": found["available"] // 1024,
+    }
 
 
 def describe_network() -> dict[str, Any]:
-    """The node's name, and its interfaces by address."""
+    """The node's name, and the names and MTUs of its interfaces by address."""
     interfaces = json.loads(output("ip", "-j", "-4", "address", "show") or "[]")
+    found = {
+        address["local"]: interface
+        for interface in interfaces
+        for address in interface.get("addr_info", ())
+    }
     return {
         "hostname": socket.gethostname(),
-        "interfaces": {
-            address["local"]: {"name": interface["ifname"], "mtu": interface["mtu"]}
-            for interface in interfaces
-            for address in interface.get("addr_info", ())
-        },
+        "interfaces": {address: each["ifname"] for address, each in found.items()},
+        "mtus": {address: each["mtu"] for address, each in found.items()},
     }
 
 
@@ -182,14 +179,16 @@ def describe_facts(venv: str) -> dict[str, Any]:
     """The facts that jobs and the mesh need, collected quickly and without writing."""
     # As PyPI's intel-openmp leaves it.
     iomp5 = Path(venv, "lib/libiomp5.so")
+    tcmalloc = find_tcmalloc()
     return {
         "kernel": os.uname().release,
-        "processor": describe_processor(),
-        "memory": describe_memory(),
-        "network": describe_network(),
-        "tcmalloc": find_tcmalloc(),
+        **describe_processor(),
+        **describe_memory(),
+        **describe_network(),
+        "tcmalloc": tcmalloc["path"],
+        "tcmalloc_error": tcmalloc["error"],
         "iomp5": str(iomp5) if iomp5.exists() else None,
-        "host_key": read("/etc/ssh/ssh_host_ed25519_key.pub"),
+        "host_key": " ".join(read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2]),
     }
 
 
@@ -198,17 +197,16 @@ def describe(question: dict[str, Any]) -> dict[str, Any]:
     facts = describe_facts(question["venv"])
     if "packages" not in question:
         return facts
-    network = facts["network"]
     return {
         **facts,
         "python": ".".join(map(str, sys.version_info[:3])),
         "in_venv": sys.prefix == question["venv"],
-        "mark": read(question["mark"]),
+        "mark": read(question["mark"]).strip() or None,
         "versions": find_versions(question["packages"]),
         "modules": find_module_versions(question["modules"]),
-        "network": {**network, "own_addresses": find_own_addresses(network["hostname"])},
+        "own_addresses": find_own_addresses(facts["hostname"]),
         "clock_kept": is_clock_kept(),
-        "disk": describe_disk(),
+        **describe_disk(),
         "reading_disk": output("systemctl", "is-active", question["warm"]).strip() == "active",
         "said": {each: output("sh", "-c", each).strip() for each in question["commands"]},
         # Last: the caller compares it with the time of the answer.

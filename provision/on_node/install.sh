@@ -118,13 +118,23 @@ if [ -n "$pip" ]; then
 fi
 
 # Skip an unreachable source only if the machine's pip configuration names sources: otherwise pip
-# would silently take another build, such as PyPI's torch for CUDA.
-own_sources=$("$venv/bin/pip" config list 2>/dev/null | grep -E '(index-url|find-links)=' || true)
+# would silently take another build, such as PyPI's torch for CUDA. It is reached as pip reaches it.
+pip_settings=$("$venv/bin/pip" config list 2>/dev/null || true)
+own_sources=$(grep -E '(index-url|find-links)=' <<<"$pip_settings" || true)
 probe() {
-    python3 - "$1" 2>&1 <<'PROBE'
-import sys, urllib.error, urllib.request
+    python3 - "$1" "$pip_settings" 2>&1 <<'PROBE'
+import re, ssl, sys, urllib.error, urllib.request
+# The environment, which comes first, overrides the files.
+own = dict(reversed(re.findall(r"\.([a-z-]+)='(.+)'$", sys.argv[2], re.M)))
+ways = []
+if "proxy" in own:
+    ways.append(urllib.request.ProxyHandler(dict.fromkeys(("http", "https"), own["proxy"])))
 try:
-    urllib.request.urlopen(sys.argv[1], timeout=10).close()
+    context = ssl.create_default_context(cafile=own.get("cert"))
+    if "trusted-host" in own:
+        context = ssl._create_unverified_context()
+    ways.append(urllib.request.HTTPSHandler(context=context))
+    urllib.request.build_opener(*ways).open(sys.argv[1], timeout=10).close()
 except urllib.error.HTTPError:
     pass  # it answers; pip requests other pages
 except OSError as error:

@@ -139,7 +139,7 @@ class Guard:
             pids = self.list_processes()
             if why := self.judge(pids):
                 print(why, flush=True)
-                if self.report.parent.is_dir():
+                with suppress(OSError):  # such as a full disk
                     self.report.write_text(why + "\n")
                 self._kill()
                 break
@@ -151,7 +151,7 @@ class Guard:
     def list_processes(self) -> list[int]:
         """Return the job's processes on this node."""
         found: list[int] = []
-        for file in self.group.rglob("cgroup.procs"):
+        for file in _find(self.group, "cgroup.procs"):
             with suppress(OSError):
                 found += map(int, file.read_text().split())
         return found
@@ -173,7 +173,7 @@ class Guard:
 
     def _has_kills(self) -> bool:
         """Return whether the kernel killed a process of the job: version 1 counts in its own group only."""
-        return any(map(_count_kills, [self._events, *self._memory.rglob("memory.oom_control")]))
+        return any(map(_count_kills, [self._events, *_find(self._memory, "memory.oom_control")]))
 
     def _note_files(self, pids: list[int]) -> None:
         """Note what the job writes to /dev/shm: it stays there after its processes."""
@@ -206,6 +206,11 @@ def _measure(pids: list[int], name: str, pattern: re.Pattern[str], files: set[st
         with suppress(OSError):
             blocks += os.stat(file).st_blocks  # noqa: PTH116
     return 1024 * kib["Anon"] + max(1024 * kib["Shmem"], 512 * blocks)
+
+
+def _find(folder: Path, name: str) -> list[Path]:
+    """Return all files of a name. Unlike :meth:`Path.rglob`, this bears that folders vanish meanwhile."""
+    return [Path(where, name) for where, _, files in os.walk(str(folder)) if name in files]
 
 
 def _count_kills(path: Path) -> int:

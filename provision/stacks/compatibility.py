@@ -41,8 +41,6 @@ class Match:
 
 
 MATRIX = (
-    Match("1.10.*", ("1.10.*",), "1.10.*", ("3.6", "3.9")),
-    Match("1.11.0", ("1.11.*",), "1.11.*", ("3.7", "3.10")),
     Match("1.12.0", ("1.12.0",), "1.12.0", ("3.7", "3.10")),
     Match("1.12.1", ("1.12.100", "1.12.300"), "1.12.100", ("3.7", "3.10")),
     Match("1.13.0", ("1.13.0",), "1.13.0", ("3.7", "3.10")),
@@ -54,7 +52,7 @@ MATRIX = (
     Match("2.7.0", ("2.7.0",), "2.7.0", ("3.9", "3.13")),
     Match("2.8.0", ("2.8.0",), "2.8.0", ("3.9", "3.13")),
 )
-"""One row per set. From torch 2.9 on there is neither IPEX nor the bindings."""
+"""One row per set. The bindings had another name before 1.12; since torch 2.9 there is neither package."""
 
 # torch alone, without Intel's packages: the first version of each span, and its Pythons.
 _TORCH_PYTHONS = (
@@ -80,8 +78,6 @@ def check_stack(stack: Stack) -> None:
             )
     _check_pins(stack)
     match = _find_match(stack)
-    if match:
-        _check_versions(stack, match)
     _check_python(stack, match)
     _check_parts(stack)
 
@@ -104,57 +100,33 @@ def _check_pins(stack: Stack) -> None:
             )
 
 
-def _intel_pins(stack: Stack) -> dict[str, str]:
-    pins = {package: stack.pin(package) for package in (IPEX, BINDING)}
-    return {package: version for package, version in pins.items() if version}
-
-
 def _find_match(stack: Stack) -> Match | None:
-    """The row of the stack's torch; ``None`` if it has no package of Intel's that must match."""
-    intel = _intel_pins(stack)
+    """The row of the stack's torch and Intel's packages; ``None`` if it has none of these."""
+    pins = {package: stack.pin(package) for package in (IPEX, BINDING)}
+    intel = {package: version for package, version in pins.items() if version}
     torch = stack.pin(TORCH) or ""
-    if not intel:
-        return None
-    for match in MATRIX:
-        if fits(torch, match.torch):
-            return match
-    names = " and ".join(f"{package} {version}" for package, version in intel.items())
-    fitting = [
-        match.torch
-        for match in MATRIX
-        if any(fits(version, p) for name, version in intel.items() for p in patterns(match, name))
-    ]
-    hint = f"use torch {' or '.join(fitting)}" if fitting else ""
-    if release(torch) > release("2.8"):
-        hint = (
-            f"{hint + '; ' if hint else ''}both of Intel's projects ended with 2.8.0: "
-            "for a newer torch, use stack upstream"
+    rows = [match for match in MATRIX if fits(torch, match.torch)]
+    for package, version in intel.items():
+        if any(_has(match, package, version) for match in rows):
+            continue
+        ways = [f"{package} {' or '.join(patterns(match, package))}" for match in rows]
+        ways += [f"torch {match.torch}" for match in MATRIX if _has(match, package, version)]
+        if release(torch) > release("2.8"):
+            ways.append("stack upstream: both of Intel's projects ended with 2.8.0")
+        ways = ways or [f"torch {', '.join(match.torch for match in MATRIX)}"]
+        raise _refusal(
+            stack, f"{package} {version} does not match torch {torch}", f"use {'; or '.join(ways)}"
         )
-    raise _refusal(
-        stack,
-        f"no release of {names} matches torch {torch}",
-        hint or f"use torch {', '.join(match.torch for match in MATRIX)}",
-    )
+    return rows[0] if intel else None
+
+
+def _has(match: Match, package: str, version: str) -> bool:
+    return any(fits(version, pattern) for pattern in patterns(match, package))
 
 
 def patterns(match: Match, package: str) -> tuple[str, ...]:
     """The versions of IPEX or of the bindings in one row."""
     return match.ipex if package == IPEX else (match.binding,)
-
-
-def _check_versions(stack: Stack, match: Match) -> None:
-    torch = stack.pin(TORCH)
-    for package, version in _intel_pins(stack).items():
-        fitting = patterns(match, package)
-        if any(fits(version, pattern) for pattern in fitting):
-            continue
-        others = [m.torch for m in MATRIX if any(fits(version, p) for p in patterns(m, package))]
-        keep = f", or keep it with torch {' or '.join(others)}" if others else ""
-        raise _refusal(
-            stack,
-            f"{package} {version} does not match torch {torch}",
-            f"use {package} {' or '.join(fitting)}{keep}",
-        )
 
 
 def _check_python(stack: Stack, match: Match | None) -> None:

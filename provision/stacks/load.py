@@ -61,7 +61,8 @@ class Changes(BaseModel):
     use_ipex: StrictBool | None = None
     indexes: tuple[_Url, ...] | None = None
     find_links: tuple[_Url, ...] | None = None
-    system_packages: tuple[_SystemPackage, ...] | None = None
+    system_packages: tuple[_SystemPackage, ...] = ()
+    """Added to the base's, without which nothing can be installed."""
     python_packages: tuple[str, ...] = ()
     """Each replaces the base's requirement of the same package, or is added."""
     remove_packages: tuple[str, ...] = ()
@@ -102,19 +103,13 @@ def _read_one(path: Path, name: str, table: Any, shipped: Sequence[str]) -> Chan
             f"{where}: base = {changes.base!r}: expected one of {', '.join(shipped)}"
             f"{nearest(changes.base, shipped)}"
         )
-    for text in changes.python_packages:
-        if not parse_requirement(text):
-            raise UsageError(
-                f"{where}: python_packages: {text!r}: expected {_EXPECTED['python_packages']}"
-            )
     return changes
 
 
 def apply_changes(name: str, base: Stack, changes: Changes) -> Stack:
     """Return the base with the changes. Raises :class:`UsageError` if one removes a missing package."""
-    given = changes.model_dump(
-        exclude_none=True, exclude={"base", "python_packages", "remove_packages", "environment"}
-    )
+    lists = {"system_packages", "python_packages", "remove_packages", "environment"}
+    given = changes.model_dump(exclude_none=True, exclude={"base", *lists})
     if changes.ubuntu and not changes.python:
         given["python"] = UBUNTU_PYTHON[changes.ubuntu]
     given.setdefault("summary", f"{base.name}, changed in {PROJECT_FILE}")
@@ -124,6 +119,9 @@ def apply_changes(name: str, base: Stack, changes: Changes) -> Stack:
             **base.model_dump(),
             **given,
             "name": name,
+            "system_packages": tuple(
+                dict.fromkeys((*base.system_packages, *changes.system_packages))
+            ),
             "python_packages": _merge(name, base.python_packages, changes),
             "environment": {key: value for key, value in environment.items() if value},
         }
@@ -183,8 +181,8 @@ def load_stack(name: str, *, locked: bool = True) -> Stack:
             hint=f"your own stacks are read from {PROJECT_FILE} in the working folder or above",
         )
     check_stack(stack)
-    lock = read_lock(stack, own.parent) if locked else None
-    return stack.model_copy(update={"lock": lock.lines}) if lock else stack
+    lock = read_lock(stack, own.parent) if locked else ()
+    return stack.model_copy(update={"lock": tuple(map(str, lock))})
 
 
 @cache

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.files import parse_json, read_text
+from infra.files import read_text
 from provision.stacks.stack import Stack, parse_requirement
 
 LOCK_FOLDER = "spr-cluster.locks"
 """Beside ``spr-cluster.toml``; one file per locked stack."""
 
 _INPUTS = ("ubuntu", "python", "indexes", "find_links", "python_packages", "pip")
-_INPUT = re.compile(r"# (\w+): (.*)")
 _HASH = r"--hash=sha256:[0-9a-f]{64}"
 _PIN = re.compile(rf"([a-z0-9][a-z0-9-]*)==([A-Za-z0-9.!+_-]+)((?: {_HASH})+)", re.ASCII)
 
@@ -38,18 +37,6 @@ class Pinned:
         return f"{self.name}=={self.version}{hashes}"
 
 
-@dataclass(frozen=True)
-class Lock:
-    """A lock file's content; ``inputs`` are the keys of the stack that it was resolved from."""
-
-    inputs: Mapping[str, list[str]]
-    packages: tuple[Pinned, ...]
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        return tuple(map(str, self.packages))
-
-
 def lock_path(stack: str, folder: Path) -> Path:
     """The path of a stack's lock."""
     return folder / LOCK_FOLDER / f"{stack}.txt"
@@ -65,72 +52,56 @@ def render_lock(stack: Stack, packages: Iterable[Pinned]) -> str:
     header = [
         f"# The packages of stack {stack.name} for x86-64, as "
         f"`spr-cluster stacks --check {stack.name} --lock` resolved them from:",
-        *(f"# {key}: {json.dumps(value)}" for key, value in _inputs(stack).items()),
+        *_inputs(stack).values(),
     ]
     pins = sorted(packages, key=lambda package: package.name)
     return "\n".join([*header, *map(str, pins), ""])
 
 
-def _inputs(stack: Stack) -> dict[str, list[str]]:
+def _inputs(stack: Stack) -> dict[str, str]:
+    """Return the lines with what a stack is resolved from, by key."""
     known = stack.model_dump(include=set(_INPUTS))
-    return {key: _listed(known[key]) for key in _INPUTS}
+    return {key: f"# {key}: {json.dumps(_listed(known[key]))}" for key in _INPUTS}
 
 
 def _listed(value: str | Iterable[str]) -> list[str]:
     return [value] if value and isinstance(value, str) else sorted(value)
 
 
-def parse_lock(text: str, where: str) -> Lock:
+def parse_lock(text: str, where: str) -> tuple[Pinned, ...]:
     """Parse a lock. Raises :class:`UsageError` with the first invalid line."""
-    inputs, packages = dict[str, list[str]](), []
+    packages = []
     for number, line in enumerate(text.splitlines(), 1):
-        given, pin = _INPUT.fullmatch(line), _PIN.fullmatch(line.strip())
-        try:
-            if given:
-                inputs[given[1]] = [str(word) for word in parse_json(given[2], where)]
-            elif pin:
-                hashes = tuple(option.rpartition(":")[2] for option in pin[3].split())
-                packages.append(Pinned(pin[1], pin[2], hashes))
-            elif line.strip() and not line.startswith("#"):
-                raise ValueError
-        except (TypeError, ValueError, UsageError):
+        if pin := _PIN.fullmatch(line.strip()):
+            hashes = tuple(option.rpartition(":")[2] for option in pin[3].split())
+            packages.append(Pinned(pin[1], pin[2], hashes))
+        elif line.strip() and not line.startswith("#"):
             raise UsageError(
                 f"{where}, line {number}: {line[:60]!r} is not a line of a lock, such as "
                 "name==1.0 --hash=sha256:…"
-            ) from None
-    return Lock(inputs, tuple(packages))
+            )
+    return tuple(packages)
 
 
-def check_lock(stack: Stack, lock: Lock, where: str) -> None:
-    """Raises :class:`UsageError` if the stack has changed since, or lacks packages in the lock."""
-    changes = [
-        _describe_change(key, lock.inputs.get(key, []), now)
-        for key, now in _inputs(stack).items()
-        if lock.inputs.get(key) != now
-    ]
-    versions = {package.name: package.version for package in lock.packages}
+def read_lock(stack: Stack, folder: Path) -> tuple[Pinned, ...]:
+    """Read a stack's lock; empty without one.
+
+    Raises :class:`UsageError` if the stack has changed since, or lacks packages in the lock.
+    """
+    path = lock_path(stack.name, folder)
+    if not path.exists():
+        return ()
+    text = read_text(path)
+    packages = parse_lock(text, str(path))
+    changed = [key for key, line in _inputs(stack).items() if line not in text.splitlines()]
+    versions = {package.name: package.version for package in packages}
     needed = [found for found in map(parse_requirement, requirements(stack)) if found]
     lacks = [r.text for r in needed if r.name not in versions or not r.accepts(versions[r.name])]
-    if changes or lacks:
-        why = f"the stack has changed since: {'; '.join(changes)}"
+    if changed or lacks:
+        why = f"the stack has changed since: {', '.join(changed)}"
         raise UsageError(
-            f"{where}: {why if changes else 'it lacks ' + ', '.join(lacks)}",
+            f"{path}: {why if changed else 'it lacks ' + ', '.join(lacks)}",
             hint=f"to update it: spr-cluster stacks --check {stack.name} --lock. Without the file, every "
             "node resolves the packages itself",
         )
-
-
-def _describe_change(key: str, then: list[str], now: list[str]) -> str:
-    gone = ", ".join(word for word in then if word not in now) or "nothing"
-    come = ", ".join(word for word in now if word not in then) or "nothing"
-    return f"{key} has {come} instead of {gone}"
-
-
-def read_lock(stack: Stack, folder: Path) -> Lock | None:
-    """Read a stack's lock; ``None`` without one. Raises :class:`UsageError` if it does not match."""
-    path = lock_path(stack.name, folder)
-    if not path.exists():
-        return None
-    lock = parse_lock(read_text(path), str(path))
-    check_lock(stack, lock, str(path))
-    return lock
+    return packages

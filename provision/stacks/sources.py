@@ -10,27 +10,24 @@ import importlib.util
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from uv import find_uv_bin
+
 from infra.ec2.images import RELEASES
-from infra.errors import SprError
 from infra.wait import Progress
 from provision.stacks.lock import Pinned, requirements
 from provision.stacks.stack import Stack, parse_requirement
 
-# Of the Ubuntu releases with these Pythons.
+# Of the Ubuntu releases with these Pythons: markers can also depend on the patch release.
 _PYTHON_PATCHES = {"3.8": "3.8.10", "3.10": "3.10.12", "3.12": "3.12.3"}
 PYPI = "https://pypi.org/simple"
 # Nodes install with pip, so only pip's configuration counts; these settings don't affect resolution.
@@ -38,24 +35,6 @@ _KEPT_VARIABLES = ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_NATIVE_TLS", "UV_SYSTEM_CE
 _SETTING = re.compile(r"^(global|install|:env:)\.([a-z-]+)=(.*)$", re.MULTILINE)
 # The frame that uv draws around errors.
 _FRAME = str.maketrans(dict.fromkeys("×╰├─▶│", " "))
-
-
-@dataclass(frozen=True)
-class Target:
-    """The machine that the packages are for."""
-
-    ubuntu: str
-    python: str
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        platform = f"x86_64-manylinux_2_{RELEASES[self.ubuntu].glibc_minor}"
-        # Markers can also depend on the patch release.
-        python = _PYTHON_PATCHES.get(self.python, self.python)
-        return ("--python-version", python, "--python-platform", platform)
-
-    def __str__(self) -> str:
-        return f"Python {self.python} on Ubuntu {self.ubuntu}"
 
 
 @dataclass(frozen=True)
@@ -122,7 +101,7 @@ class Resolver:
     def resolve(
         self,
         requirements: Sequence[str],
-        target: Target | NodePython,
+        target: NodePython,
         sources: Sources,
         limit_s: float,
         *options: str,
@@ -161,22 +140,10 @@ class Resolver:
         return {**self.configuration.environment, **inherited, **patience}
 
 
-def find_resolver(*, isolated: bool = False, answer_s: float = 10) -> Resolver:
-    """Return uv with pip's configuration, or with none if ``isolated``.
-
-    Raises :class:`SprError` if there is no uv.
-    """
+def find_resolver(*, isolated: bool = False) -> Resolver:
+    """Return uv with pip's configuration, or with none if ``isolated``."""
     configuration = PipConfiguration() if isolated else read_pip_configuration()
-    return Resolver(find_uv(), configuration, answer_s)
-
-
-def find_uv() -> str:
-    """Return uv's path. Raises :class:`SprError` if there is none."""
-    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
-    uv = shutil.which("uv", path=path)
-    if not uv:
-        raise SprError("uv is not installed here", hint=f"{sys.executable} -m pip install uv")
-    return uv
+    return Resolver(find_uv_bin(), configuration)
 
 
 def read_pip_configuration() -> PipConfiguration:
@@ -205,12 +172,20 @@ def parse_pip_configuration(text: str) -> PipConfiguration:
 
     trusted = known.get("trusted-host", "").split()
     variables = {"SSL_CERT_FILE": known.get("cert", ""), "ALL_PROXY": known.get("proxy", "")}
+    options = [f"--allow-insecure-host={host}" for host in trusted]
+    if known.get("no-index", "").lower() in ("1", "true", "yes", "on", "t", "y"):
+        options.append("--no-index")
     return PipConfiguration(
         known.get("index-url", PYPI),
         Sources(sources("extra-index-url"), sources("find-links")),
-        tuple(f"--allow-insecure-host={host}" for host in trusted),
+        tuple(options),
         {name: value for name, value in variables.items() if value},
     )
+
+
+def without_login(url: str) -> str:
+    """Return an address without its user name and password, which companies put into pip's settings."""
+    return re.sub(r"//[^/@]*@", "//", url)
 
 
 def is_missing_folder(url: str) -> bool:
@@ -250,64 +225,73 @@ class Problem:
 class SourcesReport:
     """The result for one stack; ``packages`` are those that a node would install."""
 
-    stack: str
-    target: Target
+    stack: Stack
     sources: tuple[str, ...]
     problems: tuple[Problem, ...]
     packages: tuple[Pinned, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "stack": self.stack,
+            "stack": self.stack.name,
             "ok": not self.problems,
-            "ubuntu": self.target.ubuntu,
-            "python": self.target.python,
+            "ubuntu": self.stack.ubuntu,
+            "python": self.stack.python,
             "sources": list(self.sources),
             "problems": [asdict(problem) for problem in self.problems],
             "resolved": {package.name: package.version for package in self.packages},
         }
 
 
+def describe_target(stack: Stack) -> str:
+    """Return the machine that a stack's packages are for."""
+    return f"Python {stack.python} on Ubuntu {stack.ubuntu}"
+
+
 def check_sources(
     stack: Stack, resolver: Resolver, progress: Progress, *, limit_s: float, hashes: bool = False
 ) -> SourcesReport:
-    """Query every address that a stack names, then resolve its packages together.
+    """Resolve a stack's packages together, and query its examples.
 
+    uv connects as pip would, with its proxy and certificates, and fails for a source that does not answer:
+    without that index, another build would be chosen, such as PyPI's torch for CUDA.
     Takes at most about ``limit_s`` seconds. With ``hashes``, downloads files whose index has no hash.
     """
     end = time.monotonic() + limit_s
-    target = Target(stack.ubuntu, stack.python)
+    glibc = f"2.{RELEASES[stack.ubuntu].glibc_minor}"
+    target = NodePython(_PYTHON_PATCHES.get(stack.python, stack.python), glibc)
     sources = Sources((resolver.configuration.index, *stack.indexes), stack.find_links)
     named = (*sources.indexes, *sources.find_links, *filter(None, [stack.examples]))
-    hosts = dict.fromkeys(urlsplit(url).netloc or url for url in named)
-    progress.note(f"querying {', '.join(hosts)}")
-    # An index may refuse its first page and still serve the packages' pages.
-    strict = {*stack.find_links, stack.examples}
-    problems = probe_all(named, strict, min(resolver.answer_s, limit_s))
-    packages: tuple[Pinned, ...] = ()
-    # Without that index, another build would be chosen, such as PyPI's torch for CUDA.
-    if all(problem.index == stack.examples for problem in problems):
 
-        def resolve(texts: Sequence[str], *options: str) -> Resolution:
-            left = max(end - time.monotonic(), 0.1)
-            return resolver.resolve(texts, target, sources, left, *options)
+    def resolve(texts: Sequence[str], *options: str) -> Resolution:
+        left = max(end - time.monotonic(), 0.1)
+        return resolver.resolve(texts, target, sources, left, *options)
 
-        progress.note("resolving all packages together")
-        found = resolve(requirements(stack), *(["--generate-hashes"] if hashes else []))
-        packages = found.packages
-        if found.unsolvable:
-            problems += list(_find_unavailable(stack, target, sources, resolve))
-        if found.error and not any(problem.package for problem in problems):
-            index = next((url for url in named if url in found.error), "")
-            problems.append(Problem(found.error, index=index))
-    return SourcesReport(stack.name, target, named, tuple(problems), packages)
+    shown = tuple(map(without_login, named))
+    hosts = dict.fromkeys(urlsplit(url).netloc or url for url in shown)
+    progress.note(f"resolving all packages together from {', '.join(hosts)}")
+    # uv ignores a missing folder.
+    missing = [url for url in sources.indexes if url.startswith("file:") and is_missing_folder(url)]
+    problems = [Problem(f"{url} does not exist", index=url) for url in missing]
+    found = Resolution()
+    if not missing:
+        # uv's cache would hide for ten minutes that an index has failed.
+        options = ["--refresh", *(["--generate-hashes"] if hashes else [])]
+        found = resolve(requirements(stack), *options)
+    if found.unsolvable:
+        problems += list(_find_unavailable(stack, sources, resolve))
+    if found.error and not problems:
+        index = next((url for url in named if url in found.error), "")
+        problems.append(Problem(found.error, index=index))
+    if why := _try_examples(stack.examples, min(resolver.answer_s, limit_s)):
+        problems.append(Problem(f"{stack.examples} can't be read: {why}", index=stack.examples))
+    return SourcesReport(stack, shown, tuple(problems), found.packages)
 
 
 def _find_unavailable(
-    stack: Stack, target: Target, sources: Sources, resolve: Callable[..., Resolution]
+    stack: Stack, sources: Sources, resolve: Callable[..., Resolution]
 ) -> Iterator[Problem]:
     """A problem for every requirement that no source satisfies on its own."""
-    where = ", ".join((*sources.indexes, *sources.find_links))
+    where = ", ".join(map(without_login, (*sources.indexes, *sources.find_links)))
     for text in requirements(stack):
         requirement = parse_requirement(text)
         if requirement and resolve([text], "--no-deps").unsolvable:
@@ -315,31 +299,15 @@ def _find_unavailable(
                 package.version for package in resolve([requirement.name], "--no-deps").packages
             ]
             there = f"the newest version is {newest[0]}" if newest else "there is no version of it"
-            sentence = f"{text} is not available for {target}: on {where} {there}"
+            sentence = f"{text} is not available for {describe_target(stack)}: on {where} {there}"
             yield Problem(sentence, requirement.name)
 
 
-def probe_all(urls: Sequence[str], strict: set[str], limit_s: float) -> list[Problem]:
-    """A problem for every address that does not answer correctly."""
-    distinct = list(dict.fromkeys(urls))
-    with ThreadPoolExecutor(len(distinct)) as pool:
-        reasons = pool.map(lambda url: _probe(url, strict=url in strict, limit_s=limit_s), distinct)
-    found = zip(distinct, reasons, strict=True)
-    return [Problem(f"{url} {why}", index=url) for url, why in found if why]
-
-
-def _probe(url: str, *, strict: bool, limit_s: float) -> str:
-    """Why an address can't be used; empty if it can. ``strict``: refusals also count."""
-    if url.startswith("file:"):
-        return "does not exist" if is_missing_folder(url) else ""
+def _try_examples(url: str, limit_s: float) -> str:
+    """Return why an address can't be read; "" if it can. Nodes read it without pip's settings as well."""
     try:
-        urllib.request.urlopen(url, timeout=limit_s).close()
-    except urllib.error.HTTPError as error:
-        refused = error.code >= 500 or strict
-        return f"answers {error.code} {error.reason}" if refused else ""
+        if url:
+            urllib.request.urlopen(url, timeout=limit_s).close()
     except (OSError, ValueError) as error:
-        why = str(getattr(error, "reason", error))
-        if "timed out" in why:
-            return f"did not answer within {limit_s:g} s"
-        return f"can't be reached: {why}"
+        return str(error).strip("<>")
     return ""

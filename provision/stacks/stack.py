@@ -20,11 +20,13 @@ IPEX = "intel-extension-for-pytorch"
 BINDING = "oneccl-bind-pt"
 TRANSFORMERS = "transformers"
 MPI = "impi-rt"
-_RENAMED = "1.12"
-FROM_1_12 = "import oneccl_bindings_for_pytorch as ccl; print(ccl.cwd)"
-BEFORE_1_12 = (
-    "import os, torch, torch_ccl; print(os.path.dirname(os.path.abspath(torch_ccl.__file__)))"
-)
+# Since 1.12: https://github.com/intel/torch-ccl
+_BINDING_MODULE = "oneccl_bindings_for_pytorch"
+ENVIRONMENT_LOOKUP = f"import {_BINDING_MODULE} as ccl; print(ccl.cwd)"
+"""Python code, for the node, that prints the folder with ``env/setvars.sh``.
+
+https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many
+"""
 
 
 @dataclass(frozen=True)
@@ -85,19 +87,6 @@ def fits(version: str, pattern: str) -> bool:
 def python_minor(version: str) -> tuple[int, int]:
     """(3, 10) of ``3.10.12``."""
     return Version(version).major, Version(version).minor
-
-
-def binding_module(version: str) -> str:
-    """The bindings' import name: ``torch_ccl`` before 1.12."""
-    return "torch_ccl" if release(version) < release(_RENAMED) else "oneccl_bindings_for_pytorch"
-
-
-def environment_lookup(version: str) -> str:
-    """Python code, for the node, that prints the folder with ``env/setvars.sh``.
-
-    Both rules: https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many
-    """
-    return BEFORE_1_12 if release(version) < release(_RENAMED) else FROM_1_12
 
 
 class Stack(BaseModel):
@@ -165,14 +154,12 @@ class Stack(BaseModel):
     def versions(self) -> dict[str, str]:
         """Modules and the prefix of their ``__version__``; torch first, because the others import it."""
         pins = {package: self.pin(package) for package in (TORCH, IPEX, BINDING, TRANSFORMERS)}
-        return {
-            module_name(package, version): version for package, version in pins.items() if version
-        }
+        return {module_name(package): version for package, version in pins.items() if version}
 
 
-def module_name(package: str, version: str) -> str:
+def module_name(package: str) -> str:
     """The import name of a package."""
-    return binding_module(version) if package == BINDING else package.replace("-", "_")
+    return _BINDING_MODULE if package == BINDING else package.replace("-", "_")
 
 
 def render_requirements(stack: Stack) -> str:

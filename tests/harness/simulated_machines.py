@@ -150,12 +150,12 @@ def _health_of(state: dict[str, Any], now: float) -> dict[str, Any]:
     expires = state.get("expires", state["launch_expires"])
     shown = f"{expires} {state['rest']}" if state.get("timer", "runs") == "runs" else ""
     parts: dict[str, Any] = {"mark": state["installed"], "said": {SHOW_EXPIRY: shown}}
-    parts["network"] = {"interfaces": {state["address"]: {"name": "ens5", "mtu": state["mtu"]}}}
+    parts["mtus"] = {state["address"]: state["mtu"]}
     parts["reading_disk"] = state["reads_ahead"] and _left_to_read_s(state, _VENV_MIB, now) > 0
     changed = state.get("health", {})
     parts |= {**changed, "said": {**parts["said"], **changed.get("said", {})}}
     if state["fate"] == "no-amx":
-        parts["processor"] = {"amx": [], "tile_data": "ENOTSUP"}
+        parts |= {"amx": [], "tile_data": "ENOTSUP"}
     hostname = f"host-{state['id']}"
     return health_answer(stack, hostname=hostname, address=state["address"], time=_NOW, **parts)
 

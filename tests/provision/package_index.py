@@ -43,7 +43,6 @@ class PackageIndex:
     pages: dict[str, dict[str, bytes]] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     statuses: dict[str, int] = field(default_factory=dict)
-    without_head: bool = False
     asked: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -93,24 +92,18 @@ def serve_index() -> Iterator[PackageIndex]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
-            if index.without_head:
-                self.send_error(405)
-            else:
-                self.do_GET()
+            self.do_GET()
 
         def do_GET(self) -> None:
             status, content = index.answer(unquote(self.path))
             self.send_response(status)
             kind = "application/octet-stream" if self.path.endswith(".whl") else "text/html"
             self.send_header("Content-Type", kind)
+            self.send_header("Cache-Control", "max-age=600, public")  # as PyPI does
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(content)
-
-        def do_CONNECT(self) -> None:
-            index.asked.append(f"CONNECT {self.path}")
-            self.send_error(403)
 
         def log_message(self, format: str, *args: object) -> None:
             return None

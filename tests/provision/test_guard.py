@@ -57,8 +57,17 @@ def idle_for(machine: Machine) -> float:
     return time.time() - machine.path("/run/spr-cluster/last-busy").stat().st_mtime
 
 
-def check_expiry(machine: Machine, launched_until: Lifetime) -> list[str]:
+def check_expiry(
+    machine: Machine, launched_until: Lifetime, checked: tuple[float, float] | None = (30, 400)
+) -> list[str]:
+    """Check twice; ``checked`` is how long ago the last check was, and the first one of its row."""
     machine.replace("systemctl")
+    checks = machine.path("/run/spr-cluster/checks")
+    checks.parent.mkdir(exist_ok=True)
+    if not checks.is_dir():
+        checks.write_text(
+            "{} {}\n".format(*(epoch(-ago_s) for ago_s in checked)) if checked else ""
+        )
     for program in ("sh", "bash"):
         assert machine.shell(render_expiry_script(launched_until), program=program).returncode == 0
     return machine.calls
@@ -121,32 +130,43 @@ def test_a_machine_that_does_not_know_the_time_or_the_age_of_a_hold_keeps_runnin
 
 
 @pytest.mark.parametrize(
-    ("uptime", "ends"), [("40.12 9.80", False), ("299.9 1", False), ("300.00 1", True), ("", True)]
+    ("checked", "expired_ago_s", "ends"),
+    [
+        (None, 400, False),  # also in a container, whose uptime is its host's
+        ((30, 290), 400, False),
+        ((30, 300), 400, True),
+        ((30, 290), 10, True),
+        ((190, 9000), 400, False),  # it was suspended
+        ((-60, 9000), 400, False),  # its clock was set back
+    ],
 )
-def test_a_machine_that_was_just_started_waits_for_its_keeper(
-    machine: Machine, uptime: str, *, ends: bool
+def test_a_machine_that_was_just_started_or_suspended_waits_for_its_keeper(
+    machine: Machine, checked: tuple[float, float] | None, expired_ago_s: float, *, ends: bool
 ) -> None:
-    machine.path("/proc").mkdir()
-    machine.path("/proc/uptime").write_text(f"{uptime}\n")
+    found = check_expiry(machine, in_(-expired_ago_s, 60), checked)
+    assert found == ([OFF, OFF] if ends else [])
 
-    assert check_expiry(machine, in_(-10, -5)) == ([OFF, OFF] if ends else [])
+
+def test_a_machine_that_can_not_note_its_checks_shuts_down(machine: Machine) -> None:
+    machine.path("/run/spr-cluster/checks").mkdir(parents=True)
+
+    assert check_expiry(machine, in_(-10, 60)) == [OFF, OFF]
 
 
 def test_a_machine_that_keeps_rebooting_after_its_latest_end_waits_once(machine: Machine) -> None:
     random = machine.path("/proc/sys/kernel/random")
     random.mkdir(parents=True)
-    machine.path("/proc/uptime").write_text("40.12 9.80\n")
     latest = in_(-10, -5)
     for boot, ends in ((1, False), (1, False), (2, True)):
         (random / "boot_id").write_text(f"{boot}\n")
-        assert check_expiry(machine, latest) == ([OFF, OFF] if ends else [])
+        assert check_expiry(machine, latest, None) == ([OFF, OFF] if ends else [])
     # Started again by hand, after a while.
     marker = machine.path(f"{EXPIRES_FILE}.waited")
     os.utime(marker, (time.time() - 1000,) * 2)
-    assert check_expiry(machine, latest) == [OFF, OFF]
+    assert check_expiry(machine, latest, None) == [OFF, OFF]
     # `extend` has set a later end, which has passed as well; or it has not come yet.
     for later in (in_(-10, -3), in_(-10, 60), in_(-10, 60)):
-        assert check_expiry(machine, later) == [OFF, OFF]
+        assert check_expiry(machine, later, None) == [OFF, OFF]
 
 
 def test_a_refused_shutdown_is_forced(machine: Machine) -> None:

@@ -78,22 +78,6 @@ def test_the_file_is_replaced_whole_and_readable(host: ShellHost) -> None:
     assert {*paths[0].parent.iterdir()} == {*paths}
 
 
-def test_a_machine_without_an_idle_timer_gets_one(host: ShellHost) -> None:
-    timer = "/run/systemd/system/spr-cluster-idle.timer"
-    host.machine.replace(
-        "systemctl", f'[[ "$*" != *-idle.timer || -e {host.machine.path(timer)} ]]'
-    )
-
-    extend_life(host, LATER)
-
-    assert expiry(host) == LATER
-    assert host.machine.path("/run/spr-cluster/keeper").exists()
-    written = host.machine.path(timer).stat().st_mtime_ns
-    extend_life(host, life(4))
-    extend_life(host, LATER)
-    assert host.machine.path(timer).stat().st_mtime_ns == written
-
-
 def test_a_machine_without_an_idle_timer_is_extended_and_then_an_error(host: ShellHost) -> None:
     host.machine.replace("systemctl", '[ "${*: -1}" != spr-cluster-idle.timer ]')
 

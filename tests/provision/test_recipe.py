@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
+import pytest
+
+from provision import on_node
 from provision.bake import recipe_digest
 from provision.install import stack_digest
 from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import Stack
-
-ASK = """
-import json
-from provision.bake import recipe_digest
-from provision.install import stack_digest
-from provision.stacks.load import load_stack, shipped_names
-stacks = [load_stack(name) for name in shipped_names()]
-print(json.dumps({stack.name: [stack_digest(stack), recipe_digest(stack)] for stack in stacks}))
-"""
 
 
 def changed(**values: object) -> Stack:
@@ -45,32 +41,31 @@ def test_every_change_of_content_changes_the_recipe() -> None:
     assert len(set(recipes)) == len(recipes)
 
 
-def ask(folder: Path) -> dict[str, list[str]]:
-    """Each stack's installation and recipe by the code in a folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", ASK], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return dict(json.loads(done.stdout))
-
-
-def test_another_checkout_has_the_same_recipes_until_one_line_changes(tmp_path: Path) -> None:
-    ignored = shutil.ignore_patterns("__pycache__", "local")
-    for name in ("infra", "provision"):
-        shutil.copytree(Path(__file__).parents[2] / name, tmp_path / name, ignore=ignored)
+def digests() -> dict[str, list[str]]:
+    """Each stack's installation and recipe."""
     stacks = [load_stack(name) for name in shipped_names()]
-    own = {stack.name: [stack_digest(stack), recipe_digest(stack)] for stack in stacks}
-    assert ask(tmp_path) == own
+    return {stack.name: [stack_digest(stack), recipe_digest(stack)] for stack in stacks}
 
-    upstream = tmp_path / "provision/stacks/upstream.toml"
-    upstream.write_text(upstream.read_text().replace("datasets==5.2.0", "datasets==5.2.1"))
-    with (tmp_path / "provision/on_node/seal.sh").open("a") as script:
-        script.write("true\n")
-    sealed = ask(tmp_path)
-    for name, (installation, recipe) in own.items():
-        assert (sealed[name][0] != installation) is (name == "upstream")
-        assert sealed[name][1] != recipe
 
-    with (tmp_path / "provision/on_node/install.sh").open("a") as script:
-        script.write("true\n")
-    for name, digests in ask(tmp_path).items():
-        assert not {*digests} & {*sealed[name]}
+def test_another_process_has_the_same_recipes() -> None:
+    ask = (
+        "import json; from tests.provision.test_recipe import digests; print(json.dumps(digests()))"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, check=True)
+
+    assert json.loads(done.stdout) == digests()
+
+
+def test_a_changed_script_changes_what_it_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert digests(), "read before the scripts are replaced"
+    scripts = shutil.copytree(Path(on_node.__file__).parent, tmp_path / "on_node")
+    monkeypatch.setattr(resources, "files", lambda _: scripts)
+    for script, is_changed in (("seal.sh", [False, True]), ("install.sh", [True, True])):
+        before = digests()
+        with (scripts / script).open("a") as file:
+            file.write("true\n")
+        for name, now in digests().items():
+            assert [a != b for a, b in zip(now, before[name], strict=True)] == is_changed

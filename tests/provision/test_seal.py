@@ -166,13 +166,6 @@ def test_a_key_created_while_sealed_is_kept_and_breaks_the_seal(node: Machine) -
         assert there(node) == {**IDENTITY, "/home/ubuntu/.ssh/spr-cluster": "newer\n"}
 
 
-def test_only_its_own_token_confirms_a_seal(node: Machine) -> None:
-    with session(node, "abc"):
-        assert unseal(node, "xyz") == "broken"
-        assert there(node) == {}
-        assert unseal(node, "abc") == "unbroken"
-
-
 def test_a_second_seal_loses_nothing_of_the_first(node: Machine) -> None:
     with session(node, "abc"), session(node, "def"):
         assert there(node) == {}

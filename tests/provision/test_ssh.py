@@ -87,13 +87,19 @@ def test_one_of_several_pinned_keys_is_enough(server: Server, login: Login) -> N
     assert SshHost("node0", ADDRESS, login, alias="i-0a").run("true").exit_code == 0
 
 
-def test_unreadable_pinned_keys_are_not_replaced(server: Server, login: Login) -> None:
-    pin_host_keys(login.known_hosts, "i-0a", ["ssh-new AAAA"])
+@pytest.mark.parametrize("pinned", ["ssh-new AAAA", text_of(paramiko.ECDSAKey.generate(bits=384))])
+def test_a_key_of_another_type_than_the_pinned_one_is_refused(
+    server: Server, login: Login, pinned: str
+) -> None:
+    """Somebody in between has no key of the pinned type; or paramiko does not know the type."""
+    pin_host_keys(login.known_hosts, "i-0a", [pinned])
 
-    with pytest.raises(HostKeyError, match=r"\[i-0a\] the host keys pinned for it can't be read"):
+    with pytest.raises(
+        HostKeyError, match=rf"key than i-0a had: .*, expected {pinned.split()[0]} "
+    ):
         SshHost("node0", ADDRESS, login, alias="i-0a").run("true")
 
-    assert pinned_host_keys(login.known_hosts, "i-0a") == ("ssh-new AAAA",)
+    assert pinned_host_keys(login.known_hosts, "i-0a") == (pinned,)
     assert server.logins == []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from jobs.places.environment import ccl_setup, rank_environment
+from jobs.places.environment import CCL_SETUP, rank_environment
 from jobs.places.kubernetes.image import CODE, USER, build_files, find_preloads
 from jobs.places.kubernetes.request import CLAIM_PATH, TRAIN_JOB, PodOptions, PodSize, place_pod
 from jobs.places.placement import NodeShape, Placement
@@ -76,7 +76,7 @@ def render_job(
     resources = {"cpu": str(size.cpus), "memory": f"{size.memory_gib}Gi"}
     container = {
         "image": pods.image,
-        **_command(plan, stack),
+        **_command(plan),
         "env": [{"name": n, "value": v} for n, v in env.items()],
         "resources": {"requests": resources, "limits": resources},
     }
@@ -89,11 +89,11 @@ def render_job(
     }
 
 
-def _command(plan: JobPlan, stack: Stack) -> Manifest:
+def _command(plan: JobPlan) -> Manifest:
     args = ["-m", plan.module, *plan.argv]
     if plan.backend != "ccl":
         return {"command": ["torchrun"], "args": args}
-    script = "\n".join([*ccl_setup(stack), 'exec torchrun "$@"'])
+    script = "\n".join([*CCL_SETUP, 'exec torchrun "$@"'])
     return {"command": ["bash", "-c", script, "torchrun"], "args": args}
 
 

@@ -16,7 +16,7 @@ from cluster.nodes import Cluster
 from infra.errors import HostError, HostKeyError, JobError, UsageError
 from infra.wait import wait_until
 from infra.words import counted
-from jobs.places.environment import ccl_setup, rank_environment
+from jobs.places.environment import CCL_SETUP, rank_environment
 from jobs.places.launcher import JobEnd, parse_end
 from jobs.places.placement import Placement
 from jobs.places.plan import STOP_SECONDS, JobPaths, JobPlan
@@ -136,7 +136,7 @@ def build_launch(
         omp_threads=placement.omp_threads,
         ccl=placement.backend == "ccl",
         exports={**MPIRUN_ENV, **_IN_QUEUE},
-        setup=ccl_setup(stack) if plan.backend == "ccl" else (),
+        setup=CCL_SETUP if plan.backend == "ccl" else (),
         planned_nodes=max(planned, plan.planned_nodes),
     )
 

@@ -65,8 +65,8 @@ def test_stacks_shows_whether_there_is_a_lock(
 
     Path("spr-cluster.toml").write_text(OWN.replace("5.0.0", "5.0.1"))
     line, _ = stack_state()
-    assert line.startswith(f"rejected: {LOCK}: the stack has changed since: python_packages has ")
-    assert line.endswith("(to update it: spr-cluster stacks --check mine --lock)")
+    why = f"{LOCK}: the stack has changed since: python_packages"
+    assert line == f"rejected: {why} (to update it: spr-cluster stacks --check mine --lock)"
 
 
 def test_an_outdated_lock_is_rejected_before_anything_is_bought(
@@ -79,10 +79,8 @@ def test_an_outdated_lock_is_rejected_before_anything_is_bought(
         code, out, err = run(capsys, *argv.split(), "--stack", "mine")
 
         assert (code, out) == (2, "")
-        assert err == (
-            f"spr-cluster: {LOCK}: the stack has changed since: python_packages has "
-            f"transformers==5.0.1 instead of transformers==5.0.0\n  → {_UPDATE}\n"
-        )
+        why = f"{LOCK}: the stack has changed since: python_packages"
+        assert err == f"spr-cluster: {why}\n  → {_UPDATE}\n"
     index.add("transformers", "5.0.1")
     assert run(capsys, "stacks", "--check", "mine", "--lock")[0] == 0
     assert load_stack("mine").lock
@@ -91,7 +89,7 @@ def test_an_outdated_lock_is_rejected_before_anything_is_bought(
 def test_nothing_is_locked_if_something_is_missing(
     capsys: pytest.CaptureFixture[str], index: PackageIndex
 ) -> None:
-    index.statuses["/"] = 503
+    index.statuses["/torch/"] = 503
 
     code, out, _ = run(capsys, "stacks", "--check", "mine", "--lock", "--json")
 

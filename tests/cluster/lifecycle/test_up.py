@@ -197,7 +197,7 @@ def test_the_same_again_changes_nothing_and_verifies(cloud: SimulatedCloud) -> N
 def test_a_new_node_whose_probe_fails_is_replaced(cloud: SimulatedCloud) -> None:
     def damage() -> None:
         cloud.steps.before.clear()
-        cloud.change_machine(cloud.cluster().nodes[1].instance.id, health={"disk": {"size": None}})
+        cloud.change_machine(cloud.cluster().nodes[1].instance.id, health={"disk_size": None})
 
     cloud.steps.before["health of all nodes"] = damage
 

@@ -22,6 +22,7 @@ from cluster.verify.verify import probe_directly, probe_nodes
 from infra.errors import HostError
 from provision.host import Result
 from provision.on_node import network
+from provision.on_node.facts import ask_tile_data
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost, run_here
 
@@ -117,15 +118,6 @@ def test_a_node_reports_when_its_timer_shuts_it_down(
     assert probe_directly(head, STACK).said[check_lifetime.command] == printed
 
 
-def test_amx_requires_the_flags_and_the_kernels_permission(head: LocalShell) -> None:
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    health = probe_directly(head, STACK)
-
-    assert health.tile_data == "granted" or health.tile_data.startswith("E")
-    has_amx = {"amx_tile", "amx_bf16", "amx_int8"} <= flags
-    assert bool(health.missing_amx) != (has_amx and health.tile_data == "granted")
-
-
 def test_amx_flags_count_only_with_the_kernels_permission(head: LocalShell) -> None:
     lscpu = "Model name: Xeon\\nFlags: amx_tile amx_bf16 amx_int8\\n"
     shim = f'#!/bin/sh\n[ $# -gt 0 ] && exec /usr/bin/lscpu "$@"\nprintf "{lscpu}"\n'
@@ -135,7 +127,7 @@ def test_amx_flags_count_only_with_the_kernels_permission(head: LocalShell) -> N
     answer = probe(head, "node0")["node0"]
 
     assert answer.value is not None
-    assert answer.value.model == "Xeon"
+    assert (answer.value.model, answer.value.tile_data) == ("Xeon", ask_tile_data())
     refused = answer.value.tile_data != "granted"
     missing = (f"the kernel's permission ({answer.value.tile_data})",) if refused else ()
     assert answer.value.missing_amx == missing
@@ -146,9 +138,7 @@ def measure(head: LocalShell, nodes: list[str]) -> tuple[NetworkReport, list[str
     return probe_network(head, nodes, bandwidth=True, note=notes.append), notes
 
 
-def test_the_nodes_measure_the_network_between_them(
-    head: LocalShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_nodes_measure_the_network_between_them(head: LocalShell) -> None:
     report, notes = measure(head, NODES)
 
     assert report.silent == {}

@@ -100,11 +100,11 @@ REFUSED = "Permission denied (publickey)."
             {"node2": "the probe failed: Segmentation fault"},
         ),
         (
-            [answer("node0"), answer("node1"), answer("node2", processor={"amx": ["amx_tile"]})],
+            [answer("node0"), answer("node1"), answer("node2", amx=["amx_tile"])],
             {"node2": "no AMX: lacks amx_bf16, amx_int8"},
         ),
         (
-            [answer("node0"), answer("node1", processor={"tile_data": "EINVAL"}), answer("node2")],
+            [answer("node0"), answer("node1", tile_data="EINVAL"), answer("node2")],
             {"node1": "no AMX: lacks the kernel's permission (EINVAL)"},
         ),
     ],
@@ -143,8 +143,5 @@ def test_each_amx_flag_is_required(flag: str) -> None:
     with pytest.raises(HostError, match=f"lacks {flag}"):
         require_amx("node0", facts, required=True)
     assert "no AMX" in require_amx("node0", facts, required=False)
-
-
-def test_available_amx_is_reported() -> None:
     found = require_amx("node0", parse_facts(facts_answer()), required=True)
     assert found.startswith("AMX available")

@@ -316,7 +316,9 @@ def test_what_a_program_prints_is_text(text: bytes, tmp_path: Path) -> None:
 
     events, shown = list[Any](), list[str]()
     output = JobOutput(events.append, shown.append, "squad-1")
-    for line in whole_lines([log.read_bytes()]):
+    text = log.read_bytes()
+    blocks = (text[at : at + LINE_BYTES] for at in range(0, len(text), LINE_BYTES))
+    for line in whole_lines(blocks):
         output.add(line)
     assert [each["event"] for each in events] == ["running"]
     assert shown

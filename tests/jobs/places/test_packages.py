@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from uv import find_uv_bin
 
 from infra.errors import UsageError
 from jobs.places.packages import (
@@ -20,7 +21,7 @@ from jobs.places.packages import (
 )
 from jobs.places.plan import PackageList
 from provision.stacks.load import load_stack
-from provision.stacks.sources import NodePython, PipConfiguration, Resolver, Sources, find_uv
+from provision.stacks.sources import NodePython, PipConfiguration, Resolver, Sources
 from tests.fakes import FakeHost
 from tests.provision.package_index import make_wheel
 
@@ -42,7 +43,7 @@ def resolver(tmp_path: Path) -> Resolver:
     wheel(index, "tool", "3.0", "torch>=2", "lib")
     wheel(index, "newer", "1.0", "other>=2")
     sources = Sources((), (str(index),))
-    return Resolver(find_uv(), PipConfiguration(sources=sources, options=("--no-index",)))
+    return Resolver(find_uv_bin(), PipConfiguration(sources=sources, options=("--no-index",)))
 
 
 def pins(resolver: Resolver, *lines: str, is_lock: bool = False, **more: Any) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -119,6 +120,25 @@ def test_too_many_processes_end_the_job(guard: Guard, start: Start) -> None:
 
     assert [each.wait(10) for each in processes] == [-9] * 3
     assert guard.report.read_text() == "it had 3 processes, more than 2\n"
+
+
+def test_a_full_disk_and_a_task_that_ends_do_not_end_the_guard(
+    guard: Guard, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, scandir = start(""), os.scandir
+    (gone := guard.group / "spr-7-1.scope").mkdir()
+
+    def scan(path: Any) -> Any:
+        if str(path) == str(gone):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError("No space left on device")))
+    guard.most = 0
+    guard.run()
+
+    assert process.wait(10) == -9
 
 
 def test_a_kill_by_the_kernel_is_explained(guard: Guard, tmp_path: Path) -> None:

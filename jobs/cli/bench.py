@@ -10,7 +10,7 @@ from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import format_table
 from cluster.console.options import option, switch
 from cluster.console.output import emit, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError, UsageError
@@ -20,16 +20,19 @@ from jobs.cli.shared.chosen_job import open_job_context
 from jobs.experiments.bench import BenchRequest, BenchResult, NodeSpeed, bench, read_last_speeds
 from jobs.worker.bench import LONGEST, SECONDS, SHORTEST
 
-_EXAMPLES = """\
-  spr-cluster bench                   about a minute
-  spr-cluster bench --seconds 30      longer, for steadier figures
-  spr-cluster bench --last --json     the last result, kept on the head
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BenchCommand(ClusterRequest):
-    """The options of `bench`."""
+    """Measure matrix products (in bf16 if the processor has it), memory, and all-reduce on all
+    nodes, with the default ranks, cores, and backend of a training job. oneDNN itself reports
+    whether AMX ran. The exit code is 1 if AMX is expected and did not run; a slow node is
+    named, but is not a failure.
+
+    examples:
+      spr-cluster bench                   about a minute
+      spr-cluster bench --seconds 30      longer, for steadier figures
+      spr-cluster bench --last --json     the last result, kept on the head
+    """
 
     seconds: float = option(
         f"seconds for each of the three measurements (default: {SECONDS:g})",
@@ -41,17 +44,7 @@ class BenchCommand(ClusterRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "bench",
-        "Measure matrix products (in bf16 if the processor has it), memory, and all-reduce on all\n"
-        "nodes, with the default ranks, cores, and backend of a training job. oneDNN itself reports\n"
-        "whether AMX ran. The exit code is 1 if AMX is expected and did not run; a slow node is\n"
-        "named, but is not a failure.",
-        _EXAMPLES,
-        run=run,
-        options=BenchCommand,
-    )
+    add_request(parent, "bench", run, BenchCommand)
 
 
 def run(request: BenchCommand) -> int:

@@ -16,7 +16,7 @@ from cluster.cli.spec_options import read_change
 from cluster.cli.up import UpRequest
 from cluster.console.options import REST, JsonRequest, Option, Request, argument, opposite, switch
 from cluster.console.output import ask_for, emit, has_terminal, say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, ProjectFile, read_project_file
 from infra.spec import OPTIONS, ClusterOptions, validate_options
@@ -27,18 +27,19 @@ from jobs.cli.train import TrainCommand
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import Changes
 
-_EXAMPLES = """\
-  spr-cluster config                   options of the cluster and the jobs
-  spr-cluster config up --nodes 8      the same for a command line
-  spr-cluster config run finetune      one job of spr-cluster.toml
-  spr-cluster config --init            ask five questions, and write a file
-  spr-cluster config --schema > spr-cluster.schema.json
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigRequest(JsonRequest):
-    """The options of `config`."""
+    """Show every option of a command with its value and origin: the command line, a line of
+    spr-cluster.toml in this folder or above, or the default.
+
+    examples:
+      spr-cluster config                   options of the cluster and the jobs
+      spr-cluster config up --nodes 8      the same for a command line
+      spr-cluster config run finetune      one job of spr-cluster.toml
+      spr-cluster config --init            ask five questions, and write a file
+      spr-cluster config --schema > spr-cluster.schema.json
+    """
 
     init: bool = switch("ask five questions, and write a new file", excludes="way")
     schema: bool = switch("print the file's JSON schema, for editors", excludes="way")
@@ -48,15 +49,7 @@ class ConfigRequest(JsonRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "config",
-        "Show every option of a command with its value and origin: the command line, a line of\n"
-        "spr-cluster.toml in this folder or above, or the default.",
-        _EXAMPLES,
-        run=run,
-        options=ConfigRequest,
-    )
+    add_request(parent, "config", run, ConfigRequest)
 
 
 def run(request: ConfigRequest) -> int:

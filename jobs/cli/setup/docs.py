@@ -7,30 +7,23 @@ from dataclasses import dataclass
 from importlib import import_module, resources
 
 from cluster.console.options import Request, switch
-from cluster.console.parser import Parser, add_command
-
-_EXAMPLES = """\
-  spr-cluster docs --agent
-  spr-cluster docs --agent > skills/spr-cluster/SKILL.md
-"""
+from cluster.console.parser import Parser, add_request
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocsRequest(Request):
-    """The options of `docs`."""
+    """Print a guide for programs that drive this tool: rules, all commands and options, and JSON.
+
+    examples:
+      spr-cluster docs --agent
+      spr-cluster docs --agent > skills/spr-cluster/SKILL.md
+    """
 
     agent: bool = switch("print the guide", required=True)
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "docs",
-        "Print a guide for programs that drive this tool: rules, all commands and options, and JSON.",
-        _EXAMPLES,
-        run=run,
-        options=DocsRequest,
-    )
+    add_request(parent, "docs", run, DocsRequest)
 
 
 def run(_: DocsRequest) -> int:

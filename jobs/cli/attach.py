@@ -118,13 +118,13 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
 
 
 def run_wait(request: WaitRequest) -> int:
-    progress = make_progress()
+    progress, begun = make_progress(), time.monotonic()
     launcher = open_launcher(request, progress)
     listed = launcher.list_jobs()
     chosen = choose_several(listed, request.job, launcher.place, every=request.all)
     # Otherwise `run --detach … && wait && …` would continue after a job that failed quickly.
     chosen = chosen or ([] if request.all else [*listed[-1:]])
-    done = [_wait_for(launcher, job, request.timeout, progress) for job in chosen]
+    done = [_wait_for(launcher, job, request.timeout, begun, progress) for job in chosen]
     rows = [job.as_dict() for job in done]
     fetch = {job.job: f"spr-cluster fetch {job.job} {launcher.flags}".rstrip() for job in done}
     lines = [
@@ -146,9 +146,10 @@ def run_wait(request: WaitRequest) -> int:
 
 
 def _wait_for(
-    launcher: QueueLauncher, chosen: JobSummary, timeout_s: int, progress: Progress
+    launcher: QueueLauncher, chosen: JobSummary, timeout_s: int, begun: float, progress: Progress
 ) -> JobSummary:
-    job = chosen.job
+    """Wait for a job until ``timeout_s`` seconds after the beginning of the command."""
+    job, left_s = chosen.job, timeout_s - (time.monotonic() - begun)
     lost_at = list[float]()
 
     def ended() -> JobSummary | None:
@@ -176,7 +177,7 @@ def _wait_for(
 
     with progress.phase(f"Wait for {job}"):
         try:
-            return wait_until(f"job {job}", ended, deadline_s=timeout_s, every_s=5)
+            return wait_until(f"job {job}", ended, deadline_s=left_s, every_s=5)
         except DeadlineError:
             text = f"job {job} is still {chosen.state} after {spoken_duration(timeout_s)}; it continues"
             follow, end = (

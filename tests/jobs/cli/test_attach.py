@@ -223,6 +223,27 @@ def test_wait_gives_up(line: CommandLine, head: Head) -> None:
     assert re.search(r"timed out after [\d.]+ s: Wait for squad-1", result.err)
 
 
+def test_all_jobs_share_the_timeout(
+    line: CommandLine, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    def wait(_: str, probe: Any, *, deadline_s: float, every_s: float) -> Any:
+        limits.append(deadline_s)
+        head.over = True
+        time.sleep(0.01)
+        return probe()
+
+    def list_two(show: object) -> Result:
+        text = head.list_jobs(show).stdout
+        return Result(0, text + text.replace("squad-1", "squad-2"), "")
+
+    monkeypatch.setattr("jobs.cli.attach.wait_until", wait)
+    line.machines.staged.insert(0, ("node0", "# listing the jobs", list_two))
+    assert line.must("wait", "--all", "--timeout", "9").out.count("succeeded") == 2
+    assert 9 > limits[0] > limits[1] + 0.009
+
+
 def test_wait_ends_with_the_newest_job_if_none_runs(line: CommandLine, head: Head) -> None:
     head.over = True
     assert "Job squad-1 succeeded." in line.must("wait").out

@@ -116,13 +116,19 @@ def apply_project(
 
 def _name_first(words: Sequence[str], build_parser: BuildParser) -> Sequence[str]:
     """Return the words with that of a task, job, or program before the command's options."""
-    at, commands = 1, ("run", "train") if words[0] == "run" else (words[0],)
-    if words[1:] and words[1].startswith("-"):
+    at = _find_name(words, 1, build_parser)
+    return [words[0], words[at], *words[1:at], *words[at + 1 :]] if at < _end(words) else words
+
+
+def _find_name(words: Sequence[str], at: int, build_parser: BuildParser) -> int:
+    """Return where the first word from ``at`` is that is neither an option nor the value of one."""
+    if at < _end(words) and words[at].startswith("-"):
+        commands = ("run", "train") if words[0] == "run" else (words[0],)
         options = [each for name in commands for each in all_options(build_parser(name))]
         valued = {flag for each in options if not each.is_switch for flag in each.flags}
         while at < _end(words) and words[at].startswith("-"):
             at += 2 if words[at] in valued else 1
-    return [words[0], words[at], *words[1:at], *words[at + 1 :]] if at < _end(words) else words
+    return at
 
 
 def all_options(parser: Parser) -> Iterator[Option]:
@@ -199,6 +205,7 @@ def _expand_job(
 ) -> tuple[list[str], Rendered]:
     """Return the words of a job without its options, and the options. Its paths are the file's."""
     command, _, *typed = words
+    end, more = _end(words), _find_name(words, 2, build_parser)
     table, where = project.table("jobs", name), project.where("jobs", name)
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -220,14 +227,18 @@ def _expand_job(
         return ["train", value, *typed], found
     if command != "run":
         raise UsageError(f"{at}: [jobs.{name}] is a command", hint=f"spr-cluster run {name}")
+    if more < end:
+        raise UsageError(
+            f"unknown argument {words[more]!r} of [jobs.{name}]",
+            hint=f"more arguments of its program follow --: spr-cluster run {name} -- {words[more]}",
+        )
     program = _split_command(value, at)
     options = parser_of(build_parser("run"), "run").options
     found = _Options(options, project, ("jobs", name)).render(table)
     # Such a job starts in the file's folder, wherever it is typed.
     root = str(project.root)
     found = {"--folder": ([f"--folder={root}"], Origin(where, "folder", root)), **found}
-    end = _end(typed)
-    return ["run", *typed[:end], "--", *program, *typed[end + 1 :]], found
+    return ["run", *words[2:end], "--", *program, *words[end + 1 :]], found
 
 
 def _split_command(value: object, where: str) -> list[str]:
@@ -266,8 +277,7 @@ class _Options:
         """Return words and origin by flag. Unknown keys are errors if ``strict``, and else left out."""
         found: Rendered = {}
         for key, value in table.items():
-            flag = "--tag" if key == "tags" and isinstance(value, dict) else f"--{key}"
-            where = self._project.where(*self._table, key)
+            flag, where = f"--{key}", self._project.where(*self._table, key)
             if flag not in self._known:
                 if not strict:
                     continue
@@ -284,9 +294,7 @@ class _Options:
     def _words(self, flag: str, key: str, value: Any, where: str) -> list[str]:
         option, shown = self._known[flag], f"{where}: {key} = {_shown(value)}"
         if flag == "--env" and isinstance(value, dict):
-            return [f"--env={word}" for word in self._variables(value)]
-        if flag == "--tag" and isinstance(value, dict):
-            value = [f"{name}={text}" for name, text in value.items()]
+            return [f"--env={self._variable(*each)}" for each in value.items()]
         if option.is_switch:
             if not isinstance(value, bool):
                 raise UsageError(f"{shown}: expected true or false")
@@ -307,7 +315,9 @@ class _Options:
         return [f"{flag}={self._path(option, str(each))}" for each in values]
 
     def _path(self, option: Option, value: str) -> str:
-        """Return a path of the project as seen from the working folder."""
+        """Return a path of the project as seen from the working folder; other words stay unchanged."""
+        if option.name == "env" and "=" in value:
+            return self._variable(*value.split("=", 1))
         root, kinds = self._project.root, {*str(option.metavar).split("|")}
         mark = "@" if option.name == "env" and value.startswith("@") else ""
         is_path = bool(mark) or (option.name == "array" and ".csv" in value)
@@ -321,18 +331,17 @@ class _Options:
             is_name = not (root / split_extras(value)[0]).exists()
         return value if is_name else f"{mark}{path}"
 
-    def _variables(self, table: Mapping[str, Any]) -> Iterator[str]:
-        """Yield ``NAME=VALUE`` words; ``$NAME`` in a value is this machine's variable."""
-        for name, value in table.items():
-            where = self._project.where(*self._table, "env", name)
-            if not isinstance(value, str):
-                raise UsageError(f"{where}: {name} = {_shown(value)}: expected text, in quotes")
-            if _SECRET.search(name) and value and not _LOCAL.search(value):
-                raise UsageError(
-                    f"{where}: {name} is a secret in a file",
-                    hint=f'set it in your shell, and write {name} = "${name}" here',
-                )
-            yield f"{name}={_expand_variables(name, value, where)}"
+    def _variable(self, name: str, value: Any) -> str:
+        """Return a ``NAME=VALUE`` word; ``$NAME`` in the value is this machine's variable."""
+        where = self._project.where(*self._table, "env", name)
+        if not isinstance(value, str):
+            raise UsageError(f"{where}: {name} = {_shown(value)}: expected text, in quotes")
+        if _SECRET.search(name) and value and not _LOCAL.search(value):
+            raise UsageError(
+                f"{where}: {name} is a secret in a file",
+                hint=f'set it in your shell, and write {name} = "${name}" here',
+            )
+        return f"{name}={_expand_variables(name, value, where)}"
 
 
 def _expand_variables(name: str, value: str, where: str) -> str:

@@ -100,9 +100,20 @@ def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
     assert " ".join(found[2:]) == place
 
 
-def test_a_mistyped_job_is_found_behind_options() -> None:
-    with pytest.raises(UsageError, match="no job 'finetun'; did you mean finetune"):
-        apply_project(["run", "--nodes", "1", "finetun"], parse(FILE), build_parser)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run --nodes 1 finetun", "no job 'finetun'; did you mean finetune"),
+        (
+            "run mine --ppn 1 more -- a",
+            "unknown argument 'more' of .*: spr-cluster run mine -- more",
+        ),
+    ],
+)
+def test_a_misplaced_or_mistyped_word_is_found_behind_options(words: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        apply_project(words.split(), parse(FILE), build_parser)
+    assert re.search(said, str(caught.value), re.DOTALL)
 
 
 SWITCHES = """\

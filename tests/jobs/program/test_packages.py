@@ -115,8 +115,8 @@ def test_a_lock_that_uv_can_not_read_has_uvs_reason(tmp_path: Path) -> None:
 def test_extras_and_groups_may_name_each_other(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         PROJECT
-        + '[project.optional-dependencies]\ntrain = ["datasets"]\nall = ["mine[train]", "rich"]\n'
-        '[dependency-groups]\ntest = ["pytest"]\ndev = [{ include-group = "test" }, "ruff"]\n'
+        + '[project.optional-dependencies]\ntrain_Set = ["datasets"]\nall = ["Mine[train-set]", "rich"]\n'
+        '[dependency-groups]\ntest_1 = ["pytest"]\ndev = [{ include-group = "Test.1" }, "ruff"]\n'
     )
     found = find(tmp_path, given="pyproject.toml[all,dev]")
     assert found is not None
@@ -134,13 +134,18 @@ def test_options_of_requirements_files(tmp_path: Path) -> None:
         '--extra-index-url "https://one"\n-f https://two\n-c pins.txt\n-r base.txt\n-e .\n'
     )
     lines = ("rich==1.0 --hash=sha256:ab", "einops", "tomli; python_full_version < '3.11'")
-    assert find(tmp_path, given="requirements.txt") == PackageList(
+    found = PackageList(
         *("requirements.txt", lines),
         constraints=("numpy<3", "scipy<2"),
         indexes=("https://one",),
         links=("https://two",),
         imports=(".",),
     )
+    assert find(tmp_path, given="requirements.txt") == found
+    (tmp_path / "dev").mkdir()
+    for name in ("requirements.txt", "base.txt", "pins.txt", "more pins.txt"):
+        (tmp_path / name).rename(tmp_path / "dev" / name)
+    assert find(tmp_path, given="dev/requirements.txt") == found, "-e . is the working folder"
 
 
 def test_dependencies_that_setuptools_reads_from_a_file(tmp_path: Path) -> None:

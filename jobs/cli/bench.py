@@ -85,7 +85,7 @@ def render(speeds: BenchResult, ctx: Context) -> Iterator[str]:
     yield format_table([_HEADER.format(speeds.dtype).split("|"), *map(_row, speeds.nodes)])
     side = speeds.matrix_size
     yield f"Products of {side} x {side} in {speeds.dtype}: {speeds.dtype_reason}."
-    yield _render_peak(speeds, real=ctx.cloud.has_amx)
+    yield _render_peak(speeds)
     yield from _render_all_reduce(speeds)
     instances = {node.name: node.instance for node in speeds.nodes}
     usual = "the other node's figure" if len(speeds.nodes) == 2 else "the nodes' median"
@@ -113,18 +113,14 @@ def _row(node: NodeSpeed) -> Sequence[str]:
     )
 
 
-def _render_peak(speeds: BenchResult, *, real: bool) -> str:
-    if not real:
-        return "No peak to compare with: the nodes are containers on this machine."
-    if speeds.dtype != "bf16":
-        return f"No peak to compare with: the peak is for bf16 on AMX, and this was {speeds.dtype}."
+def _render_peak(speeds: BenchResult) -> str:
     known = {
         node.type: node.peak_tflops
         for node in speeds.nodes
         if node.peak_tflops and node.type in INSTANCE_TYPES
     }
     if not known:
-        return "No peak to compare with: it is known for bare metal with AMX only."
+        return "No peak to compare with: it is known for bf16 on bare metal with AMX only."
     return "Peak: " + "; ".join(
         f"{name} {peak:.1f} TFLOPS ({INSTANCE_TYPES[name].cores} cores at {INSTANCE_TYPES[name].ghz} GHz, "
         "the clock that EC2 states; it may be lower under AMX)"

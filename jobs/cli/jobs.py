@@ -158,13 +158,8 @@ def _list_costs(request: JobsRequest) -> int:
             f"{counted(unknown, 'job')} without a known price, such as on the embedded cloud"
         )
     if uncounted:
-        whose = (
-            "is not counted, because its"
-            if len(uncounted) == 1
-            else "are not counted, because their"
-        )
         jobs = f"{counted(len(uncounted), 'job')} in {where}"
-        lines.append(f"{jobs} {whose} end is unknown: {describe(uncounted)}")
+        lines.append(f"not counted, because the end is unknown: {jobs}: {describe(uncounted)}")
     result = {"jobs": [asdict(each) for each in found], "uncounted": uncounted, **sums}
     emit(request, wrap("\n".join(lines)), result)
     return 0

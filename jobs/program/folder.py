@@ -33,12 +33,9 @@ _NO_TREE = re.compile("not a git repository|must be run in a work tree")
 _NOT_MISSED = re.compile(
     r"(^|/)(\.|__pycache__/|node_modules/|v?env/|\S+\.egg-info/)|^results/|\.pyc$"
 )
-# What a hook's git sets for its own repository: `git rev-parse --local-env-vars`, but for the
-# configuration, which may have a container's safe.directory.
-_OF_A_REPOSITORY = re.compile(
-    r"GIT_(DIR|COMMON_DIR|(IMPLICIT_)?WORK_TREE|(INDEX|GRAFT|SHALLOW)_FILE|\w*OBJECT_DIRECTOR(Y|IES)|PREFIX"
-    r"|NAMESPACE|NO_REPLACE_OBJECTS|REPLACE_REF_BASE|QUARANTINE_PATH|\w+_PATHSPECS)"
-)
+# Such as what a hook's git sets for its own repository. The configuration may have a container's
+# safe.directory, and the others are about all repositories.
+_OF_A_REPOSITORY = re.compile(r"GIT_(?!CONFIG|EXEC_PATH|CEILING|DISCOVERY).*")
 _PART_OF_PROJECT = re.compile(r"\.py$|^requirements\.txt$|^pyproject\.toml$")
 
 

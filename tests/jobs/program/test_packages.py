@@ -14,7 +14,7 @@ from infra.errors import UsageError
 from jobs.places.plan import PackageList
 from jobs.program import packages, pyproject
 from jobs.program.packages import find_packages
-from jobs.program.pyproject import needs_packages, read_own_package
+from jobs.program.pyproject import read_own_package
 
 HEADER = """\
 #!/usr/bin/env python
@@ -185,22 +185,6 @@ def test_a_project_is_as_if_installed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     (found,) = distributions(name="my-lib", path=[str(tmp_path / "site")])
     assert (found.version, found.entry_points["go"].value) == ("0", "mine.cli:App.main")
-
-
-@pytest.mark.parametrize(
-    ("command", "can"),
-    [
-        ("python a.py", True),
-        ("env A=1 python a.py", True),
-        ("./run.sh", True),
-        ("./ls", True),
-        ("hostname", False),
-        ("/usr/bin/hostname", False),
-    ],
-)
-def test_plain_tools_need_no_packages(command: str, can: bool) -> None:
-    assert needs_packages(command.split()) is can
-    assert needs_packages(["ls", "train"], ["ls"]), "a script of the project"
 
 
 EVERY_KEY: dict[str, Any] = {

@@ -126,9 +126,8 @@ def run_wait(request: WaitRequest) -> int:
     chosen = chosen or ([] if request.all else [*listed[-1:]])
     done = [_wait_for(launcher, job, request.timeout, begun, progress) for job in chosen]
     rows = [job.as_dict() for job in done]
-    fetch = {job.job: f"spr-cluster fetch {job.job} {launcher.flags}".rstrip() for job in done}
     lines = [
-        f"Job {job.job} succeeded. To download its results: {fetch[job.job]}"
+        f"Job {job.job} succeeded. To download its results: spr-cluster fetch {job.job} {launcher.flags}"
         for job in done
         if job.state == SUCCEEDED
     ]
@@ -140,7 +139,7 @@ def run_wait(request: WaitRequest) -> int:
             "; ".join(
                 f"job {j.job} is {j.state}{f': {j.cause}' if j.cause else ''}" for j in failed
             ),
-            hint=f"its log: spr-cluster logs {failed[0].job} {launcher.flags}".rstrip(),
+            hint=f"its log: spr-cluster logs {failed[0].job} {launcher.flags}",
         )
     return 0
 
@@ -181,7 +180,6 @@ def _wait_for(
         except DeadlineError:
             text = f"job {job} is still {chosen.state} after {spoken_duration(timeout_s)}; it continues"
             follow, end = (
-                f"spr-cluster {verb} {job} {launcher.flags}".rstrip()
-                for verb in ("attach", "cancel")
+                f"spr-cluster {verb} {job} {launcher.flags}" for verb in ("attach", "cancel")
             )
             raise DeadlineError(text, hint=f"to follow it: {follow}; to end it: {end}") from None

@@ -23,7 +23,7 @@ from infra.ec2.images import Image
 from infra.ec2.tags import KEPT
 from infra.errors import SprError, UsageError
 from infra.instance_types import BAKERS
-from infra.spec import OPTIONS, ClusterChange, baker_name, validate_options
+from infra.spec import ClusterChange, baker_name, validate_options
 from infra.words import tag_value
 from jobs.places.packages import check_packages, install_packages, name_packages
 from jobs.places.plan import PackageList
@@ -124,17 +124,6 @@ def _describe_baker(request: BakeRequest, name: str, stack: str) -> ClusterChang
     )
 
 
-def _continue_command(request: BakeRequest, stack: str) -> str:
-    """Return the command that continues after a failure: its machine may not exist yet."""
-    words = ["bake", "--stack", stack]
-    options = {OPTIONS[key].flag: value for key, value in request.given.items()}
-    options |= {"--instance-type": request.instance_type, "--ssh-cidr": request.ssh_cidr}
-    options |= {"--packages": request.packages, "--own-torch": request.own_torch}
-    for flag, value in options.items():
-        words += [flag] * bool(value) + [value] * isinstance(value, str)
-    return shlex.join(words)
-
-
 def _bake(
     ctx: Context, request: BakeRequest, stack: Stack, packages: PackageList | None
 ) -> tuple[Image, bool]:
@@ -146,7 +135,7 @@ def _bake(
             install_packages(head, packages, stack, ctx.progress.note, environment)
 
     change = _describe_baker(request, ctx.name, stack.name)
-    again, label = _continue_command(request, stack.name), ""
+    again, label = shlex.join(word for word in request.words if word not in YES), ""
     if packages:
         label = tag_value(f"{name_packages(packages, stack)} {packages.source}")
     plan_input = prepare(

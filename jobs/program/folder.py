@@ -293,18 +293,18 @@ def replace_links(sent: SentFolders, files: Iterable[str]) -> SentFolders:
 
 
 def _read_names(root: Path, names: Sequence[str], max_bytes: int | None) -> JobFolder:
+    folder, digest = JobFolder(root, "", "work", 0, tuple(names)), hashlib.sha256()
     try:
-        known = JobFolder(root, "", "work", 0, tuple(names)).stamp()
+        known = folder.stamp()
+        sizes = {name: size for name, (size, *_) in zip(names, known, strict=True)}
+        if max_bytes is not None and sum(sizes.values()) > max_bytes:
+            raise _too_large(root, sizes, max_bytes)
+        for name in names:
+            digest.update(os.fsencode(name) + b"\0" + _digest(root / name))
     except OSError as error:
         raise UsageError(f"{error.filename}: can't be read: {error.strerror}") from None
-    sizes = {name: size for name, (size, *_) in zip(names, known, strict=True)}
-    if max_bytes is not None and sum(sizes.values()) > max_bytes:
-        raise _too_large(root, sizes, max_bytes)
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(os.fsencode(name) + b"\0" + _digest(root / name))
     store = f"spr-folders/{_slug(root)}-{digest.hexdigest()[:16]}"
-    return JobFolder(root, store, "work", sum(sizes.values()), tuple(names), known)
+    return replace(folder, store=store, size=sum(sizes.values()), stamped=known)
 
 
 def _slug(root: Path) -> str:
@@ -314,19 +314,15 @@ def _slug(root: Path) -> str:
 
 def _digest(path: Path) -> bytes:
     """Return a digest of a file's kind, mode, and content."""
-    content = hashlib.sha256()
-    try:
-        known = path.lstat()
-        if stat.S_ISLNK(known.st_mode):
-            return b"l" + hashlib.sha256(os.fsencode(path.readlink())).digest()
-        if not stat.S_ISREG(known.st_mode):
-            return b"-"
-        with path.open("rb") as file:
-            while block := file.read(_ENOUGH):
-                content.update(block)
-    except OSError as error:
-        raise UsageError(f"{path}: can't be read: {error.strerror}") from None
-    return (b"x" if known.st_mode & 0o100 else b"f") + content.digest()
+    content, mode = hashlib.sha256(), path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return b"l" + hashlib.sha256(os.fsencode(path.readlink())).digest()
+    if not stat.S_ISREG(mode):
+        return b"-"
+    with path.open("rb") as file:
+        while block := file.read(_ENOUGH):
+            content.update(block)
+    return (b"x" if mode & 0o100 else b"f") + content.digest()
 
 
 def read_data(given: str, project: Path) -> JobFolder:

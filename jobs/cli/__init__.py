@@ -293,7 +293,7 @@ def _add_project(words: Sequence[str]) -> CommandWords:
     found: CommandWords = options.CommandWords([*words])
     if project.find_project_file().exists():
         file = project.read_project_file()
-        found = options.apply_project(words, file, build_parser)
+        found = options.apply_project(words, file)
         if found.origins and file.path.is_absolute():
             say(f"options from {file.path}")
     return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module, resources
+from importlib import resources
 
 from cluster.console.options import Request, switch
 from cluster.console.parser import Parser, add_request
+from jobs.cli import COMMANDS, build_parser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +42,11 @@ def render_guide() -> str:
 
 
 def _commands() -> Iterator[str]:
-    table = import_module("jobs.cli")  # it imports this module
-    for name, command in table.COMMANDS.items():
+    for name, command in COMMANDS.items():
         if command.help:
             yield f"\n`{name}`: {command.help}\n"
             yield from (
                 f"    {' '.join([each.prog, *(option.usage for option in each.options)])}"
-                for each in table.build_parser(name).children[name].walk()
+                for each in build_parser(name).children[name].walk()
                 if each.options
             )

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,11 +24,11 @@ from cluster.console.parser import Parser
 from infra.errors import UsageError
 from infra.project_file import ProjectFile
 from infra.words import nearest
+from jobs.cli import build_parser
 from jobs.program.pyproject import split_extras
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import is_url
 
-BuildParser = Callable[[str], Parser]
 _JOB_COMMANDS = ("run", "train")
 _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
@@ -87,9 +87,7 @@ class CommandWords:
             raise
 
 
-def apply_project(
-    words: Sequence[str], project: ProjectFile, build_parser: BuildParser
-) -> CommandWords:
+def apply_project(words: Sequence[str], project: ProjectFile) -> CommandWords:
     """Return a command line with the project's options. Raises :class:`UsageError` for invalid ones."""
     if not project.content or not words or {"-h", "--help"} & {*words[: _end(words)]}:
         return CommandWords([*words])
@@ -101,9 +99,9 @@ def apply_project(
         options, table = _Options(shared, project, ("cluster",)), project.table("cluster")
         return _insert(words, 1, options.render(table, strict=command == "up"))
     if command in _JOB_COMMANDS:
-        named = _name_first(words, build_parser)
+        named = _name_first(words)
         if job := _find_job(named, project):
-            words, given = _expand_job(named, job, project, build_parser)
+            words, given = _expand_job(named, job, project)
             at = 1 if words[0] == "run" else 2
             both = [*(word for each, _ in given.values() for word in each), *words]
             return _insert(words, at, {**_place(both, project), **given})
@@ -114,13 +112,13 @@ def apply_project(
     return CommandWords([*words])
 
 
-def _name_first(words: Sequence[str], build_parser: BuildParser) -> Sequence[str]:
+def _name_first(words: Sequence[str]) -> Sequence[str]:
     """Return the words with that of a task, job, or program before the command's options."""
-    at = _find_name(words, 1, build_parser)
+    at = _find_name(words, 1)
     return [words[0], words[at], *words[1:at], *words[at + 1 :]] if at < _end(words) else words
 
 
-def _find_name(words: Sequence[str], at: int, build_parser: BuildParser) -> int:
+def _find_name(words: Sequence[str], at: int) -> int:
     """Return where the first word from ``at`` is that is neither an option nor the value of one."""
     if at < _end(words) and words[at].startswith("-"):
         commands = ("run", "train") if words[0] == "run" else (words[0],)
@@ -201,11 +199,11 @@ def _find_job(words: Sequence[str], project: ProjectFile) -> str:
 
 
 def _expand_job(
-    words: Sequence[str], name: str, project: ProjectFile, build_parser: BuildParser
+    words: Sequence[str], name: str, project: ProjectFile
 ) -> tuple[list[str], Rendered]:
     """Return the words of a job without its options, and the options. Its paths are the file's."""
     command, _, *typed = words
-    end, more = _end(words), _find_name(words, 2, build_parser)
+    end, more = _end(words), _find_name(words, 2)
     table, where = project.table("jobs", name), project.where("jobs", name)
     if not _NAME.fullmatch(name):
         raise UsageError(

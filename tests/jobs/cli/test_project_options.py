@@ -67,7 +67,7 @@ def parse(text: str) -> ProjectFile:
 
 def test_the_file_gives_options_and_the_command_line_wins() -> None:
     def answer(asked: str) -> str:
-        return shlex.join(apply_project(shlex.split(asked[2:]), parse(FILE), build_parser).words)
+        return shlex.join(apply_project(shlex.split(asked[2:]), parse(FILE)).words)
 
     check_transcript(Path(__file__).parent / "golden/project_words.txt", answer)
 
@@ -78,7 +78,7 @@ def test_the_file_gives_options_and_the_command_line_wins() -> None:
 )
 def test_which_files_are_results_may_be_none(value: str, words: list[str]) -> None:
     text = f'[jobs.mine]\ncommand = "true"\noutputs = {value}\n'
-    found = apply_project(["run", "mine"], parse(text), build_parser).words
+    found = apply_project(["run", "mine"], parse(text)).words
     assert [word for word in found if word.startswith("--outputs")] == words
 
 
@@ -96,7 +96,7 @@ def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
 ) -> None:
     cluster = '[cluster]\nname = "a"\ncloud = "aws"\nregion = "eu-west-1"\n'
     text = f'{cluster}[jobs.x]\ntask = "squad"\n{table}\n'
-    found = apply_project(["train", "x", *typed.split()], parse(text), build_parser).words
+    found = apply_project(["train", "x", *typed.split()], parse(text)).words
     assert " ".join(found[2:]) == place
 
 
@@ -112,7 +112,7 @@ def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
 )
 def test_a_misplaced_or_mistyped_word_is_found_behind_options(words: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        apply_project(words.split(), parse(FILE), build_parser)
+        apply_project(words.split(), parse(FILE))
     assert re.search(said, str(caught.value), re.DOTALL)
 
 
@@ -145,8 +145,8 @@ skip-bad-records = true
 def test_what_is_typed_switches_off_what_the_file_switches_on(typed: str, key: str) -> None:
     project = parse(SWITCHES)
     words = typed.split()
-    off = apply_project(words, project, build_parser).words
-    on = apply_project([w for w in words if not w.startswith("--")], project, build_parser).words
+    off = apply_project(words, project).words
+    on = apply_project([w for w in words if not w.startswith("--")], project).words
     bare = {"up": ["up"], "run": ["run", "a"], "train": ["train", "squad"]}[off[0]]
     value, other, default = (getattr(build_parser(w[0]).parse(w)[1], key) for w in (on, off, bare))
     assert value != other == default
@@ -167,7 +167,7 @@ def test_a_switch_of_the_cluster_is_cleared_by_value(
     words: tuple[str, ...], place: str, given: dict[str, bool]
 ) -> None:
     file = "[cluster]\nprivate = false\nno-placement-group = false\nsecond-guard = true\n"
-    found = apply_project(["up", *words], parse(file), build_parser).words
+    found = apply_project(["up", *words], parse(file)).words
 
     assert build_parser("up").parse(found)[1].given == given
     rows = {row.key: row for row in describe_settings(["up", *words], parse(file))}
@@ -232,7 +232,7 @@ def test_a_message_about_both_names_the_place_in_the_file(
 
 def test_not_every_message_about_the_cluster_is_blamed_on_its_name() -> None:
     project = parse('[cluster]\nname = "ub"\nregion = "us-eas-1"\n')
-    explain = apply_project(["status"], project, build_parser).explain
+    explain = apply_project(["status"], project).explain
     used = "another spr-cluster command is using cluster 'ub'"
     assert explain(used) == used
     assert explain("unknown region 'us-eas-1'").startswith("spr-cluster.toml:3: region: unknown")
@@ -318,7 +318,7 @@ def test_a_project_is_found_from_a_folder_below(
     monkeypatch.setenv("HOME", "/home/me")
 
     def words(job: str) -> str:
-        found = apply_project(["run", job], read_project_file(), build_parser).words
+        found = apply_project(["run", job], read_project_file()).words
         return shlex.join(found).replace(str(folder), "HERE")
 
     assert words("a") == (
@@ -353,9 +353,7 @@ def test_the_schema_accepts_what_the_parsers_accept() -> None:
 
 
 def test_a_new_file_starts_a_job() -> None:
-    words = apply_project(
-        ["run", "train"], parse(render_new("a", "aws", "2", "1h", "python a.py")), build_parser
-    )
+    words = apply_project(["run", "train"], parse(render_new("a", "aws", "2", "1h", "python a.py")))
     place = ["--name=a", "--cloud=aws", f"--folder={Path.cwd()}"]
     assert words.words == ["run", *place, "--", "python", "a.py"]
 
@@ -440,7 +438,10 @@ def _takes_a_list(option: Option) -> bool:
 
 
 @pytest.mark.parametrize(("table", "flag"), _OPTIONS)
-def test_a_list_is_taken_where_several_values_are(table: str, flag: str) -> None:
+def test_a_list_is_taken_where_several_values_are(
+    table: str, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.cli.shared.project_options.build_parser", _known_parser)
     option, key = _OPTIONS[table, flag], flag[2:]
     command = {"cluster": "up", "jobs.a": "train", "jobs.b": "run"}[table]
     task = next((task for task, flags in _options_of_tasks().items() if flag in flags), "squad")
@@ -450,8 +451,8 @@ def test_a_list_is_taken_where_several_values_are(table: str, flag: str) -> None
     words = ["up"] if command == "up" else [command, table[-1]]
     if not _takes_a_list(option):
         with pytest.raises(UsageError, match=f"{key} = .*: expected one value"):
-            apply_project(words, project, _known_parser)
+            apply_project(words, project)
         return
-    found = apply_project(words, project, _known_parser).words
+    found = apply_project(words, project).words
     wanted = [f"{flag}=p=1", f"{flag}=q=2"] if option.repeats else [f"{flag}=p=1,q=2"]
     assert [word for word in found if word.startswith(f"{flag}=")] == wanted

@@ -259,25 +259,6 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
         cluster.submit("min")
 
 
-def test_two_jobs_in_one_second_are_two(
-    line: CommandLine, head: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Clock(datetime):
-        count = 0
-
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-            cls.count += 1
-            return datetime(2026, 7, 31, 14, 25, 1, cls.count, tz)
-
-    monkeypatch.setattr("jobs.cli.run.datetime", Clock)
-    cluster = Cluster.find()
-    ids = {cluster.submit(Run("hostname", folder="none")).id for _ in range(2)}
-    assert len(ids) == 2
-    assert {path.name for path in Path("results").iterdir()} == ids
-    assert all(id_.startswith("run-20260731-142501-") for id_ in ids)
-
-
 def test_ids_of_one_second_differ_among_moments_threads_and_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

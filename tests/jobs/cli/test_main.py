@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import io
-import json
 import os
 import re
 import signal
@@ -18,7 +16,6 @@ import pytest
 from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
 from infra.errors import HangupError
 from infra.files import write_private
-from infra.iam.policy import build_policy
 from jobs.cli import COMMANDS, SHORT_FORMS, build_parser, main
 from tests.harness.command_line import CommandLine, CommandResult
 
@@ -72,18 +69,6 @@ def test_a_closed_output_is_no_error() -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=root)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_full_home_folder_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def write(_: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("cluster.cli.chosen_cluster.remembered_cloud", write)
-    result = run(capsys, "status")
-    assert result.code == 1
-    assert result.err.startswith("spr-cluster: a file or the output: No space left on device\n")
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,14 +132,6 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_the_policy_is_printed_as_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(capsys, "iam-policy")
-
-    assert result.code == 0
-    assert result.err == ""
-    assert json.loads(result.out) == build_policy()
 
 
 @pytest.mark.parametrize(("chosen", "left"), [("", "bought other"), ("other cloud", "bought mine")])

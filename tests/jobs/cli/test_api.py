@@ -23,6 +23,7 @@ from provision.stacks.stack import Stack
 from spr_cluster import Cluster, Job, JobError, Run, SprError, Training, UsageError, study
 from tests.harness.command_line import CommandLine, StagedHost
 from tests.jobs.cli.test_attach import Head
+from tests.jobs.cli.test_main import Terminal
 from tests.jobs.context import pack_output
 
 _CHANGES = ("age_s", "left_s", "usd_so_far", "minutes", "prices_as_of", "expires")
@@ -184,28 +185,10 @@ def test_a_hint_never_repeats_a_variables_value(line: CommandLine) -> None:
     assert "cret" not in typed.err
 
 
-class Terminal:
-    """Replaces ``sys``: a terminal whose user would agree to everything, but is never asked."""
-
-    class stdin:  # noqa: N801
-        isatty = staticmethod(lambda: True)
-
-        @staticmethod
-        def readline() -> str:
-            raise AssertionError("a question")
-
-    stdout = stdin
-
-    def __getattr__(self, name: str) -> Any:
-        import sys
-
-        return getattr(sys, name)
-
-
 def test_nothing_is_bought_or_removed_without_yes(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.console.output.sys", Terminal())
+    monkeypatch.setattr("cluster.console.output.sys", Terminal("yes"))  # it is never asked
     before, machines = line.changes, line.ids()
 
     with pytest.raises(UsageError, match=r"needs confirmation.*: \$13\.20 an hour, at most \$113"):

@@ -89,17 +89,14 @@ def test_missing_amx_is_a_failure_if_expected(line: CommandLine) -> None:
     # The figures are printed all the same.
     assert NONE in result.out
 
-
-def test_json_is_alone_on_stdout_also_for_a_failure(line: CommandLine) -> None:
+    line.machines.staged.pop()
     measured(line, figures(NONE, NONE, dtype="fp32"))
-
-    outcome = line.run("bench", "--json")
-
-    assert outcome.code == 1
-    result = json.loads(outcome.out)
-    assert result["amx"] is False
-    assert [node["peak_tflops"] for node in result["nodes"]] == [None, None]
-    assert [node["peak_share"] for node in result["nodes"]] == [None, None]
+    failed = line.run("bench", "--json")
+    found = json.loads(failed.out)
+    assert (failed.code, found["amx"]) == (1, False)
+    assert [(node["peak_tflops"], node["peak_share"]) for node in found["nodes"]] == [
+        *((None, None), (None, None))
+    ]
 
 
 def test_a_slow_node_is_named_with_its_remedy_and_is_no_failure(line: CommandLine) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from jobs.worker.tasks import TASKS
 from provision.install import VENV
 from tests.harness.command_line import CommandLine
 from tests.jobs.cli.test_main import run
@@ -38,8 +37,8 @@ def rank_variables(mpirun: str) -> dict[str, str]:
     return {words[number + 1]: words[number + 2] for number in at}
 
 
-@pytest.mark.parametrize("task", sorted(TASKS))
-def test_a_type_is_enough_for_every_task(
+@pytest.mark.parametrize("task", ["squad", "digits"])
+def test_a_type_is_enough_for_a_task(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, task: str
 ) -> None:
     found = dry(capsys, "train", task, "--demo", "--nodes", "2", *METAL)

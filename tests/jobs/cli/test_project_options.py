@@ -352,12 +352,6 @@ def test_the_schema_accepts_what_the_parsers_accept() -> None:
             validator.validate(parse_toml(broken, "x"))
 
 
-def test_a_new_file_starts_a_job() -> None:
-    words = apply_project(["run", "train"], parse(render_new("a", "aws", "2", "1h", "python a.py")))
-    place = ["--name=a", "--cloud=aws", f"--folder={Path.cwd()}"]
-    assert words.words == ["run", *place, "--", "python", "a.py"]
-
-
 def test_each_answer_for_a_new_file_is_checked_before_the_next_question(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,12 +366,23 @@ def test_each_answer_for_a_new_file_is_checked_before_the_next_question(
     assert "] spr-cluster: --cloud azure: expected aws or local" in answer("bert", "azure")
     assert "] spr-cluster: --nodes 0: expected a whole number" in answer("bert", "local", "0")
     assert answer("bert", "local", "3", "", "").startswith("Which cloud, aws or local")
-    assert parse_toml((folder / "spr-cluster.toml").read_text(), "x")["cluster"] == {
+    file = read_project_file()
+    assert file.table("cluster") == {
         "name": "bert",
         "cloud": "local",
         "nodes": 3,
         "idle-timeout": "1h",
     }
+    words = [
+        "run",
+        "--name=bert",
+        "--cloud=local",
+        f"--folder={folder}",
+        "--",
+        "python",
+        "train.py",
+    ]
+    assert apply_project(["run", "train"], file).words == words
 
 
 def test_a_mistake_in_the_file_is_one_line_with_its_place(

@@ -81,12 +81,7 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(render: K8s, tmp_path:
     assert result.out.endswith(f"kubectl delete -f '{quoted}/job.yaml'\n")
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "Dockerfile",
-        "requirements.txt",
-        "code",
-        "claim.yaml",
-        "job.yaml",
-        "copy.yaml",
+        *["Dockerfile", "requirements.txt", "code", "claim.yaml", "job.yaml", "copy.yaml"]
     }
     assert (folder / "code/worker/tasks/__main__.py").is_file()
     assert (folder / "code/worker/tasks/squad/sample.json").is_file()

@@ -100,17 +100,8 @@ def test_other_places_are_left_to_the_client(word: str) -> None:
 def test_elsewhere_the_user_is_told_to_add_the_login(
     capsys: pytest.CaptureFixture[str], place: tuple[str, ...], how: str
 ) -> None:
-    words = (
-        "train",
-        "squad",
-        "--demo",
-        "--nodes=2",
-        "--dry-run",
-        "--report-to=wandb",
-        "--to",
-        *place,
-    )
-    result = run_line(capsys, *words)
+    words = "train squad --demo --nodes=2 --dry-run --report-to=wandb --to"
+    result = run_line(capsys, *words.split(), *place)
     assert result.code == 0
     assert f"--report-to wandb needs WANDB_API_KEY or WANDB_MODE=offline: {how}" in result.err
 

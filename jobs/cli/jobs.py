@@ -115,12 +115,7 @@ def run_jobs(request: JobsRequest) -> int:
         job = choose_job(found, request.job, launcher.place)
         folder, (rows, receipt) = JobPaths(job.job).root, _find_receipt(job)
         ends = launcher.expires, launcher.job_ends
-        result: Mapping[str, object] = {
-            **launcher.where,
-            **_as_dict(job, now),
-            "folder": folder,
-            **receipt,
-        }
+        result = {**launcher.where, **_as_dict(job, now), "folder": folder, **receipt}
         where = "were on a head that is gone" if job.on_lost_head else f"are in {folder} on node0"
         text = f"{render([job], now, *ends)}\nits files {where}{rows}"
     else:

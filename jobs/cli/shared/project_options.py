@@ -7,6 +7,7 @@ so what is typed wins.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _SECRET = re.compile(
     r"(^|_)(TOKEN|PAT|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_KEY)$"
 )
+_shown = partial(json.dumps, ensure_ascii=False, default=str)
 _LOCAL = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\$))")
 
 
@@ -355,9 +358,3 @@ def _expand_variables(name: str, value: str, where: str) -> str:
         return os.environ[wanted]
 
     return _LOCAL.sub(look_up, value)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -122,6 +122,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: Cluster.up(idle_timeot="1h"), "unknown option '--idle-timeot'; did you mean --idle-t"),
     (lambda: Cluster.up(nodes=[1, 2]), "argument --nodes: invalid int value: '1,2'"),
     (lambda: Cluster.up(nodes=True), "argument --nodes: expected one argument"),
+    (lambda: Cluster.up(nodes=False), "nodes: False is not a value\n  → None omits an option"),
     (lambda: Cluster.up(private=3), "argument --private: ignored explicit argument '3'"),
     (lambda: Cluster.up(help=True), "help: not in Python\n  → spr-cluster up --help"),
     (lambda: Cluster.find("none"), "no cluster 'none' in aws us-east-1"),
@@ -226,7 +227,7 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
     variables = {"SEED": "7", "HERE": None}
     run = Run("echo", "--nodes", 9, "", ppn=1, files=["a.txt"], folder="none", env=variables)
     assert cluster.submit(run).id.startswith("run-")
-    assert cluster.submit("mine", retries=3, folder="none", large_files=False).id.startswith("run-")
+    assert cluster.submit("mine", retries=0, folder="none", large_files=False).id.startswith("run-")
     assert cluster.submit(Run("true"), detach=True, outputs=[], folder="none").id.startswith("run-")
     for job in (cluster.submit("tune", epochs=1), cluster.submit(Training("tune", demo=True))):
         assert job.id.startswith("digits-")
@@ -236,7 +237,7 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
     assert first.spec.work.program == ("echo", "--nodes", "9", "")
     assert first.spec.resources.placement.nproc_per_node == 1
     assert first.env == ("SEED=7", "HERE=from here")
-    assert (second.spec.work.program, second.spec.recovery.retries) == (("echo", "hi"), 3)
+    assert (second.spec.work.program, second.spec.recovery.retries) == (("echo", "hi"), 0)
     assert "SEED" not in repr(run)
     with pytest.raises(UsageError, match=r"has no job 'min'; did you mean mine\?"):
         cluster.submit("min")

@@ -106,15 +106,15 @@ def test_a_cluster_is_read_from_its_tags_alone(line: CommandLine) -> None:
     assert [*Path().rglob("*")] == files
 
 
-@pytest.mark.parametrize("words", ["train squad --demo", "train tag --demo"])
 def test_the_project_file_names_a_cluster_only_for_clusters(
-    capsys: pytest.CaptureFixture[str], words: str
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("spr-cluster.toml").write_text('[cluster]\nname = "bert"\ncloud = "aws"\n')
     place = ("--to", "slurm-script", "--nodes", "2", "--shape", "cores=8", "--dry-run")
+    words = ("train", "squad", "--demo", *place)
 
-    assert run(capsys, *words.split(), *place).code == 0
-    refused = run(capsys, *words.split(), *place, "--name", "mine")
+    assert run(capsys, *words).code == 0
+    refused = run(capsys, *words, "--name", "mine")
     assert "--name: not with --to slurm-script, only with --to cluster" in refused.err
 
 

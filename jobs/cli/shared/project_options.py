@@ -220,7 +220,7 @@ def _expand_job(
         )
     value, at = table.pop(kinds[0]), project.where("jobs", name, kinds[0])
     if kinds == ["task"]:
-        if value not in TASKS:
+        if value not in [*TASKS]:  # it may be a list or a table
             meant = nearest(value, TASKS) if isinstance(value, str) else ""
             raise UsageError(f"{at}: task = {value!r}: one of {', '.join(TASKS)}{meant}")
         options = parser_of(build_parser("train"), "train", value).options

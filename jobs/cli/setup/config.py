@@ -207,6 +207,7 @@ def render_new(name: str, cloud: str, nodes: str, idle: str, command: str) -> st
 def build_schema() -> dict[str, Any]:
     """Return the file's JSON schema, from the parsers of the commands."""
     cluster = _properties(parser_of(build_parser("up"), "up").options)
+    cluster["tags"] = {"type": "object", "additionalProperties": {"type": "string"}}
     program = {
         "command": {"type": ["string", "array"], "description": "the program and its arguments"}
     }

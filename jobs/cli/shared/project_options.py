@@ -278,7 +278,8 @@ class _Options:
         """Return words and origin by flag. Unknown keys are errors if ``strict``, and else left out."""
         found: Rendered = {}
         for key, value in table.items():
-            flag, where = f"--{key}", self._project.where(*self._table, key)
+            flag = "--tag" if key == "tags" and isinstance(value, dict) else f"--{key}"
+            where = self._project.where(*self._table, key)
             if flag not in self._known:
                 if not strict:
                     continue
@@ -296,6 +297,8 @@ class _Options:
         option, shown = self._known[flag], f"{where}: {key} = {_shown(value)}"
         if flag == "--env" and isinstance(value, dict):
             return [f"--env={self._variable(*each)}" for each in value.items()]
+        if flag == "--tag" and isinstance(value, dict):
+            value = [f"{name}={text}" for name, text in value.items()]
         if option.is_switch:
             if not isinstance(value, bool):
                 raise UsageError(f"{shown}: expected true or false")

@@ -238,15 +238,6 @@ def test_not_every_message_about_the_cluster_is_blamed_on_its_name() -> None:
     assert explain("unknown region 'us-eas-1'").startswith("spr-cluster.toml:3: region: unknown")
 
 
-@pytest.mark.parametrize("command", ["run", "train"])
-def test_a_training_job_of_the_file_runs_by_its_name(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parse(FILE)
-    assert main([command, "finetune", "--seed", "-1"]) == 2
-    assert "spr-cluster: --seed -1 is out of range" in capsys.readouterr().err
-
-
 def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str]) -> None:
     parse(FILE)
     assert main(["config", "--json", "up", "--nodes", "8"]) == 0
@@ -340,7 +331,7 @@ def test_the_schema_accepts_what_the_parsers_accept() -> None:
     schema = build_schema()
     jsonschema.Draft7Validator.check_schema(schema)
     validator = jsonschema.Draft7Validator(schema)
-    validator.validate(parse_toml(FILE, "x"))
+    validator.validate(parse_toml(f'{FILE}[cluster.tags]\nteam = "nlp"\n', "x"))
     validator.validate(parse_toml(render_new("a-b", "local", "2", "1h", 'say "hi"'), "x"))
     for broken in (
         "[clusters]",

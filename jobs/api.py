@@ -267,9 +267,11 @@ def _render(command: str, options: Mapping[str, Given]) -> Iterator[str]:
             yield flag  # refused there; its value may be a secret
         elif value is True:
             yield flag
-        elif value is False and option.is_switch:
-            yield opposite(flag)
-        elif value is not None and value is not False:
+        elif value is False and option.const is None:
+            raise UsageError(f"{name}: False is not a value", hint="None omits an option")
+        elif value is False:
+            yield from [opposite(flag)] * option.is_switch
+        elif value is not None:
             yield from (f"{flag}={word}" for word in _split(option, value))
 
 

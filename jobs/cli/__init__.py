@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -64,7 +64,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-# Names that other tools, and earlier versions, use.
+# Names that other tools use.
 _SYNONYMS = {
     "help": "--help",
     **dict.fromkeys(("create", "launch", "start"), "up"),
@@ -72,8 +72,6 @@ _SYNONYMS = {
     **dict.fromkeys(("ls", "clusters"), "list"),
     **dict.fromkeys(("ps", "queue"), "jobs"),
     **dict.fromkeys(("exec", "login"), "ssh"),
-    "k8s": "train TASK --to kubernetes-yaml",
-    "render": "train TASK --to slurm-script",
 }
 SHORT_FORMS: Mapping[str, tuple[str, ...]] = {
     "study": ("train",),
@@ -114,7 +112,7 @@ _SHOWN = {
     "upkeep": (4, "doctor", "check whether `up` would succeed, for free: up --check"),
 }
 """Short forms that `--help` lists, by group, and their places there."""
-_VALUE = re.compile(r"(--env[= ][^=]+)=.*", re.DOTALL)
+_VALUE = re.compile(r"((?:^|\0)--env[=\0][^=\0]+)=[^\0]*")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """A full disk, which Python reports without the file."""
 _DESCRIPTION = """\
@@ -261,7 +259,7 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
     found = _add_project(words)
     with found.explaining():
         # A hint may repeat the words, but never a variable's value.
-        extra: dict[str, Any] = {"words": (*_without_values(words),)}
+        extra: dict[str, Any] = {"words": (*_VALUE.sub(r"\1", "\0".join(words)).split("\0"),)}
         extra |= {"sink": sink, "json": True} if sink is not None else {}
         parser, request = build_parser(found.words[0]).parse(found.words, **extra)
         if name == "study" and not request.tune and request.resume is None:
@@ -283,14 +281,6 @@ def expand(words: Sequence[str]) -> list[str]:
     return [command, *words[1:], *more]
 
 
-def _without_values(words: Sequence[str]) -> Iterator[str]:
-    """Yield a command's words; of ``--env NAME=VALUE``, only the name."""
-    for before, word in zip(("", *words), words, strict=False):
-        is_value = before == "--env"
-        text = _VALUE.sub(r"\1", f"--env {word}" if is_value else word)
-        yield text.removeprefix("--env ") if is_value else text
-
-
 def _add_project(words: Sequence[str]) -> CommandWords:
     """Return the words with the options in ``spr-cluster.toml``."""
     if words[0] not in COMMANDS:
@@ -303,7 +293,7 @@ def _add_project(words: Sequence[str]) -> CommandWords:
     found: CommandWords = options.CommandWords([*words])
     if project.find_project_file().exists():
         file = project.read_project_file()
-        found = options.apply_project(words, file, build_parser)
+        found = options.apply_project(words, file)
         if found.origins and file.path.is_absolute():
             say(f"options from {file.path}")
     return found

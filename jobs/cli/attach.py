@@ -10,7 +10,7 @@ from cluster.cli.chosen_cluster import choose_cluster
 from cluster.console.display import make_progress
 from cluster.console.options import option, positive_int, switch
 from cluster.console.output import emit
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import DeadlineError, JobError, NoClusterError, SprError, UsageError
 from infra.wait import Progress, wait_until
 from infra.words import spoken_duration
@@ -40,26 +40,30 @@ from jobs.places.queue.slurm import END_S
 from jobs.places.record import claim_results, read_results
 from jobs.worker.supervisor.attempt import SUCCEEDED
 
-_ATTACH_EXAMPLES = """\
-  spr-cluster attach
-  spr-cluster attach squad-20260731-142501-k3f --name bert
-"""
 _WEEK_S = 7 * 24 * 3600
-_WAIT_EXAMPLES = """\
-  spr-cluster wait squad-20260731-142501-k3f
-  spr-cluster wait --all && spr-cluster down --yes --name spr
-  spr-cluster wait --timeout 3600
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttachRequest(JobResultsRequest, EndRequest):
-    """The options of `attach`."""
+    """Follow a job from the beginning of its log, from any machine that has the cluster's key, and
+    fetch its results when it ends. Ctrl-C ends only this command.
+
+    examples:
+      spr-cluster attach
+      spr-cluster attach squad-20260731-142501-k3f --name bert
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitRequest(JobRequest):
-    """The options of `wait`."""
+    """Wait until a job ends, without showing its output. If none is queued or running, the newest one
+    counts. The exit code is 0 if it succeeded, else 1, also if it still runs after --timeout.
+
+    examples:
+      spr-cluster wait squad-20260731-142501-k3f
+      spr-cluster wait --all && spr-cluster down --yes --name spr
+      spr-cluster wait --timeout 3600
+    """
 
     all: bool = switch("wait for all queued and running jobs")
     timeout: int = option(
@@ -71,24 +75,8 @@ class WaitRequest(JobRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "attach",
-        "Follow a job from the beginning of its log, from any machine that has the cluster's key, and\n"
-        "fetch its results when it ends. Ctrl-C ends only this command.",
-        _ATTACH_EXAMPLES,
-        run=run_attach,
-        options=AttachRequest,
-    )
-    add_command(
-        parent,
-        "wait",
-        "Wait until a job ends, without showing its output. If none is queued or running, the newest one\n"
-        "counts. The exit code is 0 if it succeeded, else 1, also if it still runs after --timeout.",
-        _WAIT_EXAMPLES,
-        run=run_wait,
-        options=WaitRequest,
-    )
+    add_request(parent, "attach", run_attach, AttachRequest)
+    add_request(parent, "wait", run_wait, WaitRequest)
 
 
 def run_attach(request: AttachRequest) -> int:
@@ -130,17 +118,16 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
 
 
 def run_wait(request: WaitRequest) -> int:
-    progress = make_progress()
+    progress, begun = make_progress(), time.monotonic()
     launcher = open_launcher(request, progress)
     listed = launcher.list_jobs()
     chosen = choose_several(listed, request.job, launcher.place, every=request.all)
     # Otherwise `run --detach … && wait && …` would continue after a job that failed quickly.
     chosen = chosen or ([] if request.all else [*listed[-1:]])
-    done = [_wait_for(launcher, job, request.timeout, progress) for job in chosen]
+    done = [_wait_for(launcher, job, request.timeout, begun, progress) for job in chosen]
     rows = [job.as_dict() for job in done]
-    fetch = {job.job: f"spr-cluster fetch {job.job} {launcher.flags}".rstrip() for job in done}
     lines = [
-        f"Job {job.job} succeeded. To download its results: {fetch[job.job]}"
+        f"Job {job.job} succeeded. To download its results: spr-cluster fetch {job.job} {launcher.flags}"
         for job in done
         if job.state == SUCCEEDED
     ]
@@ -152,15 +139,16 @@ def run_wait(request: WaitRequest) -> int:
             "; ".join(
                 f"job {j.job} is {j.state}{f': {j.cause}' if j.cause else ''}" for j in failed
             ),
-            hint=f"its log: spr-cluster logs {failed[0].job} {launcher.flags}".rstrip(),
+            hint=f"its log: spr-cluster logs {failed[0].job} {launcher.flags}",
         )
     return 0
 
 
 def _wait_for(
-    launcher: QueueLauncher, chosen: JobSummary, timeout_s: int, progress: Progress
+    launcher: QueueLauncher, chosen: JobSummary, timeout_s: int, begun: float, progress: Progress
 ) -> JobSummary:
-    job = chosen.job
+    """Wait for a job until ``timeout_s`` seconds after the beginning of the command."""
+    job, left_s = chosen.job, timeout_s - (time.monotonic() - begun)
     lost_at = list[float]()
 
     def ended() -> JobSummary | None:
@@ -188,11 +176,10 @@ def _wait_for(
 
     with progress.phase(f"Wait for {job}"):
         try:
-            return wait_until(f"job {job}", ended, deadline_s=timeout_s, every_s=5)
+            return wait_until(f"job {job}", ended, deadline_s=left_s, every_s=5)
         except DeadlineError:
             text = f"job {job} is still {chosen.state} after {spoken_duration(timeout_s)}; it continues"
             follow, end = (
-                f"spr-cluster {verb} {job} {launcher.flags}".rstrip()
-                for verb in ("attach", "cancel")
+                f"spr-cluster {verb} {job} {launcher.flags}" for verb in ("attach", "cancel")
             )
             raise DeadlineError(text, hint=f"to follow it: {follow}; to end it: {end}") from None

@@ -14,7 +14,7 @@ from cluster.cli.up import apply_proposal, confirm_purchase
 from cluster.console.display import make_progress
 from cluster.console.options import YES, option, switch
 from cluster.console.output import emit
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.apply import ImageContentError
 from cluster.lifecycle.down import down
@@ -23,7 +23,7 @@ from infra.ec2.images import Image
 from infra.ec2.tags import KEPT
 from infra.errors import SprError, UsageError
 from infra.instance_types import BAKERS
-from infra.spec import OPTIONS, ClusterChange, baker_name, validate_options
+from infra.spec import ClusterChange, baker_name, validate_options
 from infra.words import tag_value
 from jobs.places.packages import check_packages, install_packages, name_packages
 from jobs.places.plan import PackageList
@@ -35,12 +35,6 @@ from provision.stacks.load import DEFAULT_STACK, load_stack
 from provision.stacks.sources import find_resolver
 from provision.stacks.stack import Stack
 
-_EXAMPLES = """\
-  spr-cluster bake
-  spr-cluster bake --stack upstream --yes
-  spr-cluster bake --packages requirements.txt   also what a project needs
-  spr-cluster bake --cloud local
-"""
 # Space for the software and its cache. A machine's disk can't be smaller than its image's.
 _VOLUME_GIB = 30
 _TTL_H = 3
@@ -48,7 +42,16 @@ _TTL_H = 3
 
 @dataclass(frozen=True, kw_only=True)
 class BakeRequest(AccessRequest, CloudRequest):
-    """The options of `bake`."""
+    """Start one small virtual machine, install a stack on it, make an image, and terminate the
+    machine. Every later `up` with this stack uses the image, from any laptop, under any name.
+    After an interruption, run `bake` again to continue. It does nothing if the image exists.
+
+    examples:
+      spr-cluster bake
+      spr-cluster bake --stack upstream --yes
+      spr-cluster bake --packages requirements.txt   also what a project needs
+      spr-cluster bake --cloud local
+    """
 
     stack: str | None = option("software, see `stacks` (default: as for `up`)", metavar="NAME")
     packages: str | None = option(
@@ -65,17 +68,7 @@ class BakeRequest(AccessRequest, CloudRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "bake",
-        "Start one small virtual machine, install a stack on it, make an image, and terminate the\n"
-        "machine. Every later `up` with this stack uses the image, from any laptop, under any name.\n"
-        "After an interruption, run `bake` again to continue. It does nothing if the image exists.",
-        _EXAMPLES,
-        run=run,
-        options=BakeRequest,
-        more=spec_options(ACCESS),
-    )
+    add_request(parent, "bake", run, BakeRequest, spec_options(ACCESS))
 
 
 def run(request: BakeRequest) -> int:
@@ -131,17 +124,6 @@ def _describe_baker(request: BakeRequest, name: str, stack: str) -> ClusterChang
     )
 
 
-def _continue_command(request: BakeRequest, stack: str) -> str:
-    """Return the command that continues after a failure: its machine may not exist yet."""
-    words = ["bake", "--stack", stack]
-    options = {OPTIONS[key].flag: value for key, value in request.given.items()}
-    options |= {"--instance-type": request.instance_type, "--ssh-cidr": request.ssh_cidr}
-    options |= {"--packages": request.packages, "--own-torch": request.own_torch}
-    for flag, value in options.items():
-        words += [flag] * bool(value) + [value] * isinstance(value, str)
-    return shlex.join(words)
-
-
 def _bake(
     ctx: Context, request: BakeRequest, stack: Stack, packages: PackageList | None
 ) -> tuple[Image, bool]:
@@ -153,7 +135,7 @@ def _bake(
             install_packages(head, packages, stack, ctx.progress.note, environment)
 
     change = _describe_baker(request, ctx.name, stack.name)
-    again, label = _continue_command(request, stack.name), ""
+    again, label = shlex.join(word for word in request.words if word not in YES), ""
     if packages:
         label = tag_value(f"{name_packages(packages, stack)} {packages.source}")
     plan_input = prepare(

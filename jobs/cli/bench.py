@@ -10,7 +10,7 @@ from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import format_table
 from cluster.console.options import option, switch
 from cluster.console.output import emit, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError, UsageError
@@ -20,16 +20,19 @@ from jobs.cli.shared.chosen_job import open_job_context
 from jobs.experiments.bench import BenchRequest, BenchResult, NodeSpeed, bench, read_last_speeds
 from jobs.worker.bench import LONGEST, SECONDS, SHORTEST
 
-_EXAMPLES = """\
-  spr-cluster bench                   about a minute
-  spr-cluster bench --seconds 30      longer, for steadier figures
-  spr-cluster bench --last --json     the last result, kept on the head
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BenchCommand(ClusterRequest):
-    """The options of `bench`."""
+    """Measure matrix products (in bf16 if the processor has it), memory, and all-reduce on all
+    nodes, with the default ranks, cores, and backend of a training job. oneDNN itself reports
+    whether AMX ran. The exit code is 1 if AMX is expected and did not run; a slow node is
+    named, but is not a failure.
+
+    examples:
+      spr-cluster bench                   about a minute
+      spr-cluster bench --seconds 30      longer, for steadier figures
+      spr-cluster bench --last --json     the last result, kept on the head
+    """
 
     seconds: float = option(
         f"seconds for each of the three measurements (default: {SECONDS:g})",
@@ -41,17 +44,7 @@ class BenchCommand(ClusterRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "bench",
-        "Measure matrix products (in bf16 if the processor has it), memory, and all-reduce on all\n"
-        "nodes, with the default ranks, cores, and backend of a training job. oneDNN itself reports\n"
-        "whether AMX ran. The exit code is 1 if AMX is expected and did not run; a slow node is\n"
-        "named, but is not a failure.",
-        _EXAMPLES,
-        run=run,
-        options=BenchCommand,
-    )
+    add_request(parent, "bench", run, BenchCommand)
 
 
 def run(request: BenchCommand) -> int:
@@ -92,7 +85,7 @@ def render(speeds: BenchResult, ctx: Context) -> Iterator[str]:
     yield format_table([_HEADER.format(speeds.dtype).split("|"), *map(_row, speeds.nodes)])
     side = speeds.matrix_size
     yield f"Products of {side} x {side} in {speeds.dtype}: {speeds.dtype_reason}."
-    yield _render_peak(speeds, real=ctx.cloud.has_amx)
+    yield _render_peak(speeds)
     yield from _render_all_reduce(speeds)
     instances = {node.name: node.instance for node in speeds.nodes}
     usual = "the other node's figure" if len(speeds.nodes) == 2 else "the nodes' median"
@@ -120,18 +113,14 @@ def _row(node: NodeSpeed) -> Sequence[str]:
     )
 
 
-def _render_peak(speeds: BenchResult, *, real: bool) -> str:
-    if not real:
-        return "No peak to compare with: the nodes are containers on this machine."
-    if speeds.dtype != "bf16":
-        return f"No peak to compare with: the peak is for bf16 on AMX, and this was {speeds.dtype}."
+def _render_peak(speeds: BenchResult) -> str:
     known = {
         node.type: node.peak_tflops
         for node in speeds.nodes
         if node.peak_tflops and node.type in INSTANCE_TYPES
     }
     if not known:
-        return "No peak to compare with: it is known for bare metal with AMX only."
+        return "No peak to compare with: it is known for bf16 on bare metal with AMX only."
     return "Peak: " + "; ".join(
         f"{name} {peak:.1f} TFLOPS ({INSTANCE_TYPES[name].cores} cores at {INSTANCE_TYPES[name].ghz} GHz, "
         "the clock that EC2 states; it may be lower under AMX)"

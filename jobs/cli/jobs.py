@@ -13,7 +13,7 @@ from typing import Any
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import switch
 from cluster.console.output import emit, wrap
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
 from infra.aws.cloud import cloud_flag
@@ -49,24 +49,24 @@ from jobs.worker.storage.ownership import describe
 from jobs.worker.supervisor.attempt import FAILED
 
 _NEWEST = 10
-_JOBS_EXAMPLES = """\
-  spr-cluster jobs
-  spr-cluster jobs --name bert --json
-  spr-cluster jobs squad-20261122-142501-k3f
-  spr-cluster jobs s3://my-results
-  spr-cluster jobs --cost
-"""
-_CANCEL_EXAMPLES = """\
-  spr-cluster cancel
-  spr-cluster cancel --now                       do not wait for a checkpoint
-  spr-cluster cancel --all
-  spr-cluster cancel squad-20260731-142501-k3f --name bert
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobsRequest(JobRequest):
-    """The options of `jobs`."""
+    """List the jobs on a cluster, oldest first, or show one. A job is submitting, queued, running,
+    succeeded, failed (with its exit code), cancelled, requeued (it lost a rank or node, and will run
+    again), or lost (it left the queue and nothing says how it ended, for example because the head was
+    shut down). A job with a checkpoint and without a model can be resumed:
+    `spr-cluster train squad --resume JOB`. With s3://BUCKET/PREFIX, list the jobs stored there; no
+    cluster is needed.
+
+    examples:
+      spr-cluster jobs
+      spr-cluster jobs --name bert --json
+      spr-cluster jobs squad-20261122-142501-k3f
+      spr-cluster jobs s3://my-results
+      spr-cluster jobs --cost
+    """
 
     job: str | None = job_argument(
         "show only this one, or those in s3://BUCKET/PREFIX", parse_job_or_url
@@ -79,36 +79,24 @@ class JobsRequest(JobRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CancelRequest(JobRequest):
-    """The options of `cancel`."""
+    """End a job on all nodes, or remove it from the queue. A training job saves a checkpoint first.
+    What is left after two minutes (or three times its last checkpoint's duration; other jobs: ten
+    seconds), or after Ctrl-C, is killed, even if nodes are gone. If there is no job, nothing happens.
+
+    examples:
+      spr-cluster cancel
+      spr-cluster cancel --now                       do not wait for a checkpoint
+      spr-cluster cancel --all
+      spr-cluster cancel squad-20260731-142501-k3f --name bert
+    """
 
     all: bool = switch("end all queued and running jobs")
     now: bool = switch("kill it without waiting")
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "jobs",
-        "List the jobs on a cluster, oldest first, or show one. A job is submitting, queued, running,\n"
-        "succeeded, failed (with its exit code), cancelled, requeued (it lost a rank or node, and will run\n"
-        "again), or lost (it left the queue and nothing says how it ended, for example because the head was\n"
-        "shut down). A job with a checkpoint and without a model can be resumed:\n"
-        "`spr-cluster train squad --resume JOB`. With s3://BUCKET/PREFIX, list the jobs stored there; no\n"
-        "cluster is needed.",
-        _JOBS_EXAMPLES,
-        run=run_jobs,
-        options=JobsRequest,
-    )
-    add_command(
-        parent,
-        "cancel",
-        "End a job on all nodes, or remove it from the queue. A training job saves a checkpoint first.\n"
-        "What is left after two minutes (or three times its last checkpoint's duration; other jobs: ten\n"
-        "seconds), or after Ctrl-C, is killed, even if nodes are gone. If there is no job, nothing happens.",
-        _CANCEL_EXAMPLES,
-        run=run_cancel,
-        options=CancelRequest,
-    )
+    add_request(parent, "jobs", run_jobs, JobsRequest)
+    add_request(parent, "cancel", run_cancel, CancelRequest)
 
 
 def run_jobs(request: JobsRequest) -> int:
@@ -127,12 +115,7 @@ def run_jobs(request: JobsRequest) -> int:
         job = choose_job(found, request.job, launcher.place)
         folder, (rows, receipt) = JobPaths(job.job).root, _find_receipt(job)
         ends = launcher.expires, launcher.job_ends
-        result: Mapping[str, object] = {
-            **launcher.where,
-            **_as_dict(job, now),
-            "folder": folder,
-            **receipt,
-        }
+        result = {**launcher.where, **_as_dict(job, now), "folder": folder, **receipt}
         where = "were on a head that is gone" if job.on_lost_head else f"are in {folder} on node0"
         text = f"{render([job], now, *ends)}\nits files {where}{rows}"
     else:
@@ -170,13 +153,8 @@ def _list_costs(request: JobsRequest) -> int:
             f"{counted(unknown, 'job')} without a known price, such as on the embedded cloud"
         )
     if uncounted:
-        whose = (
-            "is not counted, because its"
-            if len(uncounted) == 1
-            else "are not counted, because their"
-        )
         jobs = f"{counted(len(uncounted), 'job')} in {where}"
-        lines.append(f"{jobs} {whose} end is unknown: {describe(uncounted)}")
+        lines.append(f"not counted, because the end is unknown: {jobs}: {describe(uncounted)}")
     result = {"jobs": [asdict(each) for each in found], "uncounted": uncounted, **sums}
     emit(request, wrap("\n".join(lines)), result)
     return 0

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from cluster.console.options import option, switch
 from cluster.console.output import printable, say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.local_files import utc_now
 from infra.errors import UsageError
 from infra.words import parse_duration
@@ -18,16 +18,17 @@ from jobs.cli.shared.job_display import render_event
 from jobs.places.launcher import choose_shown, require_files
 from jobs.worker.runtime.events import mark_of, parse_event
 
-_EXAMPLES = """\
-  spr-cluster logs -f
-  spr-cluster logs squad-20260731-142501-k3f --rank 3
-  spr-cluster logs --since 10m
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LogsRequest(JobRequest):
-    """The options of `logs`."""
+    """Print a job's log, with its ranks' events as text. --rank prints what one rank wrote, from its
+    own node.
+
+    examples:
+      spr-cluster logs -f
+      spr-cluster logs squad-20260731-142501-k3f --rank 3
+      spr-cluster logs --since 10m
+    """
 
     job: str | None = job_argument("(default: the only queued or running job, else the newest)")
     follow: bool = switch(
@@ -45,15 +46,7 @@ class LogsRequest(JobRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "logs",
-        "Print a job's log, with its ranks' events as text. --rank prints what one rank wrote, from its\n"
-        "own node.",
-        _EXAMPLES,
-        run=run_logs,
-        options=LogsRequest,
-    )
+    add_request(parent, "logs", run_logs, LogsRequest)
 
 
 def run_logs(request: LogsRequest) -> int:

@@ -17,7 +17,7 @@ from cluster.cli.ssh import NOT_CONNECTED, run_client
 from cluster.console.display import format_seconds, paused
 from cluster.console.options import CLUSTER, argument, option, switch
 from cluster.console.output import emit, has_terminal, say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.places.dry_run import run_dry
@@ -43,7 +43,7 @@ from jobs.program.folder import (
     read_urls,
     replace_links,
 )
-from jobs.program.packages import UnreadListError, find_packages
+from jobs.program.packages import find_packages
 from jobs.program.plan import (
     MAX_BYTES,
     ProgramRequest,
@@ -51,30 +51,35 @@ from jobs.program.plan import (
     find_script,
     plan_program,
 )
-from jobs.program.pyproject import OwnPackage, may_run_python, needs_packages, read_own_package
+from jobs.program.pyproject import OwnPackage, needs_packages, read_own_package
 from jobs.train.request import check_results
 from jobs.worker.spec import JobSpec, Work
 from jobs.worker.training.options import is_url
 from provision.install import VENV
-
-_EXAMPLES = """\
-  spr-cluster run -- hostname                 once per rank
-  spr-cluster run --nodes 2 --ppn 2 -- python my_script.py --epochs 3
-  spr-cluster run --env HF_TOKEN --data-dir data -- python src/main.py
-  spr-cluster run --data s3://my-data/images -- python train.py images
-  spr-cluster run --array 1-100%8 -- python work.py --seed '$SPR_ARRAY_INDEX'
-  spr-cluster run --pty -- ipython            on this terminal, on one node
-  spr-cluster run finetune                    a job in spr-cluster.toml
-  spr-cluster run finetune -- --epochs 5      with more arguments
-"""
-
 
 _PROGRAM: dict[str, Any] = {"section": "program"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand(DryRunRequest, QueueRequest, PlacementRequest, ResultsRequest, VariableRequest):
-    """The options of `run`."""
+    """Run a program in every rank, placed and pinned like `train`. The nodes receive the project: the
+    folder of spr-cluster.toml or of the git repository, as git sees it and without what .sprignore
+    lists; only what changed is sent. Every rank has torch's RANK, WORLD_SIZE, LOCAL_RANK,
+    MASTER_ADDR, and MASTER_PORT. What it writes to the folder $SPR_OUTPUT is fetched; that of
+    each worker goes to a folder named after the node. New and changed files in the working folder
+    are fetched to work/NODE. With --array, the elements take turns on the ranks: each has
+    $SPR_ARRAY_INDEX, and its own $SPR_OUTPUT and log.
+
+    examples:
+      spr-cluster run -- hostname                 once per rank
+      spr-cluster run --nodes 2 --ppn 2 -- python my_script.py --epochs 3
+      spr-cluster run --env HF_TOKEN --data-dir data -- python src/main.py
+      spr-cluster run --data s3://my-data/images -- python train.py images
+      spr-cluster run --array 1-100%8 -- python work.py --seed '$SPR_ARRAY_INDEX'
+      spr-cluster run --pty -- ipython            on this terminal, on one node
+      spr-cluster run finetune                    a job in spr-cluster.toml
+      spr-cluster run finetune -- --epochs 5      with more arguments
+    """
 
     program: tuple[str, ...] = argument(
         "the program and its arguments, after --", takes="+", metavar="PROGRAM"
@@ -142,20 +147,7 @@ class RunCommand(DryRunRequest, QueueRequest, PlacementRequest, ResultsRequest, 
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "run",
-        "Run a program in every rank, placed and pinned like `train`. The nodes receive the project: the\n"
-        "folder of spr-cluster.toml or of the git repository, as git sees it and without what .sprignore\n"
-        "lists; only what changed is sent. Every rank has torch's RANK, WORLD_SIZE, LOCAL_RANK,\n"
-        "MASTER_ADDR, and MASTER_PORT. What it writes to the folder $SPR_OUTPUT is fetched; that of\n"
-        "each worker goes to a folder named after the node. New and changed files in the working folder\n"
-        "are fetched to work/NODE. With --array, the elements take turns on the ranks: each has\n"
-        "$SPR_ARRAY_INDEX, and its own $SPR_OUTPUT and log.",
-        _EXAMPLES,
-        run=run,
-        options=RunCommand,
-    )
+    add_request(parent, "run", run, RunCommand)
 
 
 def run(request: RunCommand) -> int:
@@ -288,13 +280,7 @@ def _read_packages(
         given = str(start / script) if script and script.endswith(".py") else "none"
     elif given is None and not needs_packages(request.program, own.scripts):
         return None
-    try:
-        packages = find_packages(given, root, start / script if script else None, Path.cwd())
-    except UnreadListError as error:
-        if may_run_python(request.program, own.scripts):
-            raise
-        say(f"no packages are installed: {error.message}")
-        return None
+    packages = find_packages(given, root, start / script if script else None, Path.cwd())
     if packages and packages.imports and not sent.project:
         raise UsageError(
             f"{packages.source} lists folders, and no folder is sent",

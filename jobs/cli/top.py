@@ -13,19 +13,14 @@ from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import make_console
 from cluster.console.options import option, switch
 from cluster.console.output import ask, emit, has_terminal
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.overview import look_up_prices
 from jobs.cli.shared.chosen_job import open_overview
 from jobs.top.collect import Collector, Watched
 from jobs.top.live import Source, show_live
 from jobs.top.screen import render
-from jobs.top.snapshot import SLOWER, Snapshot
+from jobs.top.snapshot import Snapshot
 
-_EXAMPLES = """\
-  spr-cluster top
-  spr-cluster top --once                     one look, also in a script
-  spr-cluster top --json >> record.jsonl     one line per look
-"""
 _SHORTEST_S, _LONGEST_S = 0.5, 3600.0
 
 
@@ -41,7 +36,17 @@ def _parse_interval(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TopRequest(ClusterRequest):
-    """The options of `top`."""
+    """Watch a cluster live: each node's CPU use, memory, and network; each rank's step, samples
+    per second, and share of communication; the queue; the time left, cost so far, and
+    time to live. A rank is marked with ! if it computes 20 % longer per step than the median
+    of its job's ranks. q or Ctrl-C quits. Without a terminal, it prints one snapshot. Nothing
+    is installed on the nodes, and nothing stays there.
+
+    examples:
+      spr-cluster top
+      spr-cluster top --once                     one look, also in a script
+      spr-cluster top --json >> record.jsonl     one line per look
+    """
 
     interval: float = option(
         "time between two snapshots (default: 1)", 1.0, parse=_parse_interval, metavar="SECONDS"
@@ -51,19 +56,7 @@ class TopRequest(ClusterRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "top",
-        "Watch a cluster live: each node's CPU use, memory, and network; each rank's step, samples\n"
-        "per second, and share of communication; the queue; the time left, cost so far, and\n"
-        f"time to live. A rank is marked with ! if it computes {100 * (SLOWER - 1):.0f} % longer per "
-        "step than the median\n"
-        "of its job's ranks. q or Ctrl-C quits. Without a terminal, it prints one snapshot. Nothing\n"
-        "is installed on the nodes, and nothing stays there.",
-        _EXAMPLES,
-        run=run,
-        options=TopRequest,
-    )
+    add_request(parent, "top", run, TopRequest)
 
 
 def run(request: TopRequest) -> int:

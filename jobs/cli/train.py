@@ -311,7 +311,8 @@ def _compare_speeds(request: TrainCommand, now: datetime) -> int:
     check_inputs(wanted.options)
     context = open_job_context(request, now)
     study = study_placement(context, wanted, _read_tune(request))
-    emit(request, lambda: render_speeds(study, context.cloud.usd_per_hour), as_rows(study))
+    lines = render_speeds(study, context.cloud.usd_per_hour)
+    emit(request, lambda: "\n".join(lines), as_rows(study))
     return 0
 
 
@@ -386,10 +387,10 @@ def render_script(request: TrainCommand, now: datetime) -> SlurmScript:
     name = request.job_name or new_job_id(request.task, now)
     options = slurm.read_script(request, request.nodes, name)
     resources = replace(request.resources, nodes=None)
-    spec = spec_of(request.read_options(request.preset), resources=resources)
-    check_inputs(TrainRequest(spec, Path()).options)
+    job = TrainRequest(spec_of(request.read_options(request.preset), resources=resources), Path())
+    check_inputs(job.options)
     stack = load_stack(request.stack or DEFAULT_STACK)
-    return slurm.render(plan_for_script(TrainRequest(spec, Path()), stack), options, stack)
+    return slurm.render(plan_for_script(job, stack), options, stack)
 
 
 def _plan_dry(request: TrainCommand, work: Work, target: Target, now: datetime) -> JobPlan:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from infra.files import read_text
-from jobs.program.plan import is_reserved, is_variable_name
+from jobs.program.plan import NAME, RESERVED
 from jobs.worker.array.plan import ArrayPlan
 
 MOST_ELEMENTS = 10_000
@@ -84,12 +84,12 @@ def read_rows(path: Path, name: str) -> dict[int, dict[str, str]]:
 def _check_header(header: list[str], name: str) -> None:
     """Require the columns' names to be those of variables."""
     for column in header:
-        if not is_variable_name(column):
+        if not NAME.fullmatch(column):
             raise UsageError(
                 f"--array {name}: column {column!r} is not the name of a variable",
                 hint="the first line names the variables that each row sets, such as lr,seed",
             )
-        if is_reserved(column):
+        if RESERVED.fullmatch(column):
             raise UsageError(
                 f"--array {name}: column {column}: the placement sets it for each rank"
             )

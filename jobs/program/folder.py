@@ -33,12 +33,9 @@ _NO_TREE = re.compile("not a git repository|must be run in a work tree")
 _NOT_MISSED = re.compile(
     r"(^|/)(\.|__pycache__/|node_modules/|v?env/|\S+\.egg-info/)|^results/|\.pyc$"
 )
-# What a hook's git sets for its own repository: `git rev-parse --local-env-vars`, but for the
-# configuration, which may have a container's safe.directory.
-_OF_A_REPOSITORY = re.compile(
-    r"GIT_(DIR|COMMON_DIR|(IMPLICIT_)?WORK_TREE|(INDEX|GRAFT|SHALLOW)_FILE|\w*OBJECT_DIRECTOR(Y|IES)|PREFIX"
-    r"|NAMESPACE|NO_REPLACE_OBJECTS|REPLACE_REF_BASE|QUARANTINE_PATH|\w+_PATHSPECS)"
-)
+# Such as what a hook's git sets for its own repository. The configuration may have a container's
+# safe.directory, and the others are about all repositories.
+_OF_A_REPOSITORY = re.compile(r"GIT_(?!CONFIG|EXEC_PATH|CEILING|DISCOVERY).*")
 _PART_OF_PROJECT = re.compile(r"\.py$|^requirements\.txt$|^pyproject\.toml$")
 
 
@@ -296,18 +293,18 @@ def replace_links(sent: SentFolders, files: Iterable[str]) -> SentFolders:
 
 
 def _read_names(root: Path, names: Sequence[str], max_bytes: int | None) -> JobFolder:
+    folder, digest = JobFolder(root, "", "work", 0, tuple(names)), hashlib.sha256()
     try:
-        known = JobFolder(root, "", "work", 0, tuple(names)).stamp()
+        known = folder.stamp()
+        sizes = {name: size for name, (size, *_) in zip(names, known, strict=True)}
+        if max_bytes is not None and sum(sizes.values()) > max_bytes:
+            raise _too_large(root, sizes, max_bytes)
+        for name in names:
+            digest.update(os.fsencode(name) + b"\0" + _digest(root / name))
     except OSError as error:
         raise UsageError(f"{error.filename}: can't be read: {error.strerror}") from None
-    sizes = {name: size for name, (size, *_) in zip(names, known, strict=True)}
-    if max_bytes is not None and sum(sizes.values()) > max_bytes:
-        raise _too_large(root, sizes, max_bytes)
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(os.fsencode(name) + b"\0" + _digest(root / name))
     store = f"spr-folders/{_slug(root)}-{digest.hexdigest()[:16]}"
-    return JobFolder(root, store, "work", sum(sizes.values()), tuple(names), known)
+    return replace(folder, store=store, size=sum(sizes.values()), stamped=known)
 
 
 def _slug(root: Path) -> str:
@@ -317,19 +314,15 @@ def _slug(root: Path) -> str:
 
 def _digest(path: Path) -> bytes:
     """Return a digest of a file's kind, mode, and content."""
-    content = hashlib.sha256()
-    try:
-        known = path.lstat()
-        if stat.S_ISLNK(known.st_mode):
-            return b"l" + hashlib.sha256(os.fsencode(path.readlink())).digest()
-        if not stat.S_ISREG(known.st_mode):
-            return b"-"
-        with path.open("rb") as file:
-            while block := file.read(_ENOUGH):
-                content.update(block)
-    except OSError as error:
-        raise UsageError(f"{path}: can't be read: {error.strerror}") from None
-    return (b"x" if known.st_mode & 0o100 else b"f") + content.digest()
+    content, mode = hashlib.sha256(), path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return b"l" + hashlib.sha256(os.fsencode(path.readlink())).digest()
+    if not stat.S_ISREG(mode):
+        return b"-"
+    with path.open("rb") as file:
+        while block := file.read(_ENOUGH):
+            content.update(block)
+    return (b"x" if mode & 0o100 else b"f") + content.digest()
 
 
 def read_data(given: str, project: Path) -> JobFolder:

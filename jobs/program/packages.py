@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from infra.errors import UsageError
@@ -38,10 +39,6 @@ _LISTS = re.compile(
 """Files that are not read, and the beginnings of their lists of packages."""
 
 
-class UnreadListError(UsageError):
-    """A project lists its packages only in a file that is not read."""
-
-
 def find_packages(
     given: str | None, root: Path, script: Path | None, here: Path | None = None
 ) -> PackageList | None:
@@ -50,7 +47,7 @@ def find_packages(
     A file is in the folder ``here``, or else in the project's ``root``. It may have extras or dependency
     groups: ``uv.lock[train]``. The first of: the script's header, ``uv.lock``, ``pyproject.toml``,
     ``requirements.txt``. Raises :class:`UsageError` for a damaged file, and for packages that would be
-    replaced by others of their name; :class:`UnreadListError` for packages that would be ignored.
+    replaced by others of their name, or ignored.
     """
     if given == "none":
         return None
@@ -74,7 +71,7 @@ def find_packages(
                 return replace(found, python=python)
     for name in _UNREAD.split():
         if _LISTS.search(read_text(root / name, "", errors="replace")):
-            raise UnreadListError(
+            raise UsageError(
                 f"{root / name}: its dependencies are not read",
                 hint="list them in requirements.txt, or install nothing with `--packages none`",
             )
@@ -119,7 +116,9 @@ def _export(root: Path, content: Mapping[str, Any], extras: Sequence[str]) -> st
     """Return a lock's packages and indexes as requirements. Raises :class:`UsageError` with uv's reason."""
     argv = [find_uv_bin(), "export", "--frozen", "--no-emit-project", "--no-header"]
     argv += ["--no-annotate", "--no-default-groups", "--quiet", "--color=never"]
-    optional = content.get("project", {}).get("optional-dependencies", {})
+    optional = {
+        *map(canonicalize_name, content.get("project", {}).get("optional-dependencies", {}))
+    }
     argv += [f"--{'extra' if each in optional else 'group'}={each}" for each in extras]
     try:
         done = subprocess.run(

@@ -190,12 +190,12 @@ def _too_large(files: ProgramFiles) -> UsageError:
     )
 
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_VARIABLE = re.compile(rf"({_NAME.pattern})=.*", re.DOTALL)
-# Set by the placement and the launcher.
-_RESERVED = re.compile(
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = re.compile(rf"({NAME.pattern})=.*", re.DOTALL)
+RESERVED = re.compile(
     r"(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|(SPR|PMI|MPI|I_MPI|CCL_WORKER)_.*"
 )
+"""Variables that the placement and the launcher set."""
 
 
 @dataclass(frozen=True)
@@ -227,15 +227,6 @@ class ProgramRequest:
     """The elements that run instead of one program in all ranks."""
 
 
-def is_variable_name(name: str) -> bool:
-    return bool(_NAME.fullmatch(name))
-
-
-def is_reserved(name: str) -> bool:
-    """Return whether the placement and the launcher set this variable."""
-    return bool(_RESERVED.fullmatch(name))
-
-
 def check_variables(words: Sequence[str]) -> tuple[str, ...]:
     """Return ``NAME=VALUE`` words; a ``NAME`` alone takes its value from this machine's environment.
 
@@ -243,7 +234,7 @@ def check_variables(words: Sequence[str]) -> tuple[str, ...]:
     """
     found = []
     for word in words:
-        if _NAME.fullmatch(word):
+        if NAME.fullmatch(word):
             if word not in os.environ:
                 raise UsageError(
                     f"--env {word} is not set on this machine", hint=f"export {word}=…"
@@ -253,7 +244,7 @@ def check_variables(words: Sequence[str]) -> tuple[str, ...]:
         if not match:
             name = word.partition("=")[0]  # the rest may be a secret
             raise UsageError(f"--env {name}: expected NAME=VALUE, or NAME")
-        if is_reserved(match[1]):
+        if RESERVED.fullmatch(match[1]):
             raise UsageError(
                 f"--env {match[1]}: the placement sets it for each rank",
                 hint="--nodes, --ppn, --placement, and --ccl-workers control it",
@@ -280,7 +271,7 @@ def read_variables(path: Path) -> tuple[str, ...]:
                 parts = shlex.split(re.split(r"\s#", value)[0])
         except ValueError:
             parts = ["", ""]
-        if not is_set or not _NAME.fullmatch(name) or len(parts) > 1:
+        if not is_set or not NAME.fullmatch(name) or len(parts) > 1:
             raise UsageError(
                 f"{path}: line {number} is not NAME=VALUE", hint="quote values with spaces"
             )

@@ -31,9 +31,6 @@ _PLAIN_TOOL = re.compile(
     "cat|date|df|du|echo|false|free|head|hostname|id|ip|ls|lsblk|lscpu|lsmem|nproc|numastat|nvidia-smi|pwd"
     "|lstopo|printenv|ps|sleep|tail|true|uname|uptime|whoami"
 )
-_STARTS_PYTHON = re.compile(
-    r"(i?python|torchrun|accelerate|pytest)[\d.]*|(z|k|ba|da)?sh|make|mpi(run|exec)|.+\.(py|sh)"
-)
 _T = TypeVar("_T")
 _Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
@@ -88,7 +85,9 @@ def split_extras(given: str) -> tuple[str, tuple[str, ...]]:
     match = re.fullmatch(r"(.+?)\[([^\[\]]*)\]", given)
     if not match:
         return given, ()
-    return match[1], tuple(each.strip() for each in match[2].split(",") if each.strip())
+    return match[1], tuple(
+        canonicalize_name(each.strip()) for each in match[2].split(",") if each.strip()
+    )
 
 
 def dependencies(
@@ -100,22 +99,23 @@ def dependencies(
     is_locked: bool = False,
 ) -> tuple[str, ...]:
     """Return a project's dependencies with those of extras and groups, which may name each other."""
-    project, groups = content.get("project", {}), content.get("dependency-groups", {})
+    project = content.get("project", {})
     found = () if seen else _own(content, project, path, is_locked=is_locked)
-    optional = project.get("optional-dependencies", {})
-    for extra in extras:
+    listed = {**content.get("dependency-groups", {}), **project.get("optional-dependencies", {})}
+    known = {canonicalize_name(name): lines for name, lines in listed.items()}
+    own = canonicalize_name(project.get("name", ""))
+    for extra in map(canonicalize_name, extras):
         if extra in seen:
             continue
-        if extra not in optional and extra not in groups:
-            known = ", ".join((*optional, *groups)) or "none"
+        if extra not in known:
             raise UsageError(
-                f"{path}: there is no extra or group {extra!r}", hint=f"known: {known}"
+                f"{path}: there is no extra or group {extra!r}",
+                hint=f"known: {', '.join(known) or 'none'}",
             )
-        listed = optional[extra] if extra in optional else groups[extra]
-        included = [each["include-group"] for each in listed if isinstance(each, dict)]
-        for line in (each for each in listed if not isinstance(each, dict)):
+        included = [each["include-group"] for each in known[extra] if isinstance(each, dict)]
+        for line in (each for each in known[extra] if not isinstance(each, dict)):
             name, more = split_extras(line)
-            if name.strip() == project.get("name") and more:
+            if more and canonicalize_name(name.strip()) == own:
                 included += more
             else:
                 found += (line,)
@@ -219,10 +219,3 @@ def needs_packages(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
     """Whether a command can need Python packages: `hostname` does not, other programs may run Python."""
     program = Path(command[0]).name if command[0].startswith("/") else command[0]
     return command[0] in scripts or not _PLAIN_TOOL.fullmatch(program)
-
-
-def may_run_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
-    """Whether a word of a command is Python, a script, or what usually starts one, such as `bash`."""
-    return command[0] in scripts or any(
-        _STARTS_PYTHON.fullmatch(Path(word).name) for word in command
-    )

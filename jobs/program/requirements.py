@@ -82,9 +82,10 @@ class Requirements:
 
     def _add_folder(self, line: str, place: str, path: Path) -> None:
         name, extras = split_extras(place)
-        folder = path.parent / name
-        project = folder / "pyproject.toml"
-        root = self.root.resolve()
+        # pip's paths begin at its working folder, uv's at the lock.
+        places = [each / name for each in (path.parent, self.root)]
+        folder = next((each for each in places if is_file(each / "pyproject.toml")), places[0])
+        project, root = folder / "pyproject.toml", self.root.resolve()
         if not is_file(project) or not folder.resolve().is_relative_to(root):
             raise UsageError(
                 f"{path}: {line}: only folders of the project with a pyproject.toml are supported",

@@ -27,8 +27,6 @@ from provision.stacks.stack import TORCH, Stack
 
 MAX_DATA_BYTES = 2 << 30
 """Fifty times SQuAD. Every rank holds all data in memory, which needs several times this size."""
-# The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
-# Examples of hub names: "name", "org/name", and "org/name-v1.5".
 FILES = ("data", "eval", "teacher", "corpus")
 """Options that name a file or folder, a name on the hub, or a URL."""
 _SUFFIX = re.compile(r"(\.(?:[A-Za-z]{2,7}|bz2|lz4|7z))(?:\.gz)?$")

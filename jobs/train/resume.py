@@ -92,11 +92,10 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     report_to = options_again(record, request).report_to
     words = with_login(record, request.env, log)
     request = replace(request, env=tracker_variables(report_to, words))
-    nodes = len(cluster.nodes)
-    if nodes > record.nnodes and request.spec.resources.placement.nproc_per_node is None:
-        log(f"using {counted(record.nnodes, 'node')} of {nodes}, as before")
-        nodes = record.nnodes
-    plan = plan_again(record, request, nodes, found.job)
+    plan = plan_again(record, request, len(cluster.nodes), found.job)
+    used = plan.spec.resources.nodes or 0
+    if used < len(cluster.nodes):
+        log(f"using {counted(used, 'node')} of {len(cluster.nodes)}")
     if plan.planned_nodes:
         log(describe_fewer(record, plan))
     if found.checkpoint and {"epochs", "max_steps"} & (request.changes or {}).keys():
@@ -262,24 +261,21 @@ def require_steps_left(step: int, total: str, record: JobRecord, options: TrainO
 
 
 def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) -> JobPlan:
-    """Return the job's plan on ``nodes`` nodes, with its ranks, or fewer that share their work. Pure.
+    """Return the job's plan on at most ``nodes`` nodes, with its ranks, or fewer that share their work. Pure.
 
-    Raises :class:`UsageError` if that does not fit.
+    Raises :class:`UsageError` if its ranks don't fit.
     """
     before = record.placement.nproc_per_node
     ranks = record.nnodes * before
     per_node = request.spec.resources.placement.nproc_per_node or before
     planned, uneven = divmod(ranks, per_node)
-    if nodes > planned or uneven:
-        fitting, rest = divmod(ranks, nodes)
-        ppn = f"--ppn {fitting}, or " if not rest and fitting else ""
+    if uneven:
         raise UsageError(
-            f"job {job} has {counted(ranks, 'rank')} ({before} on each of "
-            f"{counted(record.nnodes, 'node')}), and this cluster would run {nodes * per_node} "
-            f"({per_node} on each of {nodes})",
-            hint=f"use {ppn}a cluster of {counted(record.nnodes, 'node')} (`up --nodes "
-            f"{record.nnodes}`), or start a new job without --resume",
+            f"--ppn {per_node}: job {job} has {counted(ranks, 'rank')}, {before} on each of "
+            f"{counted(record.nnodes, 'node')}",
+            hint=f"omit it, or use one by which {ranks} can be divided",
         )
+    used = min(nodes, planned)
     options = options_again(record, request)
     stage = tuple((str(url), str(target)) for url, target in record.more.get("stage", ()))
     # A study's plan precedes its options.
@@ -292,7 +288,7 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
         request.spec,
         work=replace(spec_of(options).work, study=study),
         resources=Resources(
-            nodes,
+            used,
             replace(record.options, nproc_per_node=per_node),
             cores=record.cores,
             memory_gib=record.memory_gib,
@@ -304,7 +300,7 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
         env=record.env,
         packages=job_packages(options, study),
         variables=request.env,
-        planned_nodes=planned if nodes < planned else 0,
+        planned_nodes=planned if used < planned else 0,
     )
 
 

@@ -105,7 +105,7 @@ def _require_use(name: str, options: TrainOptions) -> None:
 def _parse_value(name: str, word: str, kind: type, options: TrainOptions) -> Any:
     what = f"--tune {name.replace('_', '-')}"
     try:
-        value: Any = {"true": True, "false": False}[word] if kind is bool else kind(word)
+        value: Any = {"true": True, "false": False}[word.lower()] if kind is bool else kind(word)
     except (ValueError, KeyError):
         expected = {int: "whole numbers", float: "numbers"}.get(kind, "true or false")
         raise UsageError(f"{what}: {word!r}: expected {expected}") from None

@@ -10,7 +10,6 @@ import pytest
 from infra.files import parse_toml
 from infra.project_file import ProjectFile
 from jobs.api import Run, Training, _render
-from jobs.cli import build_parser
 from jobs.cli import run as run_command
 from jobs.cli import train as train_command
 from jobs.cli.shared.project_options import apply_project
@@ -53,7 +52,7 @@ def from_file(kind: str) -> list[str]:
     own = own if kind == "run" else f'task = "{kind}"\ndemo = true\nseed = 7\n'
     text = f"[jobs.a]\n{own}{TOML}"
     project = ProjectFile(Path("spr-cluster.toml"), parse_toml(text, "f"), text)
-    words = apply_project(["run", "a"], project, build_parser).words
+    words = apply_project(["run", "a"], project).words
     return [word for word in words if not word.startswith("--folder=/")]
 
 
@@ -113,7 +112,7 @@ def test_a_study_is_the_same_on_both_ends() -> None:
     project = ProjectFile(Path("spr-cluster.toml"), parse_toml(text, "f"), text)
     work = Training("squad", demo=True, tune=tune)
     by_python = [*work.words, *_render("train", work.options)]
-    by_file = apply_project(["run", "a"], project, build_parser).words
+    by_file = apply_project(["run", "a"], project).words
 
     studies = [on_the_node(plan_of(each)).work.study for each in (words, by_file, by_python)]
 

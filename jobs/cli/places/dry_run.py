@@ -72,9 +72,7 @@ def _find(request: DryRunRequest) -> Target:
         context = open_cluster(request)
         cluster = context.find_cluster()
     except NoClusterError as error:
-        error.hint = "--instance-type TYPE needs no cluster" + (
-            f"; {error.hint}" if error.hint else ""
-        )
+        error.hint = "; ".join(filter(None, ("--instance-type TYPE needs no cluster", error.hint)))
         raise
     machines = {node.name: node.instance.instance_type for node in cluster.nodes}
     types = {name: find_machine(context.clients.ec2, name) for name in {*machines.values()}}

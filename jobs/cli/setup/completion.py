@@ -14,7 +14,7 @@ from argcomplete.completers import FilesCompleter, SuppressCompleter
 from argcomplete.shell_integration import shellcode
 
 from cluster.console.options import Option, Request, argument
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from cluster.local_files import cluster_names
 from infra.instance_types import INSTANCE_TYPES
 from jobs.cli import COMMANDS, SHORT_FORMS, build_parser
@@ -22,30 +22,24 @@ from jobs.places.plan import own_folder
 from provision.stacks.load import stack_names
 
 SHELLS = ("bash", "zsh", "fish")
-_EXAMPLES = """\
-  eval "$(spr-cluster completion bash)"      in ~/.bashrc
-  eval "$(spr-cluster completion zsh)"       in ~/.zshrc, after compinit
-  spr-cluster completion fish > ~/.config/fish/completions/spr-cluster.fish
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRequest(Request):
-    """The options of `completion`."""
+    """Print a script that completes commands, options, and the names of clusters, jobs, stacks,
+    and instance types in your shell.
+
+    examples:
+      eval "$(spr-cluster completion bash)"      in ~/.bashrc
+      eval "$(spr-cluster completion zsh)"       in ~/.zshrc, after compinit
+      spr-cluster completion fish > ~/.config/fish/completions/spr-cluster.fish
+    """
 
     shell: str = argument("the shell that you use", choices=SHELLS)
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "completion",
-        "Print a script that completes commands, options, and the names of clusters, jobs, stacks,\n"
-        "and instance types in your shell.",
-        _EXAMPLES,
-        run=run,
-        options=CompletionRequest,
-    )
+    add_request(parent, "completion", run, CompletionRequest)
 
 
 def run(request: CompletionRequest) -> int:

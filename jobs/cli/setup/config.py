@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,31 @@ from cluster.cli.spec_options import read_change
 from cluster.cli.up import UpRequest
 from cluster.console.options import REST, JsonRequest, Option, Request, argument, opposite, switch
 from cluster.console.output import ask_for, emit, has_terminal, say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, ProjectFile, read_project_file
 from infra.spec import OPTIONS, ClusterOptions, validate_options
 from infra.words import render_duration
+from jobs.cli import COMMANDS, build_parser, expand
 from jobs.cli.shared.job_options import TaskRequest, VariableRequest
 from jobs.cli.shared.project_options import apply_project, file_options, parser_of
 from jobs.cli.train import TrainCommand
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import Changes
 
-_EXAMPLES = """\
-  spr-cluster config                   options of the cluster and the jobs
-  spr-cluster config up --nodes 8      the same for a command line
-  spr-cluster config run finetune      one job of spr-cluster.toml
-  spr-cluster config --init            ask five questions, and write a file
-  spr-cluster config --schema > spr-cluster.schema.json
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigRequest(JsonRequest):
-    """The options of `config`."""
+    """Show every option of a command with its value and origin: the command line, a line of
+    spr-cluster.toml in this folder or above, or the default.
+
+    examples:
+      spr-cluster config                   options of the cluster and the jobs
+      spr-cluster config up --nodes 8      the same for a command line
+      spr-cluster config run finetune      one job of spr-cluster.toml
+      spr-cluster config --init            ask five questions, and write a file
+      spr-cluster config --schema > spr-cluster.schema.json
+    """
 
     init: bool = switch("ask five questions, and write a new file", excludes="way")
     schema: bool = switch("print the file's JSON schema, for editors", excludes="way")
@@ -48,15 +49,7 @@ class ConfigRequest(JsonRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "config",
-        "Show every option of a command with its value and origin: the command line, a line of\n"
-        "spr-cluster.toml in this folder or above, or the default.",
-        _EXAMPLES,
-        run=run,
-        options=ConfigRequest,
-    )
+    add_request(parent, "config", run, ConfigRequest)
 
 
 def run(request: ConfigRequest) -> int:
@@ -66,7 +59,6 @@ def run(request: ConfigRequest) -> int:
         _write_new()
     else:
         project = read_project_file()
-        expand = import_module("jobs.cli").expand  # it imports this module
         words = expand(request.command or ["up"])
         settings = list(describe_settings(words, project))
         wrong: list[UsageError] = []
@@ -94,11 +86,9 @@ class Setting:
 
 def describe_settings(words: Sequence[str], project: ProjectFile) -> Iterator[Setting]:
     """Yield the options of a command line. Raises :class:`UsageError` for an invalid one."""
-    build_parser = import_module("jobs.cli").build_parser  # it imports this module
-    commands = import_module("jobs.cli").COMMANDS
-    if words[0] not in commands:
+    if words[0] not in COMMANDS:
         raise UsageError(f"unknown command {words[0]!r}", hint="such as: spr-cluster config up")
-    found = apply_project(words, project, build_parser)
+    found = apply_project(words, project)
     with found.explaining():
         command, request = build_parser(found.words[0]).parse(found.words)
         _check(request)
@@ -216,8 +206,8 @@ def render_new(name: str, cloud: str, nodes: str, idle: str, command: str) -> st
 
 def build_schema() -> dict[str, Any]:
     """Return the file's JSON schema, from the parsers of the commands."""
-    build_parser = import_module("jobs.cli").build_parser
     cluster = _properties(parser_of(build_parser("up"), "up").options)
+    cluster["tags"] = {"type": "object", "additionalProperties": {"type": "string"}}
     program = {
         "command": {"type": ["string", "array"], "description": "the program and its arguments"}
     }

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module, resources
+from importlib import resources
 
 from cluster.console.options import Request, switch
-from cluster.console.parser import Parser, add_command
-
-_EXAMPLES = """\
-  spr-cluster docs --agent
-  spr-cluster docs --agent > skills/spr-cluster/SKILL.md
-"""
+from cluster.console.parser import Parser, add_request
+from jobs.cli import COMMANDS, build_parser
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocsRequest(Request):
-    """The options of `docs`."""
+    """Print a guide for programs that drive this tool: rules, all commands and options, and JSON.
+
+    examples:
+      spr-cluster docs --agent
+      spr-cluster docs --agent > skills/spr-cluster/SKILL.md
+    """
 
     agent: bool = switch("print the guide", required=True)
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "docs",
-        "Print a guide for programs that drive this tool: rules, all commands and options, and JSON.",
-        _EXAMPLES,
-        run=run,
-        options=DocsRequest,
-    )
+    add_request(parent, "docs", run, DocsRequest)
 
 
 def run(_: DocsRequest) -> int:
@@ -48,12 +42,11 @@ def render_guide() -> str:
 
 
 def _commands() -> Iterator[str]:
-    table = import_module("jobs.cli")  # it imports this module
-    for name, command in table.COMMANDS.items():
+    for name, command in COMMANDS.items():
         if command.help:
             yield f"\n`{name}`: {command.help}\n"
             yield from (
                 f"    {' '.join([each.prog, *(option.usage for option in each.options)])}"
-                for each in table.build_parser(name).children[name].walk()
+                for each in build_parser(name).children[name].walk()
                 if each.options
             )

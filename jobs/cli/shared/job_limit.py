@@ -16,7 +16,7 @@ from infra.ec2.inventory import describe_inventory
 from infra.errors import UsageError
 from infra.instance_types import TABLE_REGION
 from infra.spec import LONGEST_TTL
-from infra.words import counted, render_duration, spoken_duration, spoken_time
+from infra.words import counted, spoken_duration, spoken_time
 from jobs.places.plan import JobPlan
 from jobs.worker.supervisor.deadline import SAVE_S, paid_s
 
@@ -99,11 +99,11 @@ class JobLimit:
         """Raise :class:`UsageError` if a limit pays for no work; reading the data takes ``least_s``."""
         if self.spent and self.time(used) < _MINUTE:
             flag, took = self._flag(used), spoken_duration(self.spent.total_seconds())
-            limit = f"--max-time {render_duration(self.max_time or _MINUTE)}"
-            if self.budget and flag == "--budget":
-                limit, took = f"--budget {self.budget:g}", f"{took}, for ${self.spent_usd:.2f}"
-            text = f"{limit} has less than a minute left: the job took {took}"
-            raise UsageError(text, hint=f"give a higher {flag}, which counts that as well")
+            took += f", for ${self.spent_usd:.2f}" if self.spent_usd else ""
+            raise UsageError(
+                f"{flag}: less than a minute is left: the job took {took}",
+                hint=f"give a higher {flag}, which counts that as well",
+            )
         least = max(_MINUTE, timedelta(seconds=least_s)) + _SAVE
         if self.budget and self.price and self.paid(used) < least:
             count, reads = used or self.nodes, least > _MINUTE + _SAVE

@@ -200,12 +200,7 @@ class QueueRequest(EndRequest):
         return True
 
     def spec(
-        self,
-        work: Work,
-        resources: Resources = Resources(),
-        *,
-        retries: int = 0,
-        least_nodes: int = 0,
+        self, work: Work, resources: Resources, *, retries: int = 0, least_nodes: int = 0
     ) -> JobSpec:
         """Return the job as a value. ``retries`` is the default number of restarts."""
         bucket = "" if self.bucket == "none" else self.bucket

@@ -10,12 +10,8 @@ from cluster.console.display import format_table
 from jobs.experiments.placement_study import PlacementStudy, Trial
 
 
-def render_speeds(study: PlacementStudy, usd_per_hour: float | None) -> str:
+def render_speeds(study: PlacementStudy, usd_per_hour: float | None) -> Iterator[str]:
     """Render the trials, fastest first, and what is kept. ``usd_per_hour`` is a node's price."""
-    return "\n".join(_lines(study, usd_per_hour))
-
-
-def _lines(study: PlacementStudy, usd_per_hour: float | None) -> Iterator[str]:
     header = ("nodes", "ppn", "workers", "threads", "batch", "samples/s", "step", "of ideal")
     rows = sorted(study.results, key=lambda each: -(study.results[each].samples_per_second or 0))
     priced = (*header, "$ per million") if usd_per_hour else header

@@ -7,13 +7,15 @@ so what is typed wins.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,11 @@ from cluster.console.parser import Parser
 from infra.errors import UsageError
 from infra.project_file import ProjectFile
 from infra.words import nearest
+from jobs.cli import build_parser
 from jobs.program.pyproject import split_extras
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import is_url
 
-BuildParser = Callable[[str], Parser]
 _JOB_COMMANDS = ("run", "train")
 _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
@@ -39,6 +41,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _SECRET = re.compile(
     r"(^|_)(TOKEN|PAT|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_KEY)$"
 )
+_shown = partial(json.dumps, ensure_ascii=False, default=str)
 _LOCAL = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\$))")
 
 
@@ -87,9 +90,7 @@ class CommandWords:
             raise
 
 
-def apply_project(
-    words: Sequence[str], project: ProjectFile, build_parser: BuildParser
-) -> CommandWords:
+def apply_project(words: Sequence[str], project: ProjectFile) -> CommandWords:
     """Return a command line with the project's options. Raises :class:`UsageError` for invalid ones."""
     if not project.content or not words or {"-h", "--help"} & {*words[: _end(words)]}:
         return CommandWords([*words])
@@ -101,9 +102,9 @@ def apply_project(
         options, table = _Options(shared, project, ("cluster",)), project.table("cluster")
         return _insert(words, 1, options.render(table, strict=command == "up"))
     if command in _JOB_COMMANDS:
-        named = _name_first(words, build_parser)
+        named = _name_first(words)
         if job := _find_job(named, project):
-            words, given = _expand_job(named, job, project, build_parser)
+            words, given = _expand_job(named, job, project)
             at = 1 if words[0] == "run" else 2
             both = [*(word for each, _ in given.values() for word in each), *words]
             return _insert(words, at, {**_place(both, project), **given})
@@ -114,15 +115,21 @@ def apply_project(
     return CommandWords([*words])
 
 
-def _name_first(words: Sequence[str], build_parser: BuildParser) -> Sequence[str]:
+def _name_first(words: Sequence[str]) -> Sequence[str]:
     """Return the words with that of a task, job, or program before the command's options."""
-    at, commands = 1, ("run", "train") if words[0] == "run" else (words[0],)
-    if words[1:] and words[1].startswith("-"):
+    at = _find_name(words, 1)
+    return [words[0], words[at], *words[1:at], *words[at + 1 :]] if at < _end(words) else words
+
+
+def _find_name(words: Sequence[str], at: int) -> int:
+    """Return where the first word from ``at`` is that is neither an option nor the value of one."""
+    if at < _end(words) and words[at].startswith("-"):
+        commands = ("run", "train") if words[0] == "run" else (words[0],)
         options = [each for name in commands for each in all_options(build_parser(name))]
         valued = {flag for each in options if not each.is_switch for flag in each.flags}
         while at < _end(words) and words[at].startswith("-"):
             at += 2 if words[at] in valued else 1
-    return [words[0], words[at], *words[1:at], *words[at + 1 :]] if at < _end(words) else words
+    return at
 
 
 def all_options(parser: Parser) -> Iterator[Option]:
@@ -195,10 +202,11 @@ def _find_job(words: Sequence[str], project: ProjectFile) -> str:
 
 
 def _expand_job(
-    words: Sequence[str], name: str, project: ProjectFile, build_parser: BuildParser
+    words: Sequence[str], name: str, project: ProjectFile
 ) -> tuple[list[str], Rendered]:
     """Return the words of a job without its options, and the options. Its paths are the file's."""
     command, _, *typed = words
+    end, more = _end(words), _find_name(words, 2)
     table, where = project.table("jobs", name), project.where("jobs", name)
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -212,7 +220,7 @@ def _expand_job(
         )
     value, at = table.pop(kinds[0]), project.where("jobs", name, kinds[0])
     if kinds == ["task"]:
-        if value not in TASKS:
+        if value not in [*TASKS]:  # it may be a list or a table
             meant = nearest(value, TASKS) if isinstance(value, str) else ""
             raise UsageError(f"{at}: task = {value!r}: one of {', '.join(TASKS)}{meant}")
         options = parser_of(build_parser("train"), "train", value).options
@@ -220,14 +228,18 @@ def _expand_job(
         return ["train", value, *typed], found
     if command != "run":
         raise UsageError(f"{at}: [jobs.{name}] is a command", hint=f"spr-cluster run {name}")
+    if more < end:
+        raise UsageError(
+            f"unknown argument {words[more]!r} of [jobs.{name}]",
+            hint=f"more arguments of its program follow --: spr-cluster run {name} -- {words[more]}",
+        )
     program = _split_command(value, at)
     options = parser_of(build_parser("run"), "run").options
     found = _Options(options, project, ("jobs", name)).render(table)
     # Such a job starts in the file's folder, wherever it is typed.
     root = str(project.root)
     found = {"--folder": ([f"--folder={root}"], Origin(where, "folder", root)), **found}
-    end = _end(typed)
-    return ["run", *typed[:end], "--", *program, *typed[end + 1 :]], found
+    return ["run", *words[2:end], "--", *program, *words[end + 1 :]], found
 
 
 def _split_command(value: object, where: str) -> list[str]:
@@ -284,7 +296,7 @@ class _Options:
     def _words(self, flag: str, key: str, value: Any, where: str) -> list[str]:
         option, shown = self._known[flag], f"{where}: {key} = {_shown(value)}"
         if flag == "--env" and isinstance(value, dict):
-            return [f"--env={word}" for word in self._variables(value)]
+            return [f"--env={self._variable(*each)}" for each in value.items()]
         if flag == "--tag" and isinstance(value, dict):
             value = [f"{name}={text}" for name, text in value.items()]
         if option.is_switch:
@@ -307,7 +319,9 @@ class _Options:
         return [f"{flag}={self._path(option, str(each))}" for each in values]
 
     def _path(self, option: Option, value: str) -> str:
-        """Return a path of the project as seen from the working folder."""
+        """Return a path of the project as seen from the working folder; other words stay unchanged."""
+        if option.name == "env" and "=" in value:
+            return self._variable(*value.split("=", 1))
         root, kinds = self._project.root, {*str(option.metavar).split("|")}
         mark = "@" if option.name == "env" and value.startswith("@") else ""
         is_path = bool(mark) or (option.name == "array" and ".csv" in value)
@@ -321,18 +335,17 @@ class _Options:
             is_name = not (root / split_extras(value)[0]).exists()
         return value if is_name else f"{mark}{path}"
 
-    def _variables(self, table: Mapping[str, Any]) -> Iterator[str]:
-        """Yield ``NAME=VALUE`` words; ``$NAME`` in a value is this machine's variable."""
-        for name, value in table.items():
-            where = self._project.where(*self._table, "env", name)
-            if not isinstance(value, str):
-                raise UsageError(f"{where}: {name} = {_shown(value)}: expected text, in quotes")
-            if _SECRET.search(name) and value and not _LOCAL.search(value):
-                raise UsageError(
-                    f"{where}: {name} is a secret in a file",
-                    hint=f'set it in your shell, and write {name} = "${name}" here',
-                )
-            yield f"{name}={_expand_variables(name, value, where)}"
+    def _variable(self, name: str, value: Any) -> str:
+        """Return a ``NAME=VALUE`` word; ``$NAME`` in the value is this machine's variable."""
+        where = self._project.where(*self._table, "env", name)
+        if not isinstance(value, str):
+            raise UsageError(f"{where}: {name} = {_shown(value)}: expected text, in quotes")
+        if _SECRET.search(name) and value and not _LOCAL.search(value):
+            raise UsageError(
+                f"{where}: {name} is a secret in a file",
+                hint=f'set it in your shell, and write {name} = "${name}" here',
+            )
+        return f"{name}={_expand_variables(name, value, where)}"
 
 
 def _expand_variables(name: str, value: str, where: str) -> str:
@@ -348,9 +361,3 @@ def _expand_variables(name: str, value: str, where: str) -> str:
         return os.environ[wanted]
 
     return _LOCAL.sub(look_up, value)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

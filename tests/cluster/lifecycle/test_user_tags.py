@@ -46,7 +46,7 @@ def test_every_resource_has_them_and_later_ones_too(cloud: SimulatedCloud) -> No
 def test_the_project_file_has_a_table_of_them() -> None:
     project = ProjectFile(content={"cluster": {"tags": {"team": "nlp", "cost-center": "ml 42"}}})
 
-    words = apply_project(["up"], project, build_parser).words
+    words = apply_project(["up"], project).words
 
     _, request = build_parser("up").parse(words)
     assert parse_labels(request.given["labels"]) == TAGS

@@ -23,6 +23,7 @@ from provision.stacks.stack import Stack
 from spr_cluster import Cluster, Job, JobError, Run, SprError, Training, UsageError, study
 from tests.harness.command_line import CommandLine, StagedHost
 from tests.jobs.cli.test_attach import Head
+from tests.jobs.cli.test_main import Terminal
 from tests.jobs.context import pack_output
 
 _CHANGES = ("age_s", "left_s", "usd_so_far", "minutes", "prices_as_of", "expires")
@@ -121,6 +122,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: Cluster.up(idle_timeot="1h"), "unknown option '--idle-timeot'; did you mean --idle-t"),
     (lambda: Cluster.up(nodes=[1, 2]), "argument --nodes: invalid int value: '1,2'"),
     (lambda: Cluster.up(nodes=True), "argument --nodes: expected one argument"),
+    (lambda: Cluster.up(nodes=False), "nodes: False is not a value\n  → None omits an option"),
     (lambda: Cluster.up(private=3), "argument --private: ignored explicit argument '3'"),
     (lambda: Cluster.up(help=True), "help: not in Python\n  → spr-cluster up --help"),
     (lambda: Cluster.find("none"), "no cluster 'none' in aws us-east-1"),
@@ -184,28 +186,10 @@ def test_a_hint_never_repeats_a_variables_value(line: CommandLine) -> None:
     assert "cret" not in typed.err
 
 
-class Terminal:
-    """Replaces ``sys``: a terminal whose user would agree to everything, but is never asked."""
-
-    class stdin:  # noqa: N801
-        isatty = staticmethod(lambda: True)
-
-        @staticmethod
-        def readline() -> str:
-            raise AssertionError("a question")
-
-    stdout = stdin
-
-    def __getattr__(self, name: str) -> Any:
-        import sys
-
-        return getattr(sys, name)
-
-
 def test_nothing_is_bought_or_removed_without_yes(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.console.output.sys", Terminal())
+    monkeypatch.setattr("cluster.console.output.sys", Terminal("yes"))  # it is never asked
     before, machines = line.changes, line.ids()
 
     with pytest.raises(UsageError, match=r"needs confirmation.*: \$13\.20 an hour, at most \$113"):
@@ -243,7 +227,7 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
     variables = {"SEED": "7", "HERE": None}
     run = Run("echo", "--nodes", 9, "", ppn=1, files=["a.txt"], folder="none", env=variables)
     assert cluster.submit(run).id.startswith("run-")
-    assert cluster.submit("mine", retries=3, folder="none", large_files=False).id.startswith("run-")
+    assert cluster.submit("mine", retries=0, folder="none", large_files=False).id.startswith("run-")
     assert cluster.submit(Run("true"), detach=True, outputs=[], folder="none").id.startswith("run-")
     for job in (cluster.submit("tune", epochs=1), cluster.submit(Training("tune", demo=True))):
         assert job.id.startswith("digits-")
@@ -253,29 +237,10 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
     assert first.spec.work.program == ("echo", "--nodes", "9", "")
     assert first.spec.resources.placement.nproc_per_node == 1
     assert first.env == ("SEED=7", "HERE=from here")
-    assert (second.spec.work.program, second.spec.recovery.retries) == (("echo", "hi"), 3)
+    assert (second.spec.work.program, second.spec.recovery.retries) == (("echo", "hi"), 0)
     assert "SEED" not in repr(run)
     with pytest.raises(UsageError, match=r"has no job 'min'; did you mean mine\?"):
         cluster.submit("min")
-
-
-def test_two_jobs_in_one_second_are_two(
-    line: CommandLine, head: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Clock(datetime):
-        count = 0
-
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-            cls.count += 1
-            return datetime(2026, 7, 31, 14, 25, 1, cls.count, tz)
-
-    monkeypatch.setattr("jobs.cli.run.datetime", Clock)
-    cluster = Cluster.find()
-    ids = {cluster.submit(Run("hostname", folder="none")).id for _ in range(2)}
-    assert len(ids) == 2
-    assert {path.name for path in Path("results").iterdir()} == ids
-    assert all(id_.startswith("run-20260731-142501-") for id_ in ids)
 
 
 def test_ids_of_one_second_differ_among_moments_threads_and_processes(

@@ -223,6 +223,27 @@ def test_wait_gives_up(line: CommandLine, head: Head) -> None:
     assert re.search(r"timed out after [\d.]+ s: Wait for squad-1", result.err)
 
 
+def test_all_jobs_share_the_timeout(
+    line: CommandLine, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    def wait(_: str, probe: Any, *, deadline_s: float, every_s: float) -> Any:
+        limits.append(deadline_s)
+        head.over = True
+        time.sleep(0.01)
+        return probe()
+
+    def list_two(show: object) -> Result:
+        text = head.list_jobs(show).stdout
+        return Result(0, text + text.replace("squad-1", "squad-2"), "")
+
+    monkeypatch.setattr("jobs.cli.attach.wait_until", wait)
+    line.machines.staged.insert(0, ("node0", "# listing the jobs", list_two))
+    assert line.must("wait", "--all", "--timeout", "9").out.count("succeeded") == 2
+    assert 9 > limits[0] > limits[1] + 0.009
+
+
 def test_wait_ends_with_the_newest_job_if_none_runs(line: CommandLine, head: Head) -> None:
     head.over = True
     assert "Job squad-1 succeeded." in line.must("wait").out
@@ -251,23 +272,27 @@ def test_logs_since_a_time(line: CommandLine, head: Head) -> None:
     old, new = (event(event="note", text="n", at=now - ago) for ago in (700, 500))
     line.stage("node0", "# reading a log", say("old", old, "old", new, "new"))
     assert line.must("logs", "--since", "10m").out == "n\nnew\n"
-    assert line.run("logs", "--since", "soon").code == 2
-    refused = line.run("logs", "--since", "10m", "--rank", "1")
-    assert (refused.code, "only the log of rank 0 has" in refused.message) == (2, True)
 
 
-def test_logs_of_a_rank_that_is_not_there(line: CommandLine, head: Head) -> None:
-    for rank in ("2", "-1"):
-        result = line.run("logs", "--rank", rank)
-        assert result.code == 2
-        assert result.message == f"--rank {rank}: job squad-1 has the ranks 0 to 1"
+_ELEMENT = "--element can't be used with --rank, --since, or --follow"
 
 
-@pytest.mark.parametrize("more", ["--rank=0", "--follow", "--since=5m"])
-def test_the_log_of_an_element_is_shown_as_it_is(line: CommandLine, head: Head, more: str) -> None:
-    result = line.run("logs", "--element=3", more)
-    assert result.code == 2
-    assert result.message == "--element can't be used with --rank, --since, or --follow"
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--since soon", "--since 'soon': expected a duration"),
+        (
+            "--since 10m --rank 1",
+            "--since needs event timestamps, which only the log of rank 0 has",
+        ),
+        ("--rank 2", "--rank 2: job squad-1 has the ranks 0 to 1"),
+        ("--rank -1", "--rank -1: job squad-1 has the ranks 0 to 1"),
+        *((f"--element 3 {more}", _ELEMENT) for more in ("--rank=0", "--follow", "--since=5m")),
+    ],
+)
+def test_logs_that_do_not_exist(line: CommandLine, head: Head, words: str, said: str) -> None:
+    result = line.run("logs", *words.split())
+    assert (result.code, result.message[: len(said)]) == (2, said)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from jobs.worker.tasks import TASKS
 from provision.install import VENV
 from tests.harness.command_line import CommandLine
 from tests.jobs.cli.test_main import run
@@ -38,8 +37,8 @@ def rank_variables(mpirun: str) -> dict[str, str]:
     return {words[number + 1]: words[number + 2] for number in at}
 
 
-@pytest.mark.parametrize("task", sorted(TASKS))
-def test_a_type_is_enough_for_every_task(
+@pytest.mark.parametrize("task", ["squad", "digits"])
+def test_a_type_is_enough_for_a_task(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, task: str
 ) -> None:
     found = dry(capsys, "train", task, "--demo", "--nodes", "2", *METAL)
@@ -107,15 +106,15 @@ def test_a_cluster_is_read_from_its_tags_alone(line: CommandLine) -> None:
     assert [*Path().rglob("*")] == files
 
 
-@pytest.mark.parametrize("words", ["train squad --demo", "train tag --demo"])
 def test_the_project_file_names_a_cluster_only_for_clusters(
-    capsys: pytest.CaptureFixture[str], words: str
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("spr-cluster.toml").write_text('[cluster]\nname = "bert"\ncloud = "aws"\n')
     place = ("--to", "slurm-script", "--nodes", "2", "--shape", "cores=8", "--dry-run")
+    words = ("train", "squad", "--demo", *place)
 
-    assert run(capsys, *words.split(), *place).code == 0
-    refused = run(capsys, *words.split(), *place, "--name", "mine")
+    assert run(capsys, *words).code == 0
+    refused = run(capsys, *words, "--name", "mine")
     assert "--name: not with --to slurm-script, only with --to cluster" in refused.err
 
 

@@ -146,8 +146,8 @@ def test_the_costs_of_the_jobs_in_a_bucket(
     assert main(["jobs", "--cost", "s3://results/team"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"team=nlp +1 +0.0 +\$0.03", text)
-    why = "is not counted, because its end is unknown: squad-0"
-    assert f"1 job in s3://results/team {why}\n" in text
+    why = "not counted, because the end is unknown: 1 job in s3://results/team: squad-0"
+    assert f"{why}\n" in text
     assert names(tmp_path) == set()
     assert main(["fetch", URL]) == 0
     assert main(["jobs", URL]) == 0

@@ -43,9 +43,6 @@ def test_the_record_has_the_price_of_a_node_and_its_source() -> None:
     assert describe_cloud(fake_aws(), Prices(), CLUSTER, Prices) == CloudInfo(
         "aws", "us-east-1", True
     )
-
-
-def test_the_record_has_no_price_of_another_region() -> None:
     there = replace(fake_aws(), region="eu-west-1")
     elsewhere = table_prices("eu-west-1", [METAL])
 

@@ -113,24 +113,12 @@ def test_what_a_resumed_job_took_counts() -> None:
     assert (paid.time(None), paid.paid_node_s) == (HOUR / 2 - SAVE, 7200.0)
     again.check(None)
     paid.check(None)
-    for refused, words in (
-        (
-            limit(max_time=HOUR / 2, **took),
-            "--max-time 30m has less than a minute left: the job took 30 min",
-        ),
-        (
-            limit(budget=2.1, **took),
-            "--budget 2.1 has less than a minute left: the job took 30 min, for $2.00",
-        ),
-        (
-            limit(budget=1.0, **took),
-            "--budget 1 has less than a minute left: the job took 30 min, for $2.00",
-        ),
-    ):
+    said = "less than a minute is left: the job took 30 min, for $2.00"
+    limits = {"--max-time": limit(max_time=HOUR / 2, **took), "--budget": limit(budget=2.1, **took)}
+    for flag, refused in (*limits.items(), ("--budget", limit(budget=1.0, **took))):
         with pytest.raises(UsageError) as caught:
             refused.check(None)
-        assert caught.value.message == words
-        flag = words.partition(" ")[0]
+        assert caught.value.message == f"{flag}: {said}"
         assert caught.value.hint == f"give a higher {flag}, which counts that as well"
 
 

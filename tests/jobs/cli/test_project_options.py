@@ -67,7 +67,7 @@ def parse(text: str) -> ProjectFile:
 
 def test_the_file_gives_options_and_the_command_line_wins() -> None:
     def answer(asked: str) -> str:
-        return shlex.join(apply_project(shlex.split(asked[2:]), parse(FILE), build_parser).words)
+        return shlex.join(apply_project(shlex.split(asked[2:]), parse(FILE)).words)
 
     check_transcript(Path(__file__).parent / "golden/project_words.txt", answer)
 
@@ -78,7 +78,7 @@ def test_the_file_gives_options_and_the_command_line_wins() -> None:
 )
 def test_which_files_are_results_may_be_none(value: str, words: list[str]) -> None:
     text = f'[jobs.mine]\ncommand = "true"\noutputs = {value}\n'
-    found = apply_project(["run", "mine"], parse(text), build_parser).words
+    found = apply_project(["run", "mine"], parse(text)).words
     assert [word for word in found if word.startswith("--outputs")] == words
 
 
@@ -96,13 +96,24 @@ def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
 ) -> None:
     cluster = '[cluster]\nname = "a"\ncloud = "aws"\nregion = "eu-west-1"\n'
     text = f'{cluster}[jobs.x]\ntask = "squad"\n{table}\n'
-    found = apply_project(["train", "x", *typed.split()], parse(text), build_parser).words
+    found = apply_project(["train", "x", *typed.split()], parse(text)).words
     assert " ".join(found[2:]) == place
 
 
-def test_a_mistyped_job_is_found_behind_options() -> None:
-    with pytest.raises(UsageError, match="no job 'finetun'; did you mean finetune"):
-        apply_project(["run", "--nodes", "1", "finetun"], parse(FILE), build_parser)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run --nodes 1 finetun", "no job 'finetun'; did you mean finetune"),
+        (
+            "run mine --ppn 1 more -- a",
+            "unknown argument 'more' of .*: spr-cluster run mine -- more",
+        ),
+    ],
+)
+def test_a_misplaced_or_mistyped_word_is_found_behind_options(words: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        apply_project(words.split(), parse(FILE))
+    assert re.search(said, str(caught.value), re.DOTALL)
 
 
 SWITCHES = """\
@@ -134,8 +145,8 @@ skip-bad-records = true
 def test_what_is_typed_switches_off_what_the_file_switches_on(typed: str, key: str) -> None:
     project = parse(SWITCHES)
     words = typed.split()
-    off = apply_project(words, project, build_parser).words
-    on = apply_project([w for w in words if not w.startswith("--")], project, build_parser).words
+    off = apply_project(words, project).words
+    on = apply_project([w for w in words if not w.startswith("--")], project).words
     bare = {"up": ["up"], "run": ["run", "a"], "train": ["train", "squad"]}[off[0]]
     value, other, default = (getattr(build_parser(w[0]).parse(w)[1], key) for w in (on, off, bare))
     assert value != other == default
@@ -156,7 +167,7 @@ def test_a_switch_of_the_cluster_is_cleared_by_value(
     words: tuple[str, ...], place: str, given: dict[str, bool]
 ) -> None:
     file = "[cluster]\nprivate = false\nno-placement-group = false\nsecond-guard = true\n"
-    found = apply_project(["up", *words], parse(file), build_parser).words
+    found = apply_project(["up", *words], parse(file)).words
 
     assert build_parser("up").parse(found)[1].given == given
     rows = {row.key: row for row in describe_settings(["up", *words], parse(file))}
@@ -221,19 +232,10 @@ def test_a_message_about_both_names_the_place_in_the_file(
 
 def test_not_every_message_about_the_cluster_is_blamed_on_its_name() -> None:
     project = parse('[cluster]\nname = "ub"\nregion = "us-eas-1"\n')
-    explain = apply_project(["status"], project, build_parser).explain
+    explain = apply_project(["status"], project).explain
     used = "another spr-cluster command is using cluster 'ub'"
     assert explain(used) == used
     assert explain("unknown region 'us-eas-1'").startswith("spr-cluster.toml:3: region: unknown")
-
-
-@pytest.mark.parametrize("command", ["run", "train"])
-def test_a_training_job_of_the_file_runs_by_its_name(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parse(FILE)
-    assert main([command, "finetune", "--seed", "-1"]) == 2
-    assert "spr-cluster: --seed -1 is out of range" in capsys.readouterr().err
 
 
 def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,7 +309,7 @@ def test_a_project_is_found_from_a_folder_below(
     monkeypatch.setenv("HOME", "/home/me")
 
     def words(job: str) -> str:
-        found = apply_project(["run", job], read_project_file(), build_parser).words
+        found = apply_project(["run", job], read_project_file()).words
         return shlex.join(found).replace(str(folder), "HERE")
 
     assert words("a") == (
@@ -329,7 +331,7 @@ def test_the_schema_accepts_what_the_parsers_accept() -> None:
     schema = build_schema()
     jsonschema.Draft7Validator.check_schema(schema)
     validator = jsonschema.Draft7Validator(schema)
-    validator.validate(parse_toml(FILE, "x"))
+    validator.validate(parse_toml(f'{FILE}[cluster.tags]\nteam = "nlp"\n', "x"))
     validator.validate(parse_toml(render_new("a-b", "local", "2", "1h", 'say "hi"'), "x"))
     for broken in (
         "[clusters]",
@@ -339,14 +341,6 @@ def test_the_schema_accepts_what_the_parsers_accept() -> None:
     ):
         with pytest.raises(jsonschema.ValidationError):
             validator.validate(parse_toml(broken, "x"))
-
-
-def test_a_new_file_starts_a_job() -> None:
-    words = apply_project(
-        ["run", "train"], parse(render_new("a", "aws", "2", "1h", "python a.py")), build_parser
-    )
-    place = ["--name=a", "--cloud=aws", f"--folder={Path.cwd()}"]
-    assert words.words == ["run", *place, "--", "python", "a.py"]
 
 
 def test_each_answer_for_a_new_file_is_checked_before_the_next_question(
@@ -363,12 +357,23 @@ def test_each_answer_for_a_new_file_is_checked_before_the_next_question(
     assert "] spr-cluster: --cloud azure: expected aws or local" in answer("bert", "azure")
     assert "] spr-cluster: --nodes 0: expected a whole number" in answer("bert", "local", "0")
     assert answer("bert", "local", "3", "", "").startswith("Which cloud, aws or local")
-    assert parse_toml((folder / "spr-cluster.toml").read_text(), "x")["cluster"] == {
+    file = read_project_file()
+    assert file.table("cluster") == {
         "name": "bert",
         "cloud": "local",
         "nodes": 3,
         "idle-timeout": "1h",
     }
+    words = [
+        "run",
+        "--name=bert",
+        "--cloud=local",
+        f"--folder={folder}",
+        "--",
+        "python",
+        "train.py",
+    ]
+    assert apply_project(["run", "train"], file).words == words
 
 
 def test_a_mistake_in_the_file_is_one_line_with_its_place(
@@ -429,7 +434,10 @@ def _takes_a_list(option: Option) -> bool:
 
 
 @pytest.mark.parametrize(("table", "flag"), _OPTIONS)
-def test_a_list_is_taken_where_several_values_are(table: str, flag: str) -> None:
+def test_a_list_is_taken_where_several_values_are(
+    table: str, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.cli.shared.project_options.build_parser", _known_parser)
     option, key = _OPTIONS[table, flag], flag[2:]
     command = {"cluster": "up", "jobs.a": "train", "jobs.b": "run"}[table]
     task = next((task for task, flags in _options_of_tasks().items() if flag in flags), "squad")
@@ -439,8 +447,8 @@ def test_a_list_is_taken_where_several_values_are(table: str, flag: str) -> None
     words = ["up"] if command == "up" else [command, table[-1]]
     if not _takes_a_list(option):
         with pytest.raises(UsageError, match=f"{key} = .*: expected one value"):
-            apply_project(words, project, _known_parser)
+            apply_project(words, project)
         return
-    found = apply_project(words, project, _known_parser).words
+    found = apply_project(words, project).words
     wanted = [f"{flag}=p=1", f"{flag}=q=2"] if option.repeats else [f"{flag}=p=1,q=2"]
     assert [word for word in found if word.startswith(f"{flag}=")] == wanted

@@ -81,12 +81,7 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(render: K8s, tmp_path:
     assert result.out.endswith(f"kubectl delete -f '{quoted}/job.yaml'\n")
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "Dockerfile",
-        "requirements.txt",
-        "code",
-        "claim.yaml",
-        "job.yaml",
-        "copy.yaml",
+        *["Dockerfile", "requirements.txt", "code", "claim.yaml", "job.yaml", "copy.yaml"]
     }
     assert (folder / "code/worker/tasks/__main__.py").is_file()
     assert (folder / "code/worker/tasks/squad/sample.json").is_file()
@@ -170,32 +165,25 @@ def test_kubectl_creates_the_claim_and_the_job(render: K8s, kubectl: Path) -> No
     assert [*yaml.safe_load_all((kubectl / "created").read_text())] == [*yaml.safe_load_all(shown)]
 
 
-def test_an_existing_claim_is_used(render: K8s, kubectl: Path) -> None:
-    (kubectl / "claims").write_text('["ReadWriteMany"]')
-    result = render(*APPLY, "--yes", "--json")
+@pytest.mark.parametrize(
+    ("modes", "nodes", "warns"),
+    [
+        ('["ReadWriteMany"]', "2", False),
+        ('["ReadWriteOnce"]["ReadWriteOnce"]', "2", True),
+        ('["ReadWriteOnce"]["ReadWriteOnce"]', "1", False),
+    ],
+)
+def test_an_existing_claim_is_used(
+    render: K8s, kubectl: Path, modes: str, nodes: str, *, warns: bool
+) -> None:
+    (kubectl / "claims").write_text(modes)
+    result = render(*APPLY, "--yes", "--json", "--nodes", nodes)
 
     assert (result.code, "; existing claim spr-cluster\n" in result.err) == (0, True)
     assert [each["kind"] for each in json.loads(result.out)["manifests"]] == ["TrainJob"]
-    assert "warning" not in result.err
+    warning = "warning: claim spr-cluster is not ReadWriteMany: unless its storage"
+    assert (warning in result.err) is warns
     assert kinds(kubectl / "created") == ["TrainJob"]
-
-
-def test_a_claim_for_one_node_may_be_used_by_several(render: K8s, kubectl: Path) -> None:
-    (kubectl / "claims").write_text('["ReadWriteOnce"]["ReadWriteOnce"]')
-    result = render(*APPLY, "--yes")
-
-    assert result.code == 0
-    assert "warning: claim spr-cluster is not ReadWriteMany: unless its storage" in result.err
-    assert kinds(kubectl / "created") == ["TrainJob"]
-    assert "warning" not in render(*APPLY, "--yes", "--nodes", "1").err
-
-
-def test_a_claim_that_does_not_exist(render: K8s, kubectl: Path) -> None:
-    result = render(*APPLY, "--yes", "--claim", "data")
-
-    assert (result.code, result.out) == (2, "")
-    assert "spr-cluster: claim data doesn't exist\n  → without --claim" in result.err
-    assert not (kubectl / "tried").exists()
 
 
 def test_a_tracker_without_a_login_is_noted(render: K8s, kubectl: Path) -> None:
@@ -219,28 +207,31 @@ def test_a_dry_run_lets_the_cluster_validate_and_creates_nothing(
     assert not (kubectl / "created").exists()
 
 
-def test_a_refused_job_creates_nothing(render: K8s, kubectl: Path) -> None:
-    (kubectl / "refused").write_text("E1127 14:16:19 a.go] x\nError from server:\n bert exists\n")
-    result = render(*APPLY, "--yes")
-
-    assert (result.code, result.out) == (1, "")
-    assert "spr-cluster: kubectl create: Error from server: bert exists" in result.err
-    assert not (kubectl / "created").exists()
-
-
-def test_without_a_yes_nothing_is_created(render: K8s, kubectl: Path) -> None:
-    result = render(*APPLY)
-
-    assert (result.code, result.out) == (2, "")
-    assert "there is no terminal: in context lab\n  → --yes confirms" in result.err
-    assert not (kubectl / "tried").exists()
-
-
-def test_a_missing_kubectl_is_one_line(
-    render: K8s, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "file", "code", "said"),
+    [
+        (("--yes",), "refused", 1, "spr-cluster: kubectl create: Error from server: bert exists"),
+        ((), "tried", 2, "there is no terminal: in context lab\n  → --yes confirms"),
+        (
+            ("--yes", "--claim", "data"),
+            "tried",
+            2,
+            "spr-cluster: claim data doesn't exist\n  → without --claim",
+        ),
+        (("--yes",), "bin", 2, "spr-cluster: --apply: kubectl is not installed here\n  → "),
+    ],
+)
+def test_what_is_refused_creates_nothing(
+    render: K8s, kubectl: Path, words: tuple[str, ...], file: str, code: int, said: str
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    result = render(*APPLY, "--yes")
+    if file == "refused":
+        text = "E1127 14:16:19 a.go] x\nError from server:\n bert exists\n"
+        (kubectl / "refused").write_text(text)
+    elif file == "bin":
+        (kubectl.parent / "bin/kubectl").unlink()
+    result = render(*APPLY, *words)
 
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("spr-cluster: --apply: kubectl is not installed here\n  → ")
+    assert (result.code, result.out) == (code, "")
+    assert said in result.err
+    assert (kubectl / "tried").exists() is (file == "refused")
+    assert not (kubectl / "created").exists()

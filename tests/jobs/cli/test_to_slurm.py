@@ -14,13 +14,13 @@ RENDER = (*SLURM, "--nodes", "2", "--shape", "cores=32", "--job-name", "bert")
 
 
 def test_it_prints_the_script_that_it_writes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = run(capsys, *RENDER, "--demo", "--shape", "cores=8")
-    written = run(
-        capsys, *RENDER, "--demo", "--shape", "cores=8", "--output", str(tmp_path / "a b")
-    )
-    found = json.loads(run(capsys, *RENDER, "--demo", "--shape", "cores=8", "--json").out)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = (*RENDER, "--demo", "--shape", "cores=8")
+    printed = run(capsys, *words)
+    written = run(capsys, *words, "--output", "~/a b")
+    found = json.loads(run(capsys, *words, "--json").out)
 
     assert (printed.code, printed.err, written.code, written.err) == (0, "", 0, "")
     assert printed.out == (tmp_path / "a b/job.sbatch").read_text() == found["script"]
@@ -59,17 +59,6 @@ def test_another_rendering_replaces_the_first_and_keeps_the_rest(
     assert (job / "output").is_dir()
 
 
-def test_the_users_home_may_be_named_by_its_sign(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    written = run(capsys, *RENDER, "--demo", "--output", "~/job").out
-    described = json.loads(run(capsys, *RENDER, "--demo", "--output", "~/job", "--json").out)
-
-    assert f"rsync -a {tmp_path}/job/ CENTER:" in written
-    assert described["output"] == f"{tmp_path}/job"
-
-
 @pytest.mark.parametrize("name", ["output", "output.state"])
 def test_results_of_an_earlier_job_are_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
@@ -90,31 +79,27 @@ def test_an_instance_type_describes_the_nodes(capsys: pytest.CaptureFixture[str]
     assert (found["nproc_per_node"], found["omp_threads"]) == (2, 48)
 
 
-def test_a_model_is_not_copied_into_itself(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("place", "output", "said"),
+    [
+        (".", "job", "--output {folder}/job: it is in {folder}, which is copied into it"),
+        ("job/model/step-5", "job", "--output {folder}/job: {folder}/job/model/step-5 is in it"),
+    ],
+)
+def test_a_model_is_not_copied_into_itself_or_replaced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, place: str, output: str, said: str
 ) -> None:
+    model, words = tmp_path / place, (*RENDER, "--demo", "--output", str(tmp_path / output))
+    assert place == "." or run(capsys, *words).code == 0
+    model.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
-    inside = ("--demo", "--model", str(tmp_path), "--output", str(tmp_path / "job"))
-    result = run(capsys, *RENDER, *inside)
+        (model / name).write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    result = run(capsys, *words, "--model", str(model))
 
     assert result.code == 2
-    assert f"--output {tmp_path}/job: it is in {tmp_path}, which is copied into it" in result.err
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "tokenizer.json"}
-
-
-def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    job, words = tmp_path / "job", (*RENDER, "--demo", "--output", str(tmp_path / "job"))
-    assert run(capsys, *words).code == 0
-    inner = job / "model" / "step-5"
-    inner.mkdir(parents=True)
-    for name in ("config.json", "tokenizer.json"):
-        (inner / name).write_text("{}")
-    result = run(capsys, *words, "--model", str(inner))
-
-    assert result.code == 2
-    assert f"--output {job}: {inner} is in it" in result.err
-    assert (inner / "config.json").exists()
+    assert said.format(folder=tmp_path) in result.err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_folder_with_other_files_stays_as_it_is(

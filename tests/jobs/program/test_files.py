@@ -43,6 +43,8 @@ def test_a_file_outside_the_folder_keeps_its_name(folder: Path) -> None:
     (folder / "elsewhere.txt").write_text("another")
     with pytest.raises(UsageError, match=r"would both be elsewhere\.txt"):
         collect_files(("hostname",), ("../elsewhere.txt", "elsewhere.txt"), folder)
+    with pytest.raises(UsageError, match="--files nothing: no such file or folder"):
+        collect_files(("hostname",), ("nothing",), folder)
 
 
 def test_a_link_keeps_its_name_and_its_target_is_sent(folder: Path) -> None:
@@ -102,11 +104,6 @@ def test_a_script_that_can_not_be_sent(
     (folder.parent / "work2.py").write_text("")
     with pytest.raises(UsageError, match=message):
         find_script(command, folder)
-
-
-def test_a_path_that_is_not_there(folder: Path) -> None:
-    with pytest.raises(UsageError, match="--files nothing: no such file or folder"):
-        collect_files(("hostname",), ("nothing",), folder)
 
 
 def test_large_files_are_refused_with_the_largest_named(folder: Path) -> None:

@@ -56,17 +56,13 @@ def test_a_project_is_what_git_tracks_or_would_add(project: Path, tmp_path: Path
     (project / "gone.py").unlink()
     (project / "link").symlink_to("a b.py")
     (project / ".sprignore").write_text("notes/\n*.mp4\n/vendor/lib/less.py\n")
+    write(project, "new.py", ":(x)", ":!b", "x.log", "vendor/lib/more.py", "results-of-mine/1")
     write(
         project,
-        "new.py",
-        ":(x)",
-        ":!b",
-        "x.log",
+        "vendor/lib/less.py",
         "film.mp4",
-        "vendor/lib/more.py",
-        "results-of-mine/1",
+        *(f"nested/{n}" for n in ("n.py", "n.tmp", "film.mp4")),
     )
-    write(project, "vendor/lib/less.py", "nested/n.py", "nested/n.tmp", "nested/film.mp4")
     git(project / "nested", "init", "--quiet")
     (project / "nested/.git/info/exclude").write_text("*.tmp\n")
     write(project, "results/table.csv")

@@ -309,7 +309,7 @@ def test_packages_are_those_named_of_the_script_or_of_the_project(
     header = '# /// script\n# dependencies = ["one"]\n# ///\n'
     texts = {"a.py": header, "b.py": "", "requirements.txt": "two", "-e.txt": "-e ./sub"}
     texts |= {"sub/requirements.txt": "three", "sub/pyproject.toml": ""}
-    texts |= dict.fromkeys(("sub/c.py", "sub/run.sh"), "")
+    texts |= dict.fromkeys(("sub/c.py", "sub/run.sh", "sub/ls"), "")
     (tmp_path / "sub").mkdir()
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -329,14 +329,19 @@ def test_packages_are_those_named_of_the_script_or_of_the_project(
         packages("--packages=missing", "python", "c.py")
     (tmp_path / "requirements.txt").unlink()
     (tmp_path / "pyproject.toml").write_text('[tool.poetry.dependencies]\neinops = "*"\n')
-    for command in ("solver", "lstopo", "/usr/bin/hostname"):
-        assert packages("--", *command.split()) == ()
-    for command in ("env A=1 python3.11 c.py", "./run.sh", "zsh x", "make train", "mpirun x"):
+    for command in ("lstopo", "/usr/bin/hostname"):
+        assert packages("--", command) == ()
+    for command in ("env A=1 python3.11 c.py", "./run.sh", "zsh x", "solver", "./ls"):
         with pytest.raises(UsageError, match="dependencies are not read"):
             packages("--", *command.split())
     (tmp_path / "pyproject.toml").write_text("[project\n")
     with pytest.raises(UsageError, match=r"pyproject\.toml"):
         packages("solver")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "a"\ndependencies = ["b"]\n')
+    assert packages("ls") == ()
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write('scripts.ls = "a:main"\n')
+    assert packages("ls") == ("b",), "a script of the project"
 
 
 def test_a_terminal_has_one_rank_also_on_a_node_with_several_numa_nodes(

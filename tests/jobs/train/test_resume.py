@@ -246,67 +246,57 @@ def test_a_checkpoint_beyond_the_requested_end_is_refused_before_anything_is_sen
     assert not hosts["node0"].files.get(PATHS.new_script)
 
 
-def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path) -> None:
-    hosts = hosts_with(replace(RECORD, nnodes=2), listed(PATHS.job_id, "step-000001"))
+@pytest.mark.parametrize(
+    ("began", "now", "said"),
+    [
+        (2, 2, "using 2 nodes of 3"),
+        (5, 3, "the job began with 5 ranks and continues with 3, on the same samples per step; "),
+    ],
+)
+def test_a_job_resumes_on_a_larger_or_smaller_cluster(
+    tmp_path: Path, began: int, now: int, said: str
+) -> None:
+    hosts = hosts_with(replace(RECORD, nnodes=began), listed(PATHS.job_id, "step-000001"))
     log: list[str] = []
 
     run(hosts, ResumeRequest("squad", None, tmp_path), log)
 
-    assert "using 2 nodes of 3, as before" in log
-    assert f"-ppn 1 -wdir {PATHS.root} -n 2 " in mpirun_line(hosts["node0"])
+    assert any(line.startswith(said) for line in log)
+    script = mpirun_line(hosts["node0"])
+    assert f"-ppn 1 -wdir {PATHS.root} -n {now} " in script
+    assert (f"{PLANNED} {began}" in script) is (now < began)
+
+
+def test_an_uneven_share_of_the_ranks_is_refused() -> None:
+    hosts = hosts_with(replace(RECORD, nnodes=4), listed(PATHS.job_id, "step-000001"))
+    with pytest.raises(UsageError) as caught:
+        run(hosts, ResumeRequest("squad", None, spec=with_ppn(3)))
+    assert str(caught.value) == (
+        f"--ppn 3: job {PATHS.job_id} has 4 ranks, 1 on each of 4 nodes\n"
+        "  → omit it, or use one by which 4 can be divided"
+    )
 
 
 @pytest.mark.parametrize(
-    ("nnodes", "ppn", "message", "hint"),
+    ("nnodes", "before", "ppn", "nodes", "used", "planned"),
     [
-        (
-            4,
-            3,
-            r"has 4 ranks \(1 on each of 4 nodes\), and this cluster would run 9 \(3 on each of 3\)",
-            "use a cluster of 4 nodes (`up --nodes 4`), or start a new job without --resume",
-        ),
-        (
-            6,
-            4,
-            r"has 6 ranks \(1 on each of 6 nodes\), and this cluster would run 12",
-            "use --ppn 2, or a cluster of 6 nodes (`up --nodes 6`), or start a new job without "
-            "--resume",
-        ),
+        (4, 1, None, 3, 3, 4),
+        (4, 2, 2, 2, 2, 4),
+        (2, 2, 1, 2, 2, 4),
+        (2, 2, None, 2, 2, 0),
+        (1, 6, 2, 3, 3, 0),
+        (2, 2, 2, 4, 2, 0),
+        (2, 2, 4, 4, 1, 0),
     ],
 )
-def test_more_ranks_or_an_uneven_share_are_refused(
-    nnodes: int, ppn: int, message: str, hint: str
-) -> None:
-    hosts = hosts_with(replace(RECORD, nnodes=nnodes), listed(PATHS.job_id, "step-000001"))
-    with pytest.raises(UsageError, match=message) as caught:
-        run(hosts, ResumeRequest("squad", None, spec=with_ppn(ppn)))
-    assert caught.value.hint == hint
-
-
-@pytest.mark.parametrize(
-    ("nnodes", "before", "ppn", "nodes", "planned"),
-    [(4, 1, None, 3, 4), (4, 2, 2, 2, 4), (2, 2, 1, 2, 4), (2, 2, None, 2, 0), (1, 6, 2, 3, 0)],
-)
-def test_fewer_ranks_share_the_samples_of_all(
-    nnodes: int, before: int, ppn: int | None, nodes: int, planned: int
+def test_fewer_ranks_share_the_samples_of_all_and_others_leave_nodes_free(
+    nnodes: int, before: int, ppn: int | None, nodes: int, used: int, planned: int
 ) -> None:
     placement = replace(RECORD.placement, nproc_per_node=before)
     record = replace(RECORD, nnodes=nnodes, placement=placement)
     plan = plan_again(record, ResumeRequest("squad", None, spec=with_ppn(ppn)), nodes, "squad-1")
-    assert (plan.spec.resources.nodes, plan.planned_nodes) == (nodes, planned)
+    assert (plan.spec.resources.nodes, plan.planned_nodes) == (used, planned)
     assert plan.spec.resources.placement.nproc_per_node == (ppn or before)
-
-
-def test_a_smaller_cluster_continues_a_job_with_its_samples_per_step(tmp_path: Path) -> None:
-    hosts = hosts_with(replace(RECORD, nnodes=5), listed(PATHS.job_id, "step-000001"))
-    log: list[str] = []
-
-    run(hosts, ResumeRequest("squad", None, tmp_path), log)
-
-    script = mpirun_line(hosts["node0"])
-    assert "-n 3 " in script
-    assert f"{PLANNED} 5" in script
-    assert any(line.startswith("the job began with 5 ranks and continues with 3") for line in log)
 
 
 BUCKET = S3Location("results", "team")

@@ -46,7 +46,7 @@ def options(task: str = "classify") -> TrainOptions:
         ("--batch_size=8", {"batch_size": Domain((8,))}),
         ("lr-schedule=linear,cosine", {"lr_schedule": Domain(("linear", "cosine"))}),
         ("freeze-layers=1,embeddings", {"freeze_layers": Domain(("1", "embeddings"))}),
-        ("ipex=true,false", {"ipex": Domain((True, False))}),
+        ("ipex=True,false", {"ipex": Domain((True, False))}),
         ("patience=1,2 seed=1,2", {"patience": Domain((1, 2)), "seed": Domain((1, 2))}),
         (
             f"batch-size=8,16,{RANGE},epochs=1",

@@ -10,7 +10,6 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.cli.train import build_request, build_resume
-from jobs.places.plan import PackageList
 from jobs.train.request import TrainRequest, spec_of
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.trackers import tracker_packages, tracker_variables
@@ -82,13 +81,10 @@ def test_mlflow_without_a_server_is_refused_before_a_node_fails(uri: str, shown:
         tracker_variables("mlflow", (f"{URI}={uri}",))
 
 
-@pytest.mark.parametrize("uri", ["https://a", "databricks", "databricks://team"])
-def test_other_mlflow_servers_are_left_to_its_client(uri: str) -> None:
-    assert tracker_variables("mlflow", (f"{URI}={uri}",)) == (f"{URI}={uri}",)
-
-
-def test_weights_and_biases_offline_needs_no_login() -> None:
-    assert tracker_variables("wandb", ("WANDB_MODE=offline",)) == ("WANDB_MODE=offline",)
+@pytest.mark.parametrize("word", ["https://a", "databricks", "databricks://team", "offline"])
+def test_other_places_are_left_to_the_client(word: str) -> None:
+    kind, name = ("wandb", "WANDB_MODE") if word == "offline" else ("mlflow", URI)
+    assert tracker_variables(kind, (f"{name}={word}",)) == (f"{name}={word}",)
 
 
 @pytest.mark.parametrize(
@@ -104,17 +100,8 @@ def test_weights_and_biases_offline_needs_no_login() -> None:
 def test_elsewhere_the_user_is_told_to_add_the_login(
     capsys: pytest.CaptureFixture[str], place: tuple[str, ...], how: str
 ) -> None:
-    words = (
-        "train",
-        "squad",
-        "--demo",
-        "--nodes=2",
-        "--dry-run",
-        "--report-to=wandb",
-        "--to",
-        *place,
-    )
-    result = run_line(capsys, *words)
+    words = "train squad --demo --nodes=2 --dry-run --report-to=wandb --to"
+    result = run_line(capsys, *words.split(), *place)
     assert result.code == 0
     assert f"--report-to wandb needs WANDB_API_KEY or WANDB_MODE=offline: {how}" in result.err
 
@@ -151,19 +138,6 @@ def test_a_job_resumes_with_its_trackers_and_the_shells_variables(
     run(hosts, request, log)
     assert sent_variables(hosts["node0"]) == [f"{URI}=https://here"]
     assert not any("give it again" in line for line in log)
-
-
-def test_a_resumed_job_gets_new_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = []
-
-    def install(head: object, packages: PackageList, *more: object) -> str:
-        installed.append(packages)
-        return ""
-
-    monkeypatch.setattr("jobs.places.queue.session.install_packages", install)
-    hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))
-    run(hosts, ResumeRequest("squad", None, tmp_path, {"report_to": "tensorboard"}))
-    assert installed == [tracker_packages("tensorboard")]
 
 
 def test_a_resumed_job_may_report_elsewhere() -> None:

@@ -327,7 +327,7 @@ def _place(head: Host, folder: str, model: Path | None, rows: bytes) -> None:
 
 
 def _parse(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
+    for line in text.split("\n"):  # predictions may have other line separators
         with suppress(UsageError):  # a login may print other lines
             yield parse_object(line, "prediction")
 

@@ -20,6 +20,7 @@ from infra.ec2.instances import label_instances
 from infra.ec2.inventory import describe_inventory
 from infra.errors import CloudError
 from infra.s3_url import S3Location
+from jobs.cli.results.predict import render
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.places.launcher import Fetched
 from provision.host import Result
@@ -428,6 +429,26 @@ def test_adapters_are_merged_on_the_head_if_pytorch_is_not_installed_here(
     assert refused.code == 2
     assert "--merge: results/a/model is a whole model, without adapters" in refused.message
     assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ({"labels": {"good": 0.9, "new": 0.8}}, "good, new"),
+        ({"labels": {}}, "(no label)"),
+        ({"words": ["in", "Delft"], "tags": ["O", "B-LOC"]}, "in\tO\nDelft\tB-LOC"),
+        ({"completion": ""}, ""),
+        ({"perplexity": 7.5, "tokens": 3}, "perplexity 7.5"),
+        ({"text": "a text", "embedding": [0.6, 0.8]}, "[0.6, 0.8]"),
+        ({"text": "a text", "score": 0.25}, "0.25"),
+        ({"question": "Where?", "text": "", "score": 0.0, "start": 0}, "(no answer)"),
+    ],
+)
+def test_a_prediction_is_shown_as_its_task_has_it(found: dict[str, Any], shown: str) -> None:
+    assert render([found]) == shown
+    asked = found.get("question") or found.get("text") or "row 1"
+    indented = shown.replace("\n", "\n  ")
+    assert render([found, found]).startswith(f"{asked}\n  {indented}\n")
 
 
 def test_the_head_answers_if_pytorch_is_not_installed_here(

@@ -192,7 +192,8 @@ def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None
             + listed("squad-3", submitted=300)
         )
 
-    said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
+    text = "in Delft\u2028\x85"
+    said = json.dumps({"text": text, "score": 1.5, "start": 19}, ensure_ascii=False)
     host = FakeHost(
         "node0",
         [
@@ -204,7 +205,7 @@ def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None
     said_here: list[str] = []
     found = OnHead(host, None, None, said_here.append).predict(WHERE)
     assert said_here == ["using the model of squad-2, the newest on the cluster"]
-    assert found[0]["text"] == "in Delft"
+    assert found[0]["text"] == text
     assert "/home/ubuntu/spr-jobs/squad-2/output/model <" in host.commands[-2]
     assert host.commands[-1].startswith("rm -rf /home/ubuntu/spr-predict-")
 

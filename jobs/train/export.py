@@ -16,9 +16,8 @@ from infra.files import read_object
 from jobs.places.plan import RECORD, own_folder
 from jobs.places.queue.job_output import JobOutput
 from jobs.places.record import training_options
-from jobs.train.predict import can_answer_here, has_adapters
+from jobs.train.predict import can_answer_here, has_adapters, raising
 from jobs.train.request import local_data, refuse_s3
-from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.tasks import find_task
 from jobs.worker.tasks.squad.metrics import LONGEST_ANSWER, WINDOW
@@ -45,10 +44,8 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
     ``given`` are those that the user chose. Raises :class:`UsageError` for a model of another kind, or data
     that nothing names.
     """
-    try:
+    with raising(UsageError):
         kind = find_task(str(model)).Options
-    except WorkerError as error:
-        raise UsageError(error.message, hint=error.hint) from None
     if not issubclass(kind, EncoderOptions):
         whole, first = quote(str(model)), ""
         if has_adapters(model):

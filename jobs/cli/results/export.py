@@ -82,7 +82,7 @@ def run(request: ExportRequest) -> int:
     results = request.results_folder(options.task, now)
     check_results(results)
     if request.name is None and can_export_here():
-        silence_libraries()
+        silence_libraries(model)
         display = JobDisplay(make_progress())
         result = export_here(options, JobOutput(display.event, display.log), results)
     else:

@@ -424,7 +424,7 @@ def test_adapters_are_merged_on_the_head_if_pytorch_is_not_installed_here(
 
     whole = Path("results/a/model/config.json")
     whole.parent.mkdir(parents=True)
-    whole.write_text("{}")
+    whole.write_text('{"architectures": ["LlamaForCausalLM"]}')
     refused = line.run("predict", "--merge", "other")
     assert refused.code == 2
     assert "--merge: results/a/model is a whole model, without adapters" in refused.message

@@ -178,8 +178,19 @@ def test_the_head_gets_the_model_of_adapters(
     assert list(head.home.glob("spr-predict*")) == []
 
 
-def test_an_error_about_the_model_is_passed_on(head: Head, tmp_path: Path) -> None:
+def test_an_error_about_the_model_is_passed_on(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(JobError, match="the head could not answer"):
+        on_head(head, tmp_path).predict(WHERE)
+    assert list(head.home.glob("spr-predict*")) == []
+
+    def run_out(_: object, __: object, path: str) -> None:
+        Path(path).touch()
+        raise JobError("no space left")
+
+    monkeypatch.setattr("jobs.train.predict.upload_archive", run_out)
+    with pytest.raises(JobError, match="no space left"):
         on_head(head, tmp_path).predict(WHERE)
     assert list(head.home.glob("spr-predict*")) == []
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import NamedTuple
 
+from cluster.console.display import format_seconds
+
 _LEAST = 1e-100
 """Smaller values can't be divided into ticks and are drawn as zero."""
 _TICKS = 5
-Format = Callable[[float], str]
 
 
 class ChartPoint(NamedTuple):
@@ -53,8 +54,6 @@ class NamedAxis(NamedTuple):
 class LineChart:
     """Lines over a common x axis. ``note`` explains how to read the chart."""
 
-    name: str
-    title: str
     note: str
     x_title: str
     y_title: str
@@ -77,15 +76,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Horizontal stacked bars. ``colors`` are indices of the palette, by part."""
+    """Horizontal stacked bars of seconds. ``colors`` are indices of the palette, by part."""
 
-    name: str
-    title: str
     note: str
     parts: Sequence[str]
     colors: Sequence[int]
     bars: Sequence[Bar]
-    format: Format
 
 
 Chart = LineChart | BarChart
@@ -227,19 +223,16 @@ _HEIGHT = 240
 _ROW, _BAR = 46, 18
 
 
-def render_svg(chart: Chart) -> str:
+def render_svg(name: str, title: str, chart: Chart) -> str:
     """Return one ``<svg>`` with a title and a description for screen readers."""
     if isinstance(chart, BarChart):
-        return _frame(chart, "bars", _ROW * len(chart.bars), "".join(_bars(chart)))
-    return _frame(chart, "plot", _HEIGHT, "".join(_lines(chart)))
-
-
-def _frame(chart: Chart, kind: str, height: int, content: str) -> str:
-    name = escape(chart.name)
+        kind, height, content = "bars", _ROW * len(chart.bars), "".join(_bars(chart))
+    else:
+        kind, height, content = "plot", _HEIGHT, "".join(_lines(chart))
     return (
         f'<svg class="{kind}" id="chart-{name}" role="img" width="100%" height="{height}" '
         f'aria-labelledby="{name}-title {name}-desc">'
-        f'<title id="{name}-title">{escape(chart.title)}</title>'
+        f'<title id="{name}-title">{escape(title)}</title>'
         f'<desc id="{name}-desc">{escape(chart.note)}</desc>{content}</svg>'
     )
 
@@ -327,13 +320,13 @@ def _bars(chart: BarChart) -> Iterator[str]:
     for row, bar in enumerate(chart.bars):
         top = row * _ROW
         yield f'<text x="0" y="{top + 15}">{escape(bar.label)}</text>'
-        remark = bar.remark or chart.format(math.fsum(bar.values))
+        remark = bar.remark or format_seconds(math.fsum(bar.values))
         yield f'<text class="end quiet" x="100%" y="{top + 15}">{escape(remark)}</text>'
         begin = 0.0
         for part, color, value in zip(chart.parts, chart.colors, bar.values, strict=True):
             if value <= 0:
                 continue
-            title = escape(f"{part}: {chart.format(value)}")
+            title = escape(f"{part}: {format_seconds(value)}")
             yield (
                 f'<rect class="c{color}" x="{_percent(begin / longest)}" y="{top + 22}" '
                 f'width="{_percent(value / longest)}" height="{_BAR}"><title>{title}</title></rect>'

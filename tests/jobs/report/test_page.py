@@ -14,7 +14,7 @@ import pytest
 from infra.errors import UsageError
 from jobs.report.charts import LineChart
 from jobs.report.content import Report
-from jobs.report.figures import compute_cost, find_price
+from jobs.report.figures import find_price
 from jobs.report.page import render_page, write_page
 from jobs.report.results_folder import read_run
 from jobs.report.sections import build_report
@@ -50,8 +50,7 @@ class Tags(HTMLParser):
 def report_of(folder: Path, *others: Path, instance_type: str | None = None) -> Report:
     run = read_run(folder)
     price = find_price(run, instance_type, None)
-    cost = compute_cost(run, price) if price else None
-    return build_report(run, [read_run(other) for other in others], cost)
+    return build_report(run, [read_run(other) for other in others], price)
 
 
 def note_of(report: Report, name: str) -> str:
@@ -141,13 +140,13 @@ def test_a_study_shows_its_trials_and_what_mattered(tmp_path: Path) -> None:
     assert note_of(report_of(complete), "trial-scores") == ""
 
     assert "4 trials on 1 node " in f"{report.subtitle} "
-    assert (first.name, first.missing) == ("trials", "")
+    assert first.name == "trials"
     assert first.table
     assert first.table.header == ("trial", "F1", "epochs", "seed", "time")
     assert first.table.rows == [
-        ("1", "80.46", "2", "7", "61.2 s"),
-        ("2 (best)", "91.50", "3", "–", "5.00 s"),
-        ("3", "no <memory>", "4", "–", "1.00 s"),
+        ("1", "80.46", "2", "7", "1 min 01 s"),
+        ("2 (best)", "91.50", "3", "–", "5.0 s"),
+        ("3", "no <memory>", "4", "–", "1.0 s"),
         ("4", "pruned", "5", "–", ""),
     ]
     assert isinstance(first.chart, LineChart)

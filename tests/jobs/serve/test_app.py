@@ -177,38 +177,6 @@ def test_a_slow_client_does_not_hold_a_request(monkeypatch: pytest.MonkeyPatch) 
         assert client.post("/predict", content=b"{}").status_code == 408
 
 
-def test_what_a_client_asked_that_has_left_is_canceled() -> None:
-    class Slow(Played):
-        async def ask(
-            self, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
-        ) -> list[Answer]:
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                left.set()
-            return []
-
-    async def use() -> None:
-        made: Any = lambda: Slow("classify", lambda _: {})  # noqa: E731
-        app, sent = App(made, "mine").build(), list[Any]()
-        parts = [{"type": "http.request", "body": b'{"rows": [{}]}'}, {"type": "http.disconnect"}]
-
-        async def receive() -> Any:
-            return parts.pop(0)
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {"type": "http", "method": "POST", "path": "/predict", "headers": []}
-        async with app.router.lifespan_context(app):
-            await app(scope, receive, send)
-            await left.wait()
-        assert sent[0]["status"] == 499
-
-    left = asyncio.Event()
-    asyncio.run(asyncio.wait_for(use(), 10))
-
-
 def test_a_token_is_required_everywhere_but_for_the_health() -> None:
     model = Played("classify", lambda _: {"labels": {}})
     with serving(model, "secret") as client:

@@ -95,24 +95,6 @@ def test_openai_gets_the_vectors_of_the_exported_model(
         client.embeddings.create(model="any", input=[[1, 2]])
 
 
-def test_the_model_starts_again_if_it_is_killed(
-    server: tuple[subprocess.Popen[str], str],
-) -> None:
-    process, url = server
-    before = _model_of(process)
-    os.kill(before, signal.SIGKILL)
-    codes = []
-    for _ in range(100):
-        answer = httpx.post(f"{url}/predict", json={"rows": [{"text": "a"}]}, timeout=60)
-        codes.append(answer.status_code)
-        if answer.status_code == 200:
-            break
-        time.sleep(0.1)
-    assert {*codes[:-1]} <= {503}
-    assert codes[-1] == 200
-    assert _model_of(process) != before
-
-
 def _rows(url: str, what: str) -> int:
     """Return `waiting` or `total` rows."""
     found = re.search(rf"^spr_rows_{what} (\d+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)

@@ -34,12 +34,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Band:
-    """The area between the lowest and the highest of many values, by x."""
+    """The gray area between the lowest and the highest of many values, by x."""
 
     label: str
     low: Sequence[ChartPoint]
     high: Sequence[ChartPoint]
-    color: int = 1
 
 
 class NamedAxis(NamedTuple):
@@ -59,8 +58,6 @@ class LineChart:
     y_title: str
     lines: Sequence[Line]
     bands: Sequence[Band] = ()
-    whole_x: bool = False
-    """Ticks of the x axis are whole numbers."""
     named_axes: Sequence[NamedAxis] = ()
     """Vertical axes at x = 0, 1, … instead of both others; y is from 0 to 1."""
 
@@ -150,7 +147,9 @@ def axes(chart: LineChart) -> tuple[Axis, Axis]:
     left = 0.0 if min(xs) <= 0.1 * max(xs) else min(xs)
     top = round_up(max(ys)) if max(ys) > 0 else 0.0
     bottom = -round_up(-min(ys)) if min(ys) < 0 else 0.0
-    return make_axis(left, max(xs), whole=chart.whole_x), make_axis(bottom, top)
+    return make_axis(left, max(xs), whole=all(float(x).is_integer() for x in xs)), make_axis(
+        bottom, top
+    )
 
 
 def thin(points: Sequence[ChartPoint], bins: int) -> tuple[list[ChartPoint], list[ChartPoint]]:
@@ -304,7 +303,7 @@ def _place(point: ChartPoint, x: Axis, y: Axis) -> str:
 def _area(band: Band, x: Axis, y: Axis) -> str:
     outline = [*band.high, *reversed(band.low)]
     known = [_place(point, x, y) for point in outline if math.isfinite(point.y)]
-    return f'<path class="band c{band.color}" d="M{"L".join(known)}Z"/>' if known else ""
+    return f'<path class="band c0" d="M{"L".join(known)}Z"/>' if known else ""
 
 
 def _dots(line: Line, x: Axis, y: Axis) -> Iterator[str]:

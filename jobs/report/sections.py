@@ -254,18 +254,11 @@ def _loss(run: Run) -> Section:
         lines = [Line(f"mean of {window:,} steps", middle, 1)]
         if len(points) > 2 * _BINS:
             low, high = thin(points, min(_BINS, len(points) // 6))
-            bands = [Band("lowest to highest", low, high, 0)]
+            bands = [Band("lowest to highest", low, high)]
         else:
             lines = [Line("every step", points, 0, "faint"), *lines]
     chart = drawable(
-        LineChart(
-            _loss_note(points, window),
-            "step",
-            "loss, mean of all ranks",
-            lines,
-            bands,
-            whole_x=True,
-        )
+        LineChart(_loss_note(points, window), "step", "loss, mean of all ranks", lines, bands)
     )
     rows = [(f"{p.x:,.0f}", format_number(p.y)) for p in sample(points, _TABLE_ROWS)]
     return Section("loss", "Loss", chart, Table(("step", "loss"), rows), _no_metrics("losses"))
@@ -293,7 +286,7 @@ def _learning_rate(run: Run) -> Section:
     line = Line("learning rate", thin(points, _BINS)[1], 4)
     highest = max((p.y for p in points if math.isfinite(p.y)), default=math.nan)
     note = f"Highest: {highest:.3g}." if math.isfinite(highest) else ""
-    chart = drawable(LineChart(note, "step", "learning rate", [line], whole_x=True))
+    chart = drawable(LineChart(note, "step", "learning rate", [line]))
     rows = [(f"{p.x:,.0f}", format_number(p.y)) for p in sample(points, _TABLE_ROWS)]
     table = Table(("step", "learning rate"), rows)
     return Section("lr", "Learning rate", chart, table, _no_metrics("learning rates"))
@@ -461,7 +454,7 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
         label = f"published, {figures.PUBLISHED}: 26 min on 1, 7 min 30 on 4"
         lines.append(Line(label, points, 2, "dots"))
     note = f"Speedup over {counted(fewest, 'node')}, by samples per second."
-    chart = LineChart(note, "nodes", "speedup", lines, whole_x=True)
+    chart = LineChart(note, "nodes", "speedup", lines)
     rows = [
         (str(s.nodes), f"{s.speed:,.1f}", f"{s.speedup:.2f} ×", f"{s.efficiency:.0%}", s.name)
         for s in found

@@ -39,7 +39,7 @@ def _trials(run: Run) -> Section:
         took = "" if seconds is None else format_seconds(seconds)
         rows.append((f"{number}{' (best)' if each.get('best') else ''}", shown, *tried, took))
     lines = [Line(name, points, 1, "dots")]
-    chart = drawable(LineChart("", "trial", name, lines, whole_x=True))
+    chart = drawable(LineChart("", "trial", name, lines))
     shares = {key: n for key, v in _part(run.results, "importance").items() if (n := as_number(v))}
     parts = ", ".join(f"{key} {share:.0%}" for key, share in shares.items())
     remarks = [f"Share of the differences that each option explains: {parts}."] if parts else []
@@ -102,7 +102,7 @@ def _curves(run: Run) -> Section:
     lines.sort(key=lambda line: line.color)
     has_pruned = any(each.get("state") == "pruned" for each in run.trials)
     note = "Trials that were not in the best third ended early." if has_pruned else ""
-    chart = drawable(LineChart(note, "evaluation", "score", lines, whole_x=True))
+    chart = drawable(LineChart(note, "evaluation", "score", lines))
     title = "Scores of the trials while training"
     return Section("trial-scores", title, chart, None, "No trial was evaluated.")
 

@@ -178,11 +178,9 @@ def read_context(value: str) -> str:
     """
     path = Path(value)
     try:
-        exists, is_folder = path.exists(), path.is_dir()
+        exists = path.exists()
     except (OSError, ValueError):  # too long for a file's name
-        exists = is_folder = False
-    if is_folder:
-        raise UsageError(f"--context {value}: is a folder")
+        exists = False
     if exists:
         text = read_text(path)
     elif " " not in value.strip() and ("/" in value or value.endswith((".txt", ".md"))):

@@ -67,13 +67,6 @@ Shares = dict[str, float]
 """Seconds by the part that they were spent on."""
 
 
-def step_shares(series: RankMetrics) -> Shares:
-    """Split one rank's training by the parts of its steps; the rest is ``other``."""
-    parts = {name: series.total(name) for name in PARTS}
-    rest = (series["time"][-1] if len(series) else 0.0) - sum(parts.values())
-    return {**parts, OTHER: max(0.0, rest)}
-
-
 def run_shares(run: Run) -> Shares:
     """Split the whole run by phase, and training by the ranks' average.
 
@@ -183,16 +176,17 @@ def find_price(
             "a price needs the number of nodes, which the folder does not contain",
             hint=f"omit the price: {run.folder} has neither results.json nor job.json",
         )
-    count, part = run.nodes or 0, run.node_share
+    count, recorded = run.nodes or 0, as_number(run.job.get("usd_per_hour"))
+    part = as_number(run.job.get("node_share")) or 1.0  # less with `--cores`
     share = f", {part:.1%} of it by cores" if part < 1 else ""
     if usd_per_hour is not None:
         source = f"{count} × ${usd_per_hour:g}, as given{share}"
         return HourlyPrice(usd_per_hour * count * part, source)
     types = (instance_type,) * count if instance_type else run.instance_types
     each = ", ".join(f"{types.count(name)} × {name}" for name in dict.fromkeys(types))
-    if types and not instance_type and (recorded := run.price):
-        usd, source = recorded
-        return HourlyPrice(usd * len(types) * part, f"{each}{share}, {source}")
+    if types and not instance_type and recorded and recorded > 0:
+        source = f"{run.job.get('market', 'on demand')}, with disk and address, {run.job.get('price_source')}"
+        return HourlyPrice(recorded * len(types) * part, f"{each}{share}, {source}")
     listed = [INSTANCE_TYPES[name].table_usd for name in types if name in INSTANCE_TYPES]
     known = [usd for usd in listed if usd is not None]
     if not types or len(known) < len(types):

@@ -193,20 +193,6 @@ class Run:
         return [each for each in _list(self.results.get("trials")) if isinstance(each, dict)]
 
     @property
-    def price(self) -> tuple[float, str] | None:
-        """Price of one node in US dollars per hour when the job began, with its market and source."""
-        usd, source = as_number(self.job.get("usd_per_hour")), self.job.get("price_source")
-        if not usd or usd <= 0 or not isinstance(source, str):
-            return None
-        return usd, f"{self.job.get('market', 'on demand')}, with disk and address, {source}"
-
-    @property
-    def node_share(self) -> float:
-        """The share of each node's price that the job pays: less than 1 with `--cores`."""
-        share = as_number(self.job.get("node_share"))
-        return share if share and 0 < share <= 1 else 1.0
-
-    @property
     def instance_types(self) -> tuple[str, ...]:
         """The nodes' EC2 types, from ``job.json``; empty unless they ran on AWS.
 

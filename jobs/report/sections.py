@@ -395,7 +395,9 @@ def _by_rank(run: Run) -> Section:
     title = "Training by rank"
     parts = (*PARTS, figures.OTHER)
     known = [series for series in run.series if len(series) and series["time"][-1] > 0]
-    shares = {series.rank: figures.step_shares(series) for series in known}
+    shares = {
+        series.rank: figures.split_phase("train", series["time"][-1], [series]) for series in known
+    }
     if not any(row[part] > 0 for row in shares.values() for part in PARTS):
         return Section("ranks", title, None, None, _no_metrics("seconds of each rank's steps"))
     shown, remarks = sorted(shares, key=lambda rank: _communication(shares[rank])), []

@@ -42,9 +42,14 @@ _LISTED = listed(
 def line(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(one.cloud.ctx.files.folder.parent))
     monkeypatch.chdir(tmp_path)
-    one.machines.staged.clear()
-    one.stage("node0", "listing the jobs", Result(0, _LISTED, ""))
+    stage_jobs(one, _LISTED)
     return one
+
+
+def stage_jobs(line: CommandLine, listing: str) -> None:
+    """Have the head list only these jobs, and answer nothing else."""
+    line.machines.staged.clear()
+    line.stage("node0", "listing the jobs", Result(0, listing, ""))
 
 
 @pytest.fixture
@@ -81,9 +86,8 @@ def test_jobs_are_listed_for_people_and_for_programs(line: CommandLine) -> None:
 
 
 def test_the_list_says_what_a_job_waits_for(line: CommandLine) -> None:
-    line.machines.staged.clear()
     again = listed("squad-4", **{**_RUNS, "queue": ["PENDING", "BeginTime", ""]})
-    line.stage("node0", "listing the jobs", Result(0, listed("squad-3", **_WAITS) + again, ""))
+    stage_jobs(line, listed("squad-3", **_WAITS) + again)
     rows = line.must("jobs").out.splitlines()
     assert [row.split()[:4] for row in rows[1:3]] == [
         ["squad-3", "queued", "-", "-"],
@@ -112,8 +116,7 @@ def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
     done: dict[str, Any] = {"end": _DONE, "begin": _BEGUN}
     jobs = [listed(name, "step-000040", submitted=n, **done) for n, name in enumerate(names)]
     jobs[0] = listed("squad-20261123-115900-k3f", submitted=0, **_RUNS)
-    line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, "".join(jobs), ""))
+    stage_jobs(line, "".join(jobs))
     monkeypatch.setattr("cluster.console.display.terminal_width", lambda _: 80)
     rows = line.must("jobs").out.splitlines()
     newest = [f"200{n:02}-k3f" for n in range(4, 14)]
@@ -124,9 +127,8 @@ def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
 
 
 def test_the_list_names_who_submitted_each_job(line: CommandLine) -> None:
-    line.machines.staged.clear()
     jobs = listed("squad-1", owner="ann", begin=_BEGUN, end=_DONE) + listed("squad-2", **_RUNS)
-    line.stage("node0", "listing the jobs", Result(0, jobs, ""))
+    stage_jobs(line, jobs)
     rows = [row.split()[:3] for row in line.must("jobs").out.splitlines()[:3]]
     assert rows == [
         ["JOB", "OWNER", "STATE"],
@@ -141,9 +143,8 @@ def test_the_list_names_who_submitted_each_job(line: CommandLine) -> None:
 def test_on_a_terminal_no_word_of_a_cause_is_cut(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.machines.staged.clear()
     one = listed("squad-1", begin=_BEGUN, end={**_FAILED, "message": "a long reason " * 20})
-    line.stage("node0", "listing the jobs", Result(0, one, ""))
+    stage_jobs(line, one)
     for module in ("display", "output"):
         monkeypatch.setattr(f"cluster.console.{module}.terminal_width", lambda _: 80)
     rows = line.must("jobs").out.splitlines()
@@ -153,8 +154,7 @@ def test_on_a_terminal_no_word_of_a_cause_is_cut(
 
 
 def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
-    line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, "", ""))
+    stage_jobs(line, "")
     assert line.must("jobs").out.startswith("No jobs on cluster spr")
     result = line.run("fetch")
     assert (result.code, result.message) == (2, "there is no job on cluster spr")
@@ -176,10 +176,9 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
 def test_what_was_on_a_lost_head_is_said_to_be_gone(
     line: CommandLine, fetched: list[str], command: str
 ) -> None:
-    line.machines.staged.clear()
     ended = {**_DONE, "nodes": ["node0"]}
     stub = listed("squad-3", end=ended, begin=ended, unfinished=False, on_lost_head=True)
-    line.stage("node0", "listing the jobs", Result(0, stub, ""))
+    stage_jobs(line, stub)
     line.stage("node0", "reading", Result(0, "", ""))
     result = line.run(*command.split())
     assert (result.code, result.out) == (1, "")
@@ -193,8 +192,7 @@ def test_what_was_on_a_lost_head_is_said_to_be_gone(
 
 
 def test_a_running_jobs_output_so_far_is_fetched(line: CommandLine, fetched: list[str]) -> None:
-    line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, listed("squad-3", **_RUNS), ""))
+    stage_jobs(line, listed("squad-3", **_RUNS))
     result = line.must("fetch")
     assert "squad-3 is still running; fetching its output so far" in result.err
     assert fetched == ["squad-3"]
@@ -277,9 +275,8 @@ def test_a_job_has_its_time_to_end(
 
 
 def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None:
-    line.machines.staged.clear()
     rows = listed("squad-2", **_RUNS) + listed("squad-3", **_WAITS)
-    line.stage("node0", "listing the jobs", Result(0, rows, ""))
+    stage_jobs(line, rows)
     ends = list[str]()
 
     def end(job: str, _: object) -> Result:
@@ -293,8 +290,7 @@ def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None
     out = line.must("cancel", "--all").out
     assert "It had no checkpoint yet, so there is nothing to resume." in out
     assert ends == ["squad-3", "squad-2"]
-    line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, "", ""))
+    stage_jobs(line, "")
     assert json.loads(line.must("cancel", "--all", "--json").out) == {"jobs": []}
 
 

@@ -203,20 +203,23 @@ def test_a_loss_that_is_not_finite_leaves_a_gap_and_a_warning(tmp_path: Path) ->
     assert "nan" not in render_page(report).lower()
 
 
-def test_a_resumed_run_names_the_steps(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "run", steps=2, resumed_after=[40, 1200])
-    assert report_of(folder).warnings == [
-        "This run was interrupted and resumed after step 40, 1,200."
-    ]
-
-
-def test_a_model_on_the_hub_is_named_and_one_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("results", "warning"),
+    [
+        (
+            {"resumed_after": [40, 1200]},
+            "This run was interrupted and resumed after step 40, 1,200.",
+        ),
+        ({"push_error": "it was not pushed to hub:x"}, "it was not pushed to hub:x."),
+    ],
+)
+def test_what_went_wrong_is_a_warning(
+    tmp_path: Path, results: dict[str, Any], warning: str
+) -> None:
     url = "https://huggingface.co/team/x"
-    folder = make_folder(tmp_path / "run", steps=2, pushed_to=url)
-    assert ("on the hub", url) in report_of(folder).facts
-    why = "the model was not pushed to hub:x"
-    failed = make_folder(tmp_path / "other", steps=2, push_error=why)
-    assert report_of(failed).warnings == [f"{why}."]
+    report = report_of(make_folder(tmp_path / "run", steps=2, pushed_to=url, **results))
+    assert report.warnings == [warning]
+    assert ("on the hub", url) in report.facts
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))

@@ -144,10 +144,10 @@ def _waited_to_start(run: Run, took: float) -> float:
 
 def read_receipt(folder: Path) -> tuple[Run, Receipt] | None:
     """Return an ended job and its receipt, from its results or only its record, if they are in a folder."""
-    with suppress(UsageError, TrainingError, ValueError):
+    with suppress(UsageError):
         try:
             run = read_run(folder)
-        except (UsageError, TrainingError, ValueError):  # it has failed
+        except UsageError:  # it has failed
             run = Run(folder, {}, (), read_object(own_folder(folder) / JOB, optional=True))
         if receipt := make_receipt(run, find_price(run, None, None)):
             return run, receipt
@@ -160,5 +160,8 @@ def add_receipt(folder: Path) -> dict[str, Any]:
     if not (run and receipt and run.results):
         return {}
     added = {"receipt": receipt.as_dict()}
-    save_json(folder / RESULTS, {**run.results, **added})
+    try:
+        save_json(folder / RESULTS, {**run.results, **added})
+    except (TrainingError, ValueError):  # on a full disk, the job has its results all the same
+        return {}
     return added

@@ -145,12 +145,12 @@ class Run:
     @property
     def ranks(self) -> Sequence[Mapping[str, Any]]:
         """The ranks' reports, see :class:`jobs.worker.runtime.context.RankFacts`."""
-        return [rank for rank in _list(self.results.get("ranks")) if isinstance(rank, dict)]
+        return [rank for rank in as_list(self.results.get("ranks")) if isinstance(rank, dict)]
 
     @property
     def recorded_nodes(self) -> list[Any]:
         """The nodes in ``job.json``."""
-        return _list(self.job.get("nodes"))
+        return as_list(self.job.get("nodes"))
 
     @property
     def nodes(self) -> int | None:
@@ -183,14 +183,14 @@ class Run:
     @property
     def evaluations(self) -> list[tuple[float, dict[str, float]]]:
         """Steps, and the scores after them by name, without values that are no numbers."""
-        rows = [each for each in _list(self.results.get("evaluations")) if isinstance(each, dict)]
+        rows = [each for each in as_list(self.results.get("evaluations")) if isinstance(each, dict)]
         read = [{k: n for k, v in each.items() if (n := as_number(v)) is not None} for each in rows]
         return [(each.pop("step"), each) for each in read if "step" in each]
 
     @property
     def trials(self) -> list[Mapping[str, Any]]:
         """The trials of a study, with their options and scores."""
-        return [each for each in _list(self.results.get("trials")) if isinstance(each, dict)]
+        return [each for each in as_list(self.results.get("trials")) if isinstance(each, dict)]
 
     @property
     def instance_types(self) -> tuple[str, ...]:
@@ -229,12 +229,13 @@ def as_number(value: object) -> float | None:
 
 def read_pairs(value: object) -> list[tuple[float, float]]:
     """Return pairs of numbers by the first; ``nan`` for a second that is not a number."""
-    pairs = (pair for pair in _list(value) if isinstance(pair, list) and len(pair) == 2)
+    pairs = (pair for pair in as_list(value) if isinstance(pair, list) and len(pair) == 2)
     read = [(as_number(x), as_number(y)) for x, y in pairs]
     return sorted((x, math.nan if y is None else y) for x, y in read if x is not None)
 
 
-def _list(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
+    """Return a list; an empty one for anything else."""
     return value if isinstance(value, list) else []
 
 

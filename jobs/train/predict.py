@@ -104,16 +104,14 @@ def can_answer_here() -> bool:
 
 
 def find_model(
-    model: str | None,
-    log: Callable[[str], None],
-    root: Path = Path("results"),
-    option: str = "--model ",
+    model: str | None, log: Callable[[str], None], option: str = "--model "
 ) -> Path | None:
     """Return the local folder of a model, given a folder or job; by default the newest in ``results/``.
 
     Returns ``None`` if there is none. ``log`` gets the choice, if the user made none. Raises
     :class:`UsageError` if the folder holds no model.
     """
+    root = Path("results")
     if model is None:
         files = [path for path in root.glob("*/model/*") if path.is_file()]
         newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
@@ -474,14 +472,12 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _plan(session: JobSession, request: PredictRequest) -> JobPlan:
-    model, jobs, head = request.model, list_jobs(session.head), session.head
-    log, on_head = session.context.on_log, ("", "")
+    model, jobs, head, on_head = request.model, list_jobs(session.head), session.head, ("", "")
+    job = model.resolve().parent.name if model and model.name == "model" else ""
     if not model:
-        on_head = model_on_head(jobs, request.job, log)
-    if model and model.name == "model":
-        job = model.resolve().parent.name
-        if any(each.job == job and each.has_model for each in jobs):  # from there, it was fetched
-            on_head = _folders_of(job)
+        on_head = model_on_head(jobs, request.job, session.context.on_log)
+    elif any(each.job == job and each.has_model for each in jobs):  # from there, it was fetched
+        on_head = _folders_of(job)
     if on_head[0] and not head.run(_FIND_BASE.format(*on_head, ADAPTERS)).stdout.strip():
         on_head = on_head[0], ""
     context, resources = session.context, request.spec.resources

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from jobs.report.figures import HourlyPrice
 from jobs.report.receipt import Receipt, add_receipt, make_receipt, read_receipt
 from jobs.report.results_folder import PARTS, Run, read_run
+from jobs.worker.runtime.errors import TrainingError
 from tests.jobs.report.sample_runs import make_folder, make_results
 
 PRICE = HourlyPrice(36.0, "a list")
@@ -100,7 +102,9 @@ def test_nodes_that_mostly_wait_are_too_many(waiting: float, nodes: int, advice:
     assert bool(found) is bool(advice)
 
 
-def test_the_receipt_is_kept_with_the_results(tmp_path: Path) -> None:
+def test_the_receipt_is_kept_with_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_folder(tmp_path / "run", ranks=2, steps=10)
     price = {"cloud": "aws", "usd_per_hour": 6.0, "price_source": "a list"}
     job = {**RECORD, **price, "nodes": [{"type": "r7iz.metal-16xl"}] * 2}
@@ -112,6 +116,9 @@ def test_the_receipt_is_kept_with_the_results(tmp_path: Path) -> None:
     assert kept == {**make_results(2), **returned}
     assert kept["receipt"]["usd"] == pytest.approx(12 * 1500 / 3600)
     assert add_receipt(folder) == returned
+    with monkeypatch.context() as patch:
+        patch.setattr("jobs.report.receipt.save_json", Mock(side_effect=TrainingError("disk full")))
+        assert add_receipt(folder) == {}
     for more, added in (({"elements": 3}, returned), ({}, {})):  # an array, and a program
         (folder / "job/job.json").write_text(json.dumps({**job, "kind": "run", "more": more}))
         assert add_receipt(folder) == added

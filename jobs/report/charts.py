@@ -32,15 +32,6 @@ class Line:
     style: str = "line"
 
 
-@dataclass(frozen=True)
-class Band:
-    """The gray area between the lowest and the highest of many values, by x."""
-
-    label: str
-    low: Sequence[ChartPoint]
-    high: Sequence[ChartPoint]
-
-
 class NamedAxis(NamedTuple):
     """A vertical axis, and the text of its lowest and highest value."""
 
@@ -57,7 +48,8 @@ class LineChart:
     x_title: str
     y_title: str
     lines: Sequence[Line]
-    bands: Sequence[Band] = ()
+    band: Sequence[Sequence[ChartPoint]] = ()
+    """The lowest and the highest of many values, by x; the area between them is gray."""
     named_axes: Sequence[NamedAxis] = ()
     """Vertical axes at x = 0, 1, … instead of both others; y is from 0 to 1."""
 
@@ -140,8 +132,7 @@ def axes(chart: LineChart) -> tuple[Axis, Axis]:
     """Return x and y axes that contain the whole chart, from 0 if close to it."""
     if chart.named_axes:
         return Axis(0.0, max(1.0, len(chart.named_axes) - 1.0), ()), Axis(0.0, 1.0, ())
-    drawn = [*(line.points for line in chart.lines)]
-    drawn += [points for band in chart.bands for points in (band.low, band.high)]
+    drawn = [*(line.points for line in chart.lines), *chart.band]
     xs = [p.x for points in drawn for p in points if math.isfinite(p.y)]
     ys = [p.y for points in drawn for p in points if math.isfinite(p.y)]
     left = 0.0 if min(xs) <= 0.1 * max(xs) else min(xs)
@@ -243,8 +234,8 @@ def _lines(chart: LineChart) -> Iterator[str]:
         f'<svg class="data" width="100%" height="100%" viewBox="0 0 {_WIDE} {_HIGH}" '
         'preserveAspectRatio="none">'
     )
-    for band in chart.bands:
-        yield _area(band, x, y)
+    if chart.band:
+        yield _area(chart.band, x, y)
     for line in chart.lines:
         if line.style != "dots":
             yield f'<path class="{line.style} c{line.color}" d="{_path(line.points, x, y)}"/>'
@@ -300,8 +291,9 @@ def _place(point: ChartPoint, x: Axis, y: Axis) -> str:
     return f"{round(x.at(point.x) * _WIDE)} {round((1 - y.at(point.y)) * _HIGH)}"
 
 
-def _area(band: Band, x: Axis, y: Axis) -> str:
-    outline = [*band.high, *reversed(band.low)]
+def _area(band: Sequence[Sequence[ChartPoint]], x: Axis, y: Axis) -> str:
+    low, high = band
+    outline = [*high, *reversed(low)]
     known = [_place(point, x, y) for point in outline if math.isfinite(point.y)]
     return f'<path class="band c0" d="M{"L".join(known)}Z"/>' if known else ""
 

@@ -57,8 +57,8 @@ def _legend(chart: LineChart | BarChart) -> Sequence[tuple[str, str]]:
             if total > 0
         ]
     lines = {f"{line.style} c{line.color}": line.label for line in chart.lines}
-    bands = [("swatch shade c0", band.label) for band in chart.bands]
-    entries = [*((f"swatch {style}", label) for style, label in lines.items()), *bands]
+    entries = [(f"swatch {style}", label) for style, label in lines.items()]
+    entries += [("swatch shade c0", "lowest to highest")] * bool(chart.band)
     return entries if len(entries) > 1 else []
 
 

@@ -11,7 +11,6 @@ from cluster.console.display import format_seconds
 from infra.words import counted
 from jobs.report import figures
 from jobs.report.charts import (
-    Band,
     Bar,
     BarChart,
     ChartPoint,
@@ -248,17 +247,16 @@ def _loss(run: Run) -> Section:
     points = losses_of(run)
     window = max(1, len(points) // 40) | 1
     lines = [Line("every step", points, 1)]
-    bands: list[Band] = []
+    band: Sequence[Sequence[ChartPoint]] = ()
     if window > 1:
         middle = sample(smooth(points, window), _BINS)
         lines = [Line(f"mean of {window:,} steps", middle, 1)]
         if len(points) > 2 * _BINS:
-            low, high = thin(points, min(_BINS, len(points) // 6))
-            bands = [Band("lowest to highest", low, high)]
+            band = thin(points, min(_BINS, len(points) // 6))
         else:
             lines = [Line("every step", points, 0, "faint"), *lines]
     chart = drawable(
-        LineChart(_loss_note(points, window), "step", "loss, mean of all ranks", lines, bands)
+        LineChart(_loss_note(points, window), "step", "loss, mean of all ranks", lines, band)
     )
     rows = [(f"{p.x:,.0f}", format_number(p.y)) for p in sample(points, _TABLE_ROWS)]
     return Section("loss", "Loss", chart, Table(("step", "loss"), rows), _no_metrics("losses"))

@@ -127,11 +127,6 @@ def test_a_request_to_a_language_model_can_have_settings(
         assert model.settings == {name: each for name, each in given.items() if each is not None}
 
 
-def test_a_large_body_without_a_length_is_refused(classifier: tuple[TestClient, Played]) -> None:
-    parts = (b"x" * (1 << 20) for _ in range(20))
-    assert classifier[0].post("/predict", content=parts).status_code == 413
-
-
 def test_a_full_queue_and_a_lost_model_are_temporary(
     classifier: tuple[TestClient, Played],
 ) -> None:

@@ -14,8 +14,6 @@ from jobs.top.snapshot import Snapshot
 from tests.golden import check_golden
 from tests.jobs.top.samples import make_node, make_rank, make_snapshot
 
-SIZES = [(80, 24), (200, 50)]
-
 
 def make_troubled(count: int) -> Snapshot:
     """A cluster with a silent node and a straggler, both near its end."""
@@ -32,8 +30,7 @@ def lines_of(
     return render(snapshot, width, height, notice).plain.split("\n")
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("nodes", [3, 64])
+@pytest.mark.parametrize(("nodes", "width", "height"), [(3, 80, 24), (64, 200, 50)])
 def test_it_looks_right(nodes: int, width: int, height: int) -> None:
     lines = lines_of(make_troubled(nodes), width, height)
 

@@ -45,7 +45,7 @@ def test_the_parts_of_a_receipt_are_all_that_the_job_took(tmp_path: Path) -> Non
     assert seconds["computing"] == pytest.approx(data + forward + backward + optimizer)
     parts = found.as_dict()["parts"].values()
     assert sum(part["usd"] for part in parts) == pytest.approx(18.0)
-    assert found.rows()[-1] == ("total", pytest.approx(1800), pytest.approx(18.0))
+    assert found.rows()[-1][1:] == pytest.approx((1800, 18.0))
 
 
 def test_a_receipt_begins_with_the_submission_and_what_was_paid_before_it() -> None:

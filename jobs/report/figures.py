@@ -93,7 +93,7 @@ def split_phase(phase: str, seconds: float, series: Sequence[RankMetrics]) -> Sh
     # If the steps report more than the phase took, only their proportions are used.
     scale = min(1.0, seconds / measured) if measured else 0.0
     scaled = {name: part * scale for name, part in parts.items()}
-    return {**scaled, OTHER: seconds - sum(scaled.values())}
+    return {**scaled, OTHER: max(0.0, seconds - sum(scaled.values()))}  # not -0.0
 
 
 def rates(series: RankMetrics, column: str, bins: int) -> list[ChartPoint]:

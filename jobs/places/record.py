@@ -19,8 +19,10 @@ from infra.files import parse_as, read_object, read_text
 from jobs.places.launcher import JobEnd, parse_end
 from jobs.places.placement import Placement
 from jobs.places.plan import RECORD, JobPaths, own_folder
+from jobs.worker.runtime.events import NAMES
 from jobs.worker.runtime.output import RESULTS, new_file
 from jobs.worker.spec import PlacementOptions
+from jobs.worker.training.options import BASE_MODEL
 from provision.host import Host
 
 
@@ -205,6 +207,33 @@ def read_results(folder: Path, record: Mapping[str, Any] | None = None) -> dict[
     if record is None:
         record = read_object(own_folder(folder) / RECORD, optional=True)
     return read_object(folder / RESULTS, optional=True) if has_own_results(record) else {}
+
+
+def training_options(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of training, which the job's command has as JSON, with the user's names of files.
+
+    Returns ``{}`` for other jobs, and for records of unknown origin.
+    """
+    argv, env = record.get("argv"), record.get("env")
+    # A study's plan comes first.
+    found = [*filter(None, map(_parse_options, argv if isinstance(argv, list) else ()))]
+    options, own = found[-1] if found else {}, env if isinstance(env, dict) else {}
+    names = _parse_options(own.get(NAMES))
+    if BASE_MODEL in own:
+        names[str(options.get("model"))] = own[BASE_MODEL]
+    return {
+        name: names.get(value, value) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+
+
+def _parse_options(text: Any) -> dict[str, Any]:
+    """Return a JSON object; an empty one for anything else."""
+    try:
+        found = json.loads(text) if isinstance(text, str) and text.startswith("{") else {}
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def complete_record(folder: Path, text: str) -> None:

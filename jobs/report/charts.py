@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import NamedTuple
 
+from cluster.console.display import format_seconds
+
 _LEAST = 1e-100
 """Smaller values can't be divided into ticks and are drawn as zero."""
 _TICKS = 5
-Format = Callable[[float], str]
 
 
 class ChartPoint(NamedTuple):
@@ -31,16 +32,6 @@ class Line:
     style: str = "line"
 
 
-@dataclass(frozen=True)
-class Band:
-    """The area between the lowest and the highest of many values, by x."""
-
-    label: str
-    low: Sequence[ChartPoint]
-    high: Sequence[ChartPoint]
-    color: int = 1
-
-
 class NamedAxis(NamedTuple):
     """A vertical axis, and the text of its lowest and highest value."""
 
@@ -53,15 +44,12 @@ class NamedAxis(NamedTuple):
 class LineChart:
     """Lines over a common x axis. ``note`` explains how to read the chart."""
 
-    name: str
-    title: str
     note: str
     x_title: str
     y_title: str
     lines: Sequence[Line]
-    bands: Sequence[Band] = ()
-    whole_x: bool = False
-    """Ticks of the x axis are whole numbers."""
+    band: Sequence[Sequence[ChartPoint]] = ()
+    """The lowest and the highest of many values, by x; the area between them is gray."""
     named_axes: Sequence[NamedAxis] = ()
     """Vertical axes at x = 0, 1, … instead of both others; y is from 0 to 1."""
 
@@ -77,15 +65,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Horizontal stacked bars. ``colors`` are indices of the palette, by part."""
+    """Horizontal stacked bars of seconds. ``colors`` are indices of the palette, by part."""
 
-    name: str
-    title: str
     note: str
     parts: Sequence[str]
     colors: Sequence[int]
     bars: Sequence[Bar]
-    format: Format
 
 
 Chart = LineChart | BarChart
@@ -147,14 +132,15 @@ def axes(chart: LineChart) -> tuple[Axis, Axis]:
     """Return x and y axes that contain the whole chart, from 0 if close to it."""
     if chart.named_axes:
         return Axis(0.0, max(1.0, len(chart.named_axes) - 1.0), ()), Axis(0.0, 1.0, ())
-    drawn = [*(line.points for line in chart.lines)]
-    drawn += [points for band in chart.bands for points in (band.low, band.high)]
+    drawn = [*(line.points for line in chart.lines), *chart.band]
     xs = [p.x for points in drawn for p in points if math.isfinite(p.y)]
     ys = [p.y for points in drawn for p in points if math.isfinite(p.y)]
     left = 0.0 if min(xs) <= 0.1 * max(xs) else min(xs)
     top = round_up(max(ys)) if max(ys) > 0 else 0.0
     bottom = -round_up(-min(ys)) if min(ys) < 0 else 0.0
-    return make_axis(left, max(xs), whole=chart.whole_x), make_axis(bottom, top)
+    return make_axis(left, max(xs), whole=all(float(x).is_integer() for x in xs)), make_axis(
+        bottom, top
+    )
 
 
 def thin(points: Sequence[ChartPoint], bins: int) -> tuple[list[ChartPoint], list[ChartPoint]]:
@@ -227,19 +213,16 @@ _HEIGHT = 240
 _ROW, _BAR = 46, 18
 
 
-def render_svg(chart: Chart) -> str:
+def render_svg(name: str, title: str, chart: Chart) -> str:
     """Return one ``<svg>`` with a title and a description for screen readers."""
     if isinstance(chart, BarChart):
-        return _frame(chart, "bars", _ROW * len(chart.bars), "".join(_bars(chart)))
-    return _frame(chart, "plot", _HEIGHT, "".join(_lines(chart)))
-
-
-def _frame(chart: Chart, kind: str, height: int, content: str) -> str:
-    name = escape(chart.name)
+        kind, height, content = "bars", _ROW * len(chart.bars), "".join(_bars(chart))
+    else:
+        kind, height, content = "plot", _HEIGHT, "".join(_lines(chart))
     return (
         f'<svg class="{kind}" id="chart-{name}" role="img" width="100%" height="{height}" '
         f'aria-labelledby="{name}-title {name}-desc">'
-        f'<title id="{name}-title">{escape(chart.title)}</title>'
+        f'<title id="{name}-title">{escape(title)}</title>'
         f'<desc id="{name}-desc">{escape(chart.note)}</desc>{content}</svg>'
     )
 
@@ -251,8 +234,8 @@ def _lines(chart: LineChart) -> Iterator[str]:
         f'<svg class="data" width="100%" height="100%" viewBox="0 0 {_WIDE} {_HIGH}" '
         'preserveAspectRatio="none">'
     )
-    for band in chart.bands:
-        yield _area(band, x, y)
+    if chart.band:
+        yield _area(chart.band, x, y)
     for line in chart.lines:
         if line.style != "dots":
             yield f'<path class="{line.style} c{line.color}" d="{_path(line.points, x, y)}"/>'
@@ -308,10 +291,11 @@ def _place(point: ChartPoint, x: Axis, y: Axis) -> str:
     return f"{round(x.at(point.x) * _WIDE)} {round((1 - y.at(point.y)) * _HIGH)}"
 
 
-def _area(band: Band, x: Axis, y: Axis) -> str:
-    outline = [*band.high, *reversed(band.low)]
+def _area(band: Sequence[Sequence[ChartPoint]], x: Axis, y: Axis) -> str:
+    low, high = band
+    outline = [*high, *reversed(low)]
     known = [_place(point, x, y) for point in outline if math.isfinite(point.y)]
-    return f'<path class="band c{band.color}" d="M{"L".join(known)}Z"/>' if known else ""
+    return f'<path class="band c0" d="M{"L".join(known)}Z"/>' if known else ""
 
 
 def _dots(line: Line, x: Axis, y: Axis) -> Iterator[str]:
@@ -327,13 +311,13 @@ def _bars(chart: BarChart) -> Iterator[str]:
     for row, bar in enumerate(chart.bars):
         top = row * _ROW
         yield f'<text x="0" y="{top + 15}">{escape(bar.label)}</text>'
-        remark = bar.remark or chart.format(math.fsum(bar.values))
+        remark = bar.remark or format_seconds(math.fsum(bar.values))
         yield f'<text class="end quiet" x="100%" y="{top + 15}">{escape(remark)}</text>'
         begin = 0.0
         for part, color, value in zip(chart.parts, chart.colors, bar.values, strict=True):
             if value <= 0:
                 continue
-            title = escape(f"{part}: {chart.format(value)}")
+            title = escape(f"{part}: {format_seconds(value)}")
             yield (
                 f'<rect class="c{color}" x="{_percent(begin / longest)}" y="{top + 22}" '
                 f'width="{_percent(value / longest)}" height="{_BAR}"><title>{title}</title></rect>'

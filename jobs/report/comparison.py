@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from cluster.console.display import format_table
 from infra.errors import UsageError
 from infra.files import read_text
+from jobs.places.record import training_options
 from jobs.report.figures import format_fact, scores
 from jobs.report.results_folder import Run
 from jobs.worker.runtime.errors import WorkerError
-from jobs.worker.runtime.events import NAMES
 from jobs.worker.tasks import SCORES
 from jobs.worker.tasks.squad.dataset import read_dataset
 from jobs.worker.tasks.squad.metrics import judge
-from jobs.worker.training.options import BASE_MODEL, flag
+from jobs.worker.training.options import flag
 
 DRAWS, SEED = 1000, 0
 MOST_GROUPS = 2000
@@ -98,7 +98,7 @@ def compare(first: Run, second: Run) -> Comparison:
 
 def _facts(run: Run) -> Iterator[tuple[str, Any]]:
     """Yield a run's options, data, versions, and hardware."""
-    for name, value in _options(run).items():
+    for name, value in training_options(run.job).items():
         if name not in _OMITTED:
             yield flag(name), value
     yield from ((name.replace("_", " "), run.results.get(name)) for name in _FACTS)
@@ -112,31 +112,6 @@ def _facts(run: Run) -> Iterator[tuple[str, Any]]:
     yield from ((name.replace("_", " "), run.results.get(name)) for name in _HARDWARE)
     yield "seconds of training", run.seconds.get("train")
     yield "step of the model", run.results.get("model_step")
-
-
-def _options(run: Run) -> dict[str, Any]:
-    """Return the options of training, which the job's command has as JSON, with the user's names of files."""
-    argv, env = run.job.get("argv"), run.job.get("env")
-    texts = [each for each in argv if isinstance(each, str)] if isinstance(argv, list) else []
-    # A study's plan comes first.
-    options = next((found for each in reversed(texts) if (found := _read_object(each))), {})
-    own = env if isinstance(env, dict) else {}
-    names = _read_object(own.get(NAMES))
-    if BASE_MODEL in own:
-        names[str(options.get("model"))] = own[BASE_MODEL]
-    return {
-        name: names.get(value, value) if isinstance(value, str) else value
-        for name, value in options.items()
-    }
-
-
-def _read_object(text: Any) -> dict[Any, Any]:
-    """Return a JSON object; an empty one for anything else."""
-    try:
-        found = json.loads(text) if isinstance(text, str) and text.startswith("{") else {}
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _differences(first: Run, second: Run) -> tuple[list[Difference], str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jobs.report.charts import Chart
-from jobs.report.figures import Cost
+from jobs.report.figures import HourlyPrice
 from jobs.report.receipt import Receipt
+
+EPOCH, RUN = "one epoch of training", "the whole run"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,13 @@ class Report:
     placement: Table | None
     confusion: Table | None
     """The confusion matrix."""
-    cost: Cost | None = None
+    price: HourlyPrice | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+    """The known seconds of EPOCH and RUN."""
     like_published: bool = False
     """Whether the run is comparable with the published ones."""
     receipt: Receipt | None = None
+
+    def usd(self, name: str) -> float | None:
+        """Return the cost of EPOCH or RUN, if it is known, without the nodes' startup and idle time."""
+        return self.price.usd(self.times[name]) if self.price and name in self.times else None

@@ -42,18 +42,6 @@ def format_usd(value: float) -> str:
     return f"${value:,.2f}" if value >= 0.1 else f"${value:.2g}"
 
 
-def format_duration(seconds: float) -> str:
-    """``0.42 s``, ``41.9 s``, ``7 min 30 s`` or ``3 h 30 min``."""
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    if seconds < 99.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60:,} h {minutes % 60:02d} min"
-
-
 def time_unit(span: float) -> tuple[float, str]:
     """Return the divisor for seconds on an axis up to ``span``, and the title of the unit."""
     if span < 180:
@@ -77,13 +65,6 @@ _PHASES = {
 
 Shares = dict[str, float]
 """Seconds by the part that they were spent on."""
-
-
-def step_shares(series: RankMetrics) -> Shares:
-    """Split one rank's training by the parts of its steps; the rest is ``other``."""
-    parts = {name: series.total(name) for name in PARTS}
-    rest = (series["time"][-1] if len(series) else 0.0) - sum(parts.values())
-    return {**parts, OTHER: max(0.0, rest)}
 
 
 def run_shares(run: Run) -> Shares:
@@ -112,7 +93,7 @@ def split_phase(phase: str, seconds: float, series: Sequence[RankMetrics]) -> Sh
     # If the steps report more than the phase took, only their proportions are used.
     scale = min(1.0, seconds / measured) if measured else 0.0
     scaled = {name: part * scale for name, part in parts.items()}
-    return {**scaled, OTHER: seconds - sum(scaled.values())}
+    return {**scaled, OTHER: max(0.0, seconds - sum(scaled.values()))}  # not -0.0
 
 
 def rates(series: RankMetrics, column: str, bins: int) -> list[ChartPoint]:
@@ -177,18 +158,9 @@ class HourlyPrice:
     usd_per_hour: float
     source: str
 
-
-@dataclass(frozen=True)
-class Cost:
-    """Cost in US dollars of one epoch (training only) and of the whole run.
-
-    Both exclude the nodes' startup and idle time, and traffic.
-    """
-
-    price: HourlyPrice
-    epoch_seconds: float | None
-    epoch: float | None
-    run: float | None
+    def usd(self, seconds: float) -> float:
+        """Return the price of so many seconds."""
+        return self.usd_per_hour * seconds / 3600
 
 
 def find_price(
@@ -204,39 +176,26 @@ def find_price(
             "a price needs the number of nodes, which the folder does not contain",
             hint=f"omit the price: {run.folder} has neither results.json nor job.json",
         )
-    count, part = run.nodes or 0, run.node_share
+    count, recorded = run.nodes or 0, as_number(run.job.get("usd_per_hour"))
+    part = as_number(run.job.get("node_share")) or 1.0  # less with `--cores`
     share = f", {part:.1%} of it by cores" if part < 1 else ""
     if usd_per_hour is not None:
         source = f"{count} × ${usd_per_hour:g}, as given{share}"
         return HourlyPrice(usd_per_hour * count * part, source)
     types = (instance_type,) * count if instance_type else run.instance_types
     each = ", ".join(f"{types.count(name)} × {name}" for name in dict.fromkeys(types))
-    if types and not instance_type and (recorded := run.price):
-        usd, source = recorded
-        return HourlyPrice(usd * len(types) * part, f"{each}{share}, {source}")
+    if types and not instance_type and recorded and recorded > 0:
+        source = f"{run.job.get('market', 'on demand')}, with disk and address, {run.job.get('price_source')}"
+        return HourlyPrice(recorded * len(types) * part, f"{each}{share}, {source}")
     listed = [INSTANCE_TYPES[name].table_usd for name in types if name in INSTANCE_TYPES]
     known = [usd for usd in listed if usd is not None]
     if not types or len(known) < len(types):
         return None
-    elsewhere = (
-        "" if run.region in ("", TABLE_REGION) else f"; the price in {run.region} is unknown"
-    )
+    region = run.job.get("region") or TABLE_REGION
+    elsewhere = "" if region == TABLE_REGION else f"; the price in {region} is unknown"
     return HourlyPrice(
         sum(known) * part,
         f"{each}{share}, on demand, table of {TABLE_DATE}, {TABLE_REGION}{elsewhere}",
-    )
-
-
-def compute_cost(run: Run, price: HourlyPrice) -> Cost:
-    """Return the cost of an epoch and of the run at that price."""
-    epoch = epoch_seconds(run)
-    total = run.seconds.get("total")
-    per_second = price.usd_per_hour / 3600
-    return Cost(
-        price,
-        epoch,
-        None if epoch is None else epoch * per_second,
-        None if total is None else total * per_second,
     )
 
 
@@ -258,16 +217,8 @@ def epoch_seconds(run: Run) -> float | None:
     return samples / speed if samples and speed and speed > 0 else None
 
 
-class RunSpeed(NamedTuple):
-    """Samples per second of a run on a number of nodes."""
-
-    nodes: int
-    speed: float
-    name: str
-
-
 class Speedup(NamedTuple):
-    """Speed relative to the fewest nodes; ``efficiency`` 1.0 is linear scaling."""
+    """A run's speed in samples per second, and relative to the fewest nodes; ``efficiency`` 1.0 is linear."""
 
     nodes: int
     speed: float
@@ -276,34 +227,21 @@ class Speedup(NamedTuple):
     name: str
 
 
-def run_speeds(runs: Sequence[Run]) -> list[RunSpeed]:
-    """Return the speed of each run."""
-    # The speed of a study is that of one trial.
-    found = [
-        (run.nodes, run.results.get("samples_per_second"), run.name)
-        for run in runs
-        if not run.trials
-    ]
-    return [
-        RunSpeed(int(nodes), speed, str(name))
-        for nodes_, speed_, name in found
-        if (nodes := as_number(nodes_))
-        and nodes >= 1
-        and (speed := as_number(speed_))
-        and speed > 0
-    ]
-
-
-def speedups(speeds: Sequence[RunSpeed]) -> list[Speedup]:
+def speedups(runs: Sequence[Run]) -> list[Speedup]:
     """Compare each run with the median of the runs on the fewest nodes; empty if all have the same size."""
-    sizes = {run.nodes for run in speeds}
-    if len(sizes) < 2:
+    # The speed of a study is that of one trial.
+    speeds = sorted(
+        (run.nodes, speed, run.name)
+        for run in runs
+        if run.nodes and not run.trials and (speed := run.number("samples_per_second") or 0) > 0
+    )
+    if len({nodes for nodes, _, _ in speeds}) < 2:
         return []
-    fewest = min(sizes)
-    base = median(run.speed for run in speeds if run.nodes == fewest)
+    fewest = speeds[0][0]
+    base = median(speed for nodes, speed, _ in speeds if nodes == fewest)
     return [
-        Speedup(n, speed, speed / base, speed / base * fewest / n, name)
-        for n, speed, name in sorted(speeds)
+        Speedup(nodes, speed, speed / base, speed / base * fewest / nodes, name)
+        for nodes, speed, name in speeds
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from jobs.places.record import read_job_id
 from jobs.report.receipt import read_receipt
+from jobs.report.results_folder import as_list
 
 GROUPS = ("month", "owner", "cluster", "tags")
 _NOTHING = {"jobs": 0, "node_hours": 0.0, "usd": None, "unpriced": 0}
@@ -39,11 +40,11 @@ def read_costs(root: Path) -> tuple[list[JobCost], list[str]]:
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if known := read_receipt(folder):
             run, receipt = known
-            names = [str(run.job.get(name) or "-") for name in ("when", "owner", "cluster")]
-            when, owner, cluster = names
-            pairs = run.job.get("tags")
-            pairs = pairs if isinstance(pairs, list) else []
-            tags = tuple("=".join(map(str, each)) for each in pairs if isinstance(each, list))
+            when, owner, cluster = (
+                str(run.job.get(name) or "-") for name in ("when", "owner", "cluster")
+            )
+            pairs = [each for each in as_list(run.job.get("tags")) if isinstance(each, list)]
+            tags = tuple("=".join(map(str, each)) for each in pairs)
             hours, usd = receipt.total_s / 3600, receipt.usd(receipt.total_s)
             job, ended = str(run.job.get("job") or run.name), str(run.job.get("ended") or "")
             cost = JobCost(job, when[:7], owner, cluster, tags, receipt.nodes, hours, usd)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from cluster.console.display import format_seconds
 from infra.errors import UsageError
 from jobs.report.charts import BarChart, LineChart, render_svg
 from jobs.report.content import Report, Table
-from jobs.report.figures import PUBLISHED, format_duration, format_usd, published_costs
+from jobs.report.figures import PUBLISHED, format_usd, published_costs
 from jobs.worker.runtime.output import new_file
 
 PAGE = "report.html"
@@ -37,8 +38,8 @@ def render_page(report: Report) -> str:
     )
     return environment.get_template("page.html").render(
         report=report,
-        costs=Table(("", "time", "cost"), _costs(report)),
-        receipt=Table(("", "time", "cost"), report.receipt.rows() if report.receipt else []),
+        costs=_priced(_costs(report)),
+        receipt=_priced(report.receipt.rows() if report.receipt else ()),
         widths=_WIDTHS,
         is_bars=lambda chart: isinstance(chart, BarChart),
         legend=_legend,
@@ -56,8 +57,8 @@ def _legend(chart: LineChart | BarChart) -> Sequence[tuple[str, str]]:
             if total > 0
         ]
     lines = {f"{line.style} c{line.color}": line.label for line in chart.lines}
-    bands = {f"shade c{band.color}": band.label for band in chart.bands}
-    entries = [(f"swatch {style}", label) for style, label in {**lines, **bands}.items()]
+    entries = [(f"swatch {style}", label) for style, label in lines.items()]
+    entries += [("swatch shade c0", "lowest to highest")] * bool(chart.band)
     return entries if len(entries) > 1 else []
 
 
@@ -66,19 +67,22 @@ def _with_value(part: str, total: float, chart: BarChart) -> str:
     if len(chart.bars) > 1:
         return part
     share = total / (sum(chart.bars[0].values) or 1.0)
-    return f"{part}: {chart.format(total)}, {share:.1%}"
+    return f"{part}: {format_seconds(total)}, {share:.1%}"
 
 
-def _costs(report: Report) -> list[tuple[str, str, str]]:
-    rows: list[tuple[str, str, str]] = []
-    cost = report.cost
-    if cost and cost.epoch is not None and cost.epoch_seconds is not None:
-        duration = format_duration(cost.epoch_seconds)
-        rows.append(("one epoch of training", duration, format_usd(cost.epoch)))
-    if cost and cost.run is not None:
-        total = cost.run * 3600 / cost.price.usd_per_hour if cost.price.usd_per_hour else 0.0
-        rows.append(("the whole run", format_duration(total), format_usd(cost.run)))
+def _priced(rows: Iterable[tuple[str, float, float | None]]) -> Table:
+    """Return a table of names, seconds, and US dollars."""
+    shown = [
+        (name, format_seconds(seconds), "–" if usd is None else format_usd(usd))
+        for name, seconds, usd in rows
+    ]
+    return Table(("", "time", "cost"), shown)
+
+
+def _costs(report: Report) -> list[tuple[str, float, float]]:
+    if not report.price:
+        return []
+    rows = [(name, seconds, report.price.usd(seconds)) for name, seconds in report.times.items()]
     for machines, seconds, usd in published_costs() if rows and report.like_published else ():
-        name = f"published, {PUBLISHED}: one epoch on {machines}"
-        rows.append((name, format_duration(seconds), format_usd(usd)))
+        rows.append((f"published, {PUBLISHED}: one epoch on {machines}", seconds, usd))
     return rows

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from cluster.console.display import format_seconds
 from infra.errors import UsageError
 from infra.files import read_object
 from infra.words import counted
@@ -20,7 +21,6 @@ from jobs.report.figures import (
     SAVING,
     HourlyPrice,
     find_price,
-    format_duration,
     format_usd,
     split_phase,
 )
@@ -62,7 +62,7 @@ class Receipt:
 
     def usd(self, seconds: float) -> float | None:
         """Return the price of so many seconds of all nodes, if it is known."""
-        return self.price.usd_per_hour * seconds / 3600 if self.price else None
+        return self.price.usd(seconds) if self.price else None
 
     @property
     def advice(self) -> str:
@@ -79,16 +79,13 @@ class Receipt:
         fewer = f"{counted(half, 'node')} instead of {self.nodes}"
         return (
             f"{share:.0f} % of training was waiting: {fewer} would cost about {format_usd(usd)} instead of "
-            f"{format_usd(total)}, and take {format_duration(slower)}."
+            f"{format_usd(total)}, and take {format_seconds(slower)}."
         )
 
-    def rows(self) -> list[tuple[str, str, str]]:
-        """Return each part, its time, and its price, and the total."""
+    def rows(self) -> list[tuple[str, float, float | None]]:
+        """Return each part, its seconds, and its price, and the total."""
         parts = {**self.seconds, "total": self.total_s}
-        return [
-            (name, format_duration(s), "–" if (usd := self.usd(s)) is None else format_usd(usd))
-            for name, s in parts.items()
-        ]
+        return [(name, seconds, self.usd(seconds)) for name, seconds in parts.items()]
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for ``results.json``."""
@@ -114,7 +111,7 @@ def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
     )
     if not took or not run.nodes:
         return None
-    used = len(run.job.get("nodes", ())) or run.nodes
+    used = len(run.recorded_nodes) or run.nodes
     started = as_number(run.job.get("run_nodes")) or as_number(run.job.get("nnodes"))
     more = (started or used) / used
     paid = (as_number(run.job.get("earlier_node_s")) or earlier * used) / used
@@ -147,10 +144,10 @@ def _waited_to_start(run: Run, took: float) -> float:
 
 def read_receipt(folder: Path) -> tuple[Run, Receipt] | None:
     """Return an ended job and its receipt, from its results or only its record, if they are in a folder."""
-    with suppress(UsageError, TrainingError, ValueError):
+    with suppress(UsageError):
         try:
             run = read_run(folder)
-        except (UsageError, TrainingError, ValueError):  # it has failed
+        except UsageError:  # it has failed
             run = Run(folder, {}, (), read_object(own_folder(folder) / JOB, optional=True))
         if receipt := make_receipt(run, find_price(run, None, None)):
             return run, receipt
@@ -163,5 +160,8 @@ def add_receipt(folder: Path) -> dict[str, Any]:
     if not (run and receipt and run.results):
         return {}
     added = {"receipt": receipt.as_dict()}
-    save_json(folder / RESULTS, {**run.results, **added})
+    try:
+        save_json(folder / RESULTS, {**run.results, **added})
+    except (TrainingError, ValueError):  # on a full disk, the job has its results all the same
+        return {}
     return added

@@ -27,23 +27,22 @@ _COLUMNS = ("time", "loss", "lr", "samples", "tokens", "padded")
 _MAX_BYTES = 1 << 30
 """Millions of steps."""
 _FOREVER_S = 1e12
-_LARGEST = 1e18
 _NAME = re.compile(r"rank-(\d+)\.jsonl")
-Columns = dict[str, "array[float]"]
 
 
 @dataclass
 class RankMetrics:
     """One rank's steps as columns of equal length; missing values are ``nan``.
 
-    ``time`` is in seconds since training started, ``parts`` in seconds by the names of PARTS;
-    ``tokens`` excludes padding, ``padded`` includes it. ``unreadable`` counts skipped lines.
+    ``time`` is in seconds since training started, as are PARTS of each step; ``tokens`` excludes padding,
+    ``padded`` includes it. ``unreadable`` counts skipped lines.
     """
 
     rank: int
     step: array[int] = field(default_factory=lambda: array("q"))
-    columns: Columns = field(default_factory=lambda: {name: array("d") for name in _COLUMNS})
-    parts: Columns = field(default_factory=lambda: {name: array("d") for name in PARTS})
+    columns: dict[str, array[float]] = field(
+        default_factory=lambda: {name: array("d") for name in (*_COLUMNS, *PARTS)}
+    )
     unreadable: int = 0
     repeated: int = 0
     """Steps repeated after a resume; only the later ones are kept."""
@@ -55,9 +54,8 @@ class RankMetrics:
         return self.columns[name]
 
     def total(self, name: str) -> float:
-        """Return the sum of a column or part, ignoring missing values."""
-        values = self.parts[name] if name in self.parts else self.columns[name]
-        return math.fsum(value for value in values if math.isfinite(value))
+        """Return the sum of a column, ignoring missing values."""
+        return math.fsum(filter(math.isfinite, self.columns[name]))
 
 
 def read_metrics(folder: Path, size: float | None = None) -> tuple[RankMetrics, ...]:
@@ -109,25 +107,22 @@ def _go_back(series: RankMetrics, step: int) -> None:
     first = bisect_left(series.step, step)
     series.repeated += len(series) - first
     del series.step[first:]
-    for column in (*series.columns.values(), *series.parts.values()):
+    for column in series.columns.values():
         del column[first:]
 
 
 def _append(series: RankMetrics, row: dict[str, Any], time: float) -> None:
     seconds = row.get("seconds")
-    parts = seconds if isinstance(seconds, dict) else {}
+    values = {**row, **(seconds if isinstance(seconds, dict) else {}), "time": time}
     series.step.append(row["step"])
     for name, column in series.columns.items():
-        column.append(time if name == "time" else _number(row.get(name)))
-    for name, column in series.parts.items():
-        column.append(_number(parts.get(name)))
+        column.append(_number(values.get(name)))
 
 
 def _number(value: object) -> float:
     """Return the number, or ``nan`` for anything else and for implausibly large numbers."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    return float(value) if abs(value) < _LARGEST else math.nan
+    found = as_number(value)
+    return math.nan if found is None else found
 
 
 RESULTS, METRICS, JOB = "results.json", "metrics", "job.json"
@@ -150,12 +145,17 @@ class Run:
     @property
     def ranks(self) -> Sequence[Mapping[str, Any]]:
         """The ranks' reports, see :class:`jobs.worker.runtime.context.RankFacts`."""
-        return [rank for rank in _list(self.results.get("ranks")) if isinstance(rank, dict)]
+        return [rank for rank in as_list(self.results.get("ranks")) if isinstance(rank, dict)]
+
+    @property
+    def recorded_nodes(self) -> list[Any]:
+        """The nodes in ``job.json``."""
+        return as_list(self.job.get("nodes"))
 
     @property
     def nodes(self) -> int | None:
         """Number of nodes, also of those on which a study ran no trial."""
-        recorded = len(_list(self.job.get("nodes")))
+        recorded = len(self.recorded_nodes)
         if self.trials:
             return recorded or len({str(each.get("host")) for each in self.trials})
         return len({str(rank.get("hostname")) for rank in self.ranks}) or recorded or None
@@ -183,40 +183,14 @@ class Run:
     @property
     def evaluations(self) -> list[tuple[float, dict[str, float]]]:
         """Steps, and the scores after them by name, without values that are no numbers."""
-        rows = [each for each in _list(self.results.get("evaluations")) if isinstance(each, dict)]
+        rows = [each for each in as_list(self.results.get("evaluations")) if isinstance(each, dict)]
         read = [{k: n for k, v in each.items() if (n := as_number(v)) is not None} for each in rows]
         return [(each.pop("step"), each) for each in read if "step" in each]
 
     @property
     def trials(self) -> list[Mapping[str, Any]]:
         """The trials of a study, with their options and scores."""
-        return [each for each in _list(self.results.get("trials")) if isinstance(each, dict)]
-
-    @property
-    def cloud(self) -> str | None:
-        """The cloud of the nodes, ``aws`` or ``local``, from ``job.json``."""
-        cloud = self.job.get("cloud")
-        return cloud if isinstance(cloud, str) else None
-
-    @property
-    def region(self) -> str:
-        """The region of the nodes, from ``job.json``; "" if it is unknown."""
-        region = self.job.get("region")
-        return region if isinstance(region, str) else ""
-
-    @property
-    def price(self) -> tuple[float, str] | None:
-        """Price of one node in US dollars per hour when the job began, with its market and source."""
-        usd, source = as_number(self.job.get("usd_per_hour")), self.job.get("price_source")
-        if not usd or usd <= 0 or not isinstance(source, str):
-            return None
-        return usd, f"{self.job.get('market', 'on demand')}, with disk and address, {source}"
-
-    @property
-    def node_share(self) -> float:
-        """The share of each node's price that the job pays: less than 1 with `--cores`."""
-        share = as_number(self.job.get("node_share"))
-        return share if share and 0 < share <= 1 else 1.0
+        return [each for each in as_list(self.results.get("trials")) if isinstance(each, dict)]
 
     @property
     def instance_types(self) -> tuple[str, ...]:
@@ -224,9 +198,9 @@ class Run:
 
         The embedded cloud's containers also have types, but cost nothing.
         """
-        if self.cloud != "aws":
+        if self.job.get("cloud") != "aws":
             return ()
-        nodes = (node for node in _list(self.job.get("nodes")) if isinstance(node, dict))
+        nodes = (node for node in self.recorded_nodes if isinstance(node, dict))
         return tuple(node["type"] for node in nodes if isinstance(node.get("type"), str))
 
 
@@ -255,12 +229,13 @@ def as_number(value: object) -> float | None:
 
 def read_pairs(value: object) -> list[tuple[float, float]]:
     """Return pairs of numbers by the first; ``nan`` for a second that is not a number."""
-    pairs = (pair for pair in _list(value) if isinstance(pair, list) and len(pair) == 2)
+    pairs = (pair for pair in as_list(value) if isinstance(pair, list) and len(pair) == 2)
     read = [(as_number(x), as_number(y)) for x, y in pairs]
     return sorted((x, math.nan if y is None else y) for x, y in read if x is not None)
 
 
-def _list(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
+    """Return a list; an empty one for anything else."""
     return value if isinstance(value, list) else []
 
 

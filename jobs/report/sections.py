@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from cluster.console.display import format_seconds
 from infra.words import counted
 from jobs.report import figures
 from jobs.report.charts import (
-    Band,
     Bar,
     BarChart,
     ChartPoint,
@@ -21,11 +21,10 @@ from jobs.report.charts import (
     smooth,
     thin,
 )
-from jobs.report.content import Report, Section, Table, Tile
+from jobs.report.content import EPOCH, RUN, Report, Section, Table, Tile
 from jobs.report.figures import (
-    Cost,
+    HourlyPrice,
     Shares,
-    format_duration,
     format_fact,
     format_number,
     format_usd,
@@ -67,7 +66,7 @@ def subtitle_of(run: Run) -> str:
     return " · ".join(filter(None, parts))
 
 
-def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
+def tiles_of(run: Run, price: HourlyPrice | None) -> Iterator[Tile]:
     """Yield the known key figures."""
     anchors = run.number("anchors")  # of `embed`
     records, kind = anchors or run.number("eval_records"), "anchor" if anchors else "record"
@@ -89,11 +88,11 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
         if share is not None:
             yield Tile("Padding", f"{100 * share:.1f} %", "of all computed tokens")
     if (seconds := run.seconds.get("total")) is not None:
-        yield Tile("Whole run", format_duration(seconds), "")
+        yield Tile("Whole run", format_seconds(seconds), "")
     if (epoch := figures.epoch_seconds(run)) is not None:
-        yield Tile("Epoch", format_duration(epoch), "training only")
-    if cost is not None and cost.epoch is not None:
-        yield Tile("Cost per epoch", format_usd(cost.epoch), cost.price.source)
+        yield Tile("Epoch", format_seconds(epoch), "training only")
+    if price and epoch is not None:
+        yield Tile("Cost per epoch", format_usd(price.usd(epoch)), price.source)
     elif "samples_per_second" in run.results and not run.trials:
         yield Tile("Cost per epoch", "–", "price unknown")
 
@@ -215,12 +214,13 @@ COLORS = {
 }
 
 
-def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
+def build_report(run: Run, others: Sequence[Run], price: HourlyPrice | None) -> Report:
     """Build the report of a run; ``others`` are compared with it for scaling."""
+    times = {EPOCH: figures.epoch_seconds(run), RUN: run.seconds.get("total")}
     return Report(
         title=run.name,
         subtitle=subtitle_of(run),
-        tiles=list(tiles_of(run, cost)),
+        tiles=list(tiles_of(run, price)),
         warnings=list(warnings_of(run)),
         sections=[
             *trial_sections(run),
@@ -236,9 +236,10 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         facts=list(facts_of(run)),
         placement=placement_of(run),
         confusion=confusion_of(run),
-        cost=cost,
+        price=price,
+        times={name: seconds for name, seconds in times.items() if seconds is not None},
         like_published=figures.is_like_published(run),
-        receipt=make_receipt(run, cost.price if cost else None),
+        receipt=make_receipt(run, price),
     )
 
 
@@ -246,26 +247,16 @@ def _loss(run: Run) -> Section:
     points = losses_of(run)
     window = max(1, len(points) // 40) | 1
     lines = [Line("every step", points, 1)]
-    bands: list[Band] = []
+    band: Sequence[Sequence[ChartPoint]] = ()
     if window > 1:
         middle = sample(smooth(points, window), _BINS)
         lines = [Line(f"mean of {window:,} steps", middle, 1)]
         if len(points) > 2 * _BINS:
-            low, high = thin(points, min(_BINS, len(points) // 6))
-            bands = [Band("lowest to highest", low, high, 0)]
+            band = thin(points, min(_BINS, len(points) // 6))
         else:
             lines = [Line("every step", points, 0, "faint"), *lines]
     chart = drawable(
-        LineChart(
-            "loss",
-            "Loss",
-            _loss_note(points, window),
-            "step",
-            "loss, mean of all ranks",
-            lines,
-            bands,
-            whole_x=True,
-        )
+        LineChart(_loss_note(points, window), "step", "loss, mean of all ranks", lines, band)
     )
     rows = [(f"{p.x:,.0f}", format_number(p.y)) for p in sample(points, _TABLE_ROWS)]
     return Section("loss", "Loss", chart, Table(("step", "loss"), rows), _no_metrics("losses"))
@@ -293,9 +284,7 @@ def _learning_rate(run: Run) -> Section:
     line = Line("learning rate", thin(points, _BINS)[1], 4)
     highest = max((p.y for p in points if math.isfinite(p.y)), default=math.nan)
     note = f"Highest: {highest:.3g}." if math.isfinite(highest) else ""
-    chart = drawable(
-        LineChart("lr", "Learning rate", note, "step", "learning rate", [line], whole_x=True)
-    )
+    chart = drawable(LineChart(note, "step", "learning rate", [line]))
     rows = [(f"{p.x:,.0f}", format_number(p.y)) for p in sample(points, _TABLE_ROWS)]
     table = Table(("step", "learning rate"), rows)
     return Section("lr", "Learning rate", chart, table, _no_metrics("learning rates"))
@@ -310,13 +299,12 @@ def _evaluations(run: Run) -> Section:
     ]
     step = run.number("model_step")
     note = "" if step is None else f"The model is that of step {step:,.0f}."
-    title = "Scores while training"
-    chart = drawable(LineChart("evaluations", title, note, "step", "score", lines[:_MOST_LINES]))
+    chart = drawable(LineChart(note, "step", "score", lines[:_MOST_LINES]))
     rows = [
         (format_fact(step), *(format_fact(scores.get(name)) for name in names))
         for step, scores in run.evaluations[-_TABLE_ROWS:]
     ]
-    return Section("evaluations", title, chart, Table(("step", *titles), rows))
+    return Section("evaluations", "Scores while training", chart, Table(("step", *titles), rows))
 
 
 def _throughput(run: Run, column: str, unit: str, title: str) -> Section:
@@ -331,9 +319,8 @@ def _throughput(run: Run, column: str, unit: str, title: str) -> Section:
         rank: [ChartPoint(p.x / divisor, p.y) for p in points] for rank, points in by_rank.items()
     }
     means = {rank: sum(p.y for p in points) / len(points) for rank, points in by_rank.items()}
-    chart = drawable(
-        LineChart(column, title, _rank_note(means, unit), x_title, unit, _rank_lines(scaled, means))
-    )
+    note, lines = _rank_note(means, unit), _rank_lines(scaled, means)
+    chart = drawable(LineChart(note, x_title, unit, lines))
     rows = [(str(rank), f"{mean:,.1f}", _extremes(by_rank[rank])) for rank, mean in means.items()]
     table = Table(("rank", f"{unit}, mean", "lowest – highest"), rows)
     return Section(column, title, chart, table, _no_metrics(f"{column} of each rank's steps"))
@@ -385,8 +372,8 @@ def _whole_run(run: Run) -> Section:
     if total > 0:
         split = run.series and "train" in run.seconds
         note = "Training is split by the average of the ranks' steps." if split else ""
-        bar = Bar(f"Whole run: {format_duration(total)}", [*ordered.values()], " ")
-        chart = _bar_chart("time", "Time by phase", note, [*ordered], [bar])
+        bar = Bar(f"Whole run: {format_seconds(total)}", [*ordered.values()], " ")
+        chart = _bar_chart(note, [*ordered], [bar])
     rows = [(name, f"{s:,.1f}", f"{s / total:.1%}") for name, s in ordered.items()]
     table = Table(("", "seconds", "share"), rows)
     return Section("time", "Time by phase", chart, table, _no_metrics("phases (results.json)"))
@@ -398,18 +385,17 @@ def _position_of(name: str) -> int:
     return order.index(name) if name in order else len(order) - 2
 
 
-def _bar_chart(
-    name: str, title: str, note: str, parts: Sequence[str], bars: Sequence[Bar]
-) -> BarChart:
-    colors = [COLORS.get(part, 7) for part in parts]
-    return BarChart(name, title, note, parts, colors, bars, format_duration)
+def _bar_chart(note: str, parts: Sequence[str], bars: Sequence[Bar]) -> BarChart:
+    return BarChart(note, parts, [COLORS.get(part, 7) for part in parts], bars)
 
 
 def _by_rank(run: Run) -> Section:
     title = "Training by rank"
     parts = (*PARTS, figures.OTHER)
     known = [series for series in run.series if len(series) and series["time"][-1] > 0]
-    shares = {series.rank: figures.step_shares(series) for series in known}
+    shares = {
+        series.rank: figures.split_phase("train", series["time"][-1], [series]) for series in known
+    }
     if not any(row[part] > 0 for row in shares.values() for part in PARTS):
         return Section("ranks", title, None, None, _no_metrics("seconds of each rank's steps"))
     shown, remarks = sorted(shares, key=lambda rank: _communication(shares[rank])), []
@@ -426,7 +412,7 @@ def _by_rank(run: Run) -> Section:
     )
     rows = [(str(rank), *(f"{s:,.1f}" for s in row.values())) for rank, row in shares.items()]
     table = Table(("rank", *(f"{part}, s" for part in parts)), rows)
-    chart = _bar_chart("ranks", title, f"{note} {_slowest(shares)}".strip(), parts, bars)
+    chart = _bar_chart(f"{note} {_slowest(shares)}".strip(), parts, bars)
     return Section("ranks", title, chart, table, remarks=remarks)
 
 
@@ -451,7 +437,7 @@ def _communication(shares: Shares) -> float:
 
 def _scaling(run: Run, others: Sequence[Run]) -> Section:
     title, runs = "Scaling", [run, *others]
-    found = figures.speedups(figures.run_speeds(runs))
+    found = figures.speedups(runs)
     if not found:
         missing = "No data: needs runs on different numbers of nodes. Add one with --compare DIR."
         return Section("scaling", title, None, None, missing)
@@ -468,7 +454,7 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
         label = f"published, {figures.PUBLISHED}: 26 min on 1, 7 min 30 on 4"
         lines.append(Line(label, points, 2, "dots"))
     note = f"Speedup over {counted(fewest, 'node')}, by samples per second."
-    chart = LineChart("scaling", title, note, "nodes", "speedup", lines, whole_x=True)
+    chart = LineChart(note, "nodes", "speedup", lines)
     rows = [
         (str(s.nodes), f"{s.speed:,.1f}", f"{s.speedup:.2f} ×", f"{s.efficiency:.0%}", s.name)
         for s in found

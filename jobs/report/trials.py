@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cluster.console.display import format_seconds
 from jobs.report.charts import ChartPoint, Line, LineChart, NamedAxis, drawable
 from jobs.report.content import Section, Table
-from jobs.report.figures import format_duration, format_fact
+from jobs.report.figures import format_fact
 from jobs.report.results_folder import Run, as_number, read_pairs
 from jobs.worker.tasks import SCORES, format_score
 
@@ -25,7 +26,7 @@ def trial_sections(run: Run) -> Iterator[Section]:
 
 def _trials(run: Run) -> Section:
     metric = run.text("metric") or ""
-    title, name = "Trials of the study", SCORES.get(metric, metric)
+    name = SCORES.get(metric, metric)
     rows, points = [], []
     for each in run.trials:
         number, score = _number(each), as_number(_part(each, "scores").get(metric))
@@ -35,21 +36,21 @@ def _trials(run: Run) -> Section:
         shown = said if score is None else format_score(metric, score, 2)
         tried = [format_fact(_part(each, "options").get(key)) for key in _tried(run)]
         seconds = as_number(each.get("seconds"))
-        took = "" if seconds is None else format_duration(seconds)
+        took = "" if seconds is None else format_seconds(seconds)
         rows.append((f"{number}{' (best)' if each.get('best') else ''}", shown, *tried, took))
     lines = [Line(name, points, 1, "dots")]
-    chart = drawable(LineChart("trials", title, "", "trial", name, lines, whole_x=True))
+    chart = drawable(LineChart("", "trial", name, lines))
     shares = {key: n for key, v in _part(run.results, "importance").items() if (n := as_number(v))}
     parts = ", ".join(f"{key} {share:.0%}" for key, share in shares.items())
     remarks = [f"Share of the differences that each option explains: {parts}."] if parts else []
     header = ("trial", name, *_tried(run), "time")
-    missing = "" if chart else "No trial has a score."
-    return Section("trials", title, chart, Table(header, rows), missing, remarks)
+    table = Table(header, rows)
+    return Section("trials", "Trials of the study", chart, table, "No trial has a score.", remarks)
 
 
 def _options(run: Run) -> Section:
     """The trials as lines through their options to their scores (parallel coordinates)."""
-    metric, title = run.text("metric") or "", "Options and scores"
+    metric = run.text("metric") or ""
     scored = [
         (each, {**_part(each, "options"), metric: float(format_score(metric, score, 2))})
         for each in run.trials
@@ -70,8 +71,8 @@ def _options(run: Run) -> Section:
         for key, scale in axes.items()
     ]
     note = "Each line is a trial with a score. The lowest value of each axis is below, the highest above."
-    chart = drawable(LineChart("trial-options", title, note, "", "", lines, named_axes=named))
-    return Section("trial-options", title, chart, None, "" if chart else "No trial has a score.")
+    chart = drawable(LineChart(note, "", "", lines, named_axes=named))
+    return Section("trial-options", "Options and scores", chart, None, "No trial has a score.")
 
 
 def _scale(values: Sequence[Any]) -> dict[str, float]:
@@ -94,17 +95,16 @@ def _scale(values: Sequence[Any]) -> dict[str, float]:
 
 
 def _curves(run: Run) -> Section:
-    title, lines = "Scores of the trials while training", []
+    lines = []
     for each in run.trials:
         known = read_pairs(each.get("evaluations"))
         lines.append(_line(each, [ChartPoint(x, y) for x, y in known if not math.isnan(y)]))
     lines.sort(key=lambda line: line.color)
     has_pruned = any(each.get("state") == "pruned" for each in run.trials)
     note = "Trials that were not in the best third ended early." if has_pruned else ""
-    chart = drawable(
-        LineChart("trial-scores", title, note, "evaluation", "score", lines, whole_x=True)
-    )
-    return Section("trial-scores", title, chart, None, "" if chart else "No trial was evaluated.")
+    chart = drawable(LineChart(note, "evaluation", "score", lines))
+    title = "Scores of the trials while training"
+    return Section("trial-scores", title, chart, None, "No trial was evaluated.")
 
 
 def _line(trial: Mapping[str, Any], points: Sequence[ChartPoint]) -> Line:

@@ -22,8 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from jobs.serve import TOKENS
-from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker
+from jobs.serve.worker import TOKENS, FullError, LostError, Model, UnloadableError, Worker
 from jobs.train.generation import PARSERS, read_settings
 from jobs.worker.data.records import show
 
@@ -31,8 +30,6 @@ MOST_BYTES, MOST_ROWS, MOST_NEW_TOKENS = 8 << 20, 2048, 4096
 """Of a request."""
 BODY_SECONDS = 30.0
 """How long a client may take to send a request."""
-_OPEN = ("/health",)
-"""Paths that need no token."""
 _STEPS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Json = dict[str, Any]
@@ -91,28 +88,20 @@ class App:
     def _model(self) -> Model | None:
         return self._worker.model if self._worker else None
 
-    def _post(self, answer: Callable[[Worker, Json], Awaitable[Any]]) -> Any:
+    def _post(self, answer: Callable[[Model, Json], Awaitable[Any]]) -> Any:
         async def handle(request: Request) -> Response:
             begin, code = time.monotonic(), 500
             try:
                 self._authorize(request)
                 content = await _read_json(request)
-                found = JSONResponse(await _unless_left(request, answer(self._ready(), content)))
+                if self._model is None:
+                    raise HTTPException(503, "the model is loading", {"Retry-After": "5"})
+                found = JSONResponse(await _unless_left(request, answer(self._model, content)))
                 code = 200
                 return found
             except HTTPException as error:
                 code = error.status_code
                 raise
-            except FullError:
-                code = 429
-                raise HTTPException(
-                    429, "too many rows are waiting", {"Retry-After": "1"}
-                ) from None
-            except LostError:
-                code = 503
-                raise HTTPException(
-                    503, "the model is starting again", {"Retry-After": "5"}
-                ) from None
             finally:
                 self._count(request.scope["path"], code, time.monotonic() - begin)
 
@@ -128,18 +117,19 @@ class App:
         if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise HTTPException(401, "wrong or missing token: Authorization: Bearer TOKEN")
 
-    def _ready(self) -> Worker:
-        if self._model is None or self._worker is None:
-            raise HTTPException(503, "the model is loading", {"Retry-After": "5"})
-        return self._worker
-
     async def _ask(
-        self, worker: Worker, rows: list[Mapping[str, Any]], settings: Mapping[str, Any] = _NONE
+        self, rows: list[Mapping[str, Any]], settings: Mapping[str, Any] = _NONE
     ) -> list[Json]:
         """Return the predictions. Raises ``HTTPException`` for the first row that can't be used."""
         if not rows or len(rows) > MOST_ROWS:
             raise HTTPException(400, f"expected 1 to {MOST_ROWS} rows, not {len(rows)}")
-        found = await worker.ask(rows, settings)
+        assert self._worker
+        try:
+            found = await self._worker.ask(rows, settings)
+        except FullError:
+            raise HTTPException(429, "too many rows are waiting", {"Retry-After": "1"}) from None
+        except LostError:
+            raise HTTPException(503, "the model is starting again", {"Retry-After": "5"}) from None
         for each in found:
             if isinstance(each, str):
                 raise HTTPException(400, each)
@@ -179,43 +169,24 @@ class App:
         ]
         return PlainTextResponse("\n".join(lines) + "\n")
 
-    async def _predict(self, worker: Worker, content: Json) -> Json:
+    async def _predict(self, model: Model, content: Json) -> Json:
         rows = content.get("rows")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            example = json.dumps({"rows": [dict.fromkeys(self._inputs, "…")]}, ensure_ascii=False)
+            example = json.dumps({"rows": [dict.fromkeys(model.inputs, "…")]}, ensure_ascii=False)
             raise HTTPException(400, f"expected {example}")
-        found = await self._ask(worker, rows, self._read_settings(content))
+        found = await self._ask(rows, _read_settings(model, content))
         return {"predictions": [{n: each[n] for n in each if n != TOKENS} for each in found]}
 
-    def _read_settings(self, content: Json) -> Json:
-        """Return what a request has beside its rows. Raises ``HTTPException``."""
-        known = [name for name in PARSERS if self._model and name in self._model.settings]
-        given = {name: value for name, value in content.items() if name != "rows"}
-        if unknown := [show(name) for name in given if name not in known]:
-            names = ", ".join(("rows", *known))
-            raise HTTPException(400, f"{unknown[0]}: a request to this model can have {names}")
-        try:
-            found = read_settings(given)
-            if found.get("max_new_tokens", 0) > MOST_NEW_TOKENS:
-                raise ValueError(f"max_new_tokens: expected at most {MOST_NEW_TOKENS}")
-            return found
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
-
-    @property
-    def _inputs(self) -> tuple[str, ...]:
-        return self._model.inputs if self._model else ()
-
-    async def _embed(self, worker: Worker, content: Json) -> Json:
+    async def _embed(self, model: Model, content: Json) -> Json:
         """https://platform.openai.com/docs/api-reference/embeddings/create"""
-        self._require("embed")
+        _require(model, "embed")
         given, form = content.get("input"), content.get("encoding_format") or "float"
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise HTTPException(400, "input: expected a text, or a list of texts")
         if form not in ("float", "base64"):
             raise HTTPException(400, "encoding_format: expected float or base64")
-        found = await self._ask(worker, [{"text": text} for text in texts])
+        found = await self._ask([{"text": text} for text in texts])
         vectors: list[Any] = [_cut(each["embedding"], content.get("dimensions")) for each in found]
         if form == "base64":
             packed = (struct.pack(f"<{len(each)}f", *each) for each in vectors)
@@ -228,9 +199,9 @@ class App:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": self._name, "data": data, "usage": usage}
 
-    async def _rerank(self, worker: Worker, content: Json) -> Json:
+    async def _rerank(self, model: Model, content: Json) -> Json:
         """https://docs.cohere.com/reference/rerank"""
-        self._require("score")
+        _require(model, "score")
         query, documents = content.get("query"), content.get("documents")
         texts = [
             each.get("text") if isinstance(each, dict) else each
@@ -241,26 +212,42 @@ class App:
         most = content.get("top_n")
         if most is not None and (type(most) is not int or most < 1):
             raise HTTPException(400, f"top_n: expected a whole number from 1 up, not {most!r}")
-        found = await self._ask(worker, [{"text": query, "pair": text} for text in texts])
+        found = await self._ask([{"text": query, "pair": text} for text in texts])
         scores = [each["score"] for each in found]
         best = sorted(range(len(scores)), key=lambda place: -scores[place])[:most]
         shown = bool(content.get("return_documents"))
-        is_ranking = self._model is not None and self._model.is_ranking
         results = [
             {
                 "index": place,
-                "relevance_score": _relevance(scores[place]) if is_ranking else scores[place],
+                "relevance_score": _relevance(scores[place]) if model.is_ranking else scores[place],
                 **({"document": {"text": texts[place]}} if shown else {}),
             }
             for place in best
         ]
         return {"model": self._name, "results": results}
 
-    def _require(self, task: str) -> None:
-        if self._model and self._model.task != task:
-            raise HTTPException(
-                404, f"this is a model of `train {self._model.task}`, not `{task}`: use /predict"
-            )
+
+def _read_settings(model: Model, content: Json) -> Json:
+    """Return what a request has beside its rows. Raises ``HTTPException``."""
+    known = [name for name in PARSERS if name in model.settings]
+    given = {name: value for name, value in content.items() if name != "rows"}
+    if unknown := [show(name) for name in given if name not in known]:
+        names = ", ".join(("rows", *known))
+        raise HTTPException(400, f"{unknown[0]}: a request to this model can have {names}")
+    try:
+        found = read_settings(given)
+        if found.get("max_new_tokens", 0) > MOST_NEW_TOKENS:
+            raise ValueError(f"max_new_tokens: expected at most {MOST_NEW_TOKENS}")
+        return found
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
+
+
+def _require(model: Model, task: str) -> None:
+    if model.task != task:
+        raise HTTPException(
+            404, f"this is a model of `train {model.task}`, not `{task}`: use /predict"
+        )
 
 
 def _relevance(score: float) -> float:
@@ -301,8 +288,6 @@ async def _read(request: Request) -> bytes:
 
 
 async def _read_json(request: Request) -> Json:
-    if int(request.headers.get("content-length") or 0) > MOST_BYTES:
-        raise HTTPException(413, f"more than {MOST_BYTES >> 20} MiB")
     try:
         body = await asyncio.wait_for(_read(request), BODY_SECONDS)
     except asyncio.TimeoutError:

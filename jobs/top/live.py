@@ -37,11 +37,7 @@ def show_live(source: Source, console: Console) -> None:
         while True:
             snapshot, notice = source()
             state = (snapshot, notice, console.size)
-            if (
-                state[1:] != drawn[1:]
-                or state[0] is not drawn[0]
-                or time.monotonic() > at + _REDRAW_S
-            ):
+            if state != drawn or time.monotonic() > at + _REDRAW_S:
                 drawn, at = state, time.monotonic()
                 live.update(_draw(snapshot, notice, *console.size), refresh=True)
             if any(key in _QUIT for key in keys(_LOOK_S)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,10 +15,9 @@ from infra.errors import JobError, UsageError
 from infra.files import read_object
 from jobs.places.plan import RECORD, own_folder
 from jobs.places.queue.job_output import JobOutput
-from jobs.train.predict import can_answer_here, has_adapters
-from jobs.train.request import FILES, OTHER_FILES, local_data, s3_data
-from jobs.worker.runtime.errors import WorkerError
-from jobs.worker.runtime.events import NAMES
+from jobs.places.record import training_options
+from jobs.train.predict import can_answer_here, has_adapters, raising
+from jobs.train.request import local_data, refuse_s3
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.tasks import find_task
 from jobs.worker.tasks.squad.metrics import LONGEST_ANSWER, WINDOW
@@ -29,9 +27,11 @@ from jobs.worker.training.options import EncoderOptions
 _UNUSED: Mapping[str, Any] = {
     **dict.fromkeys(("class_weights", "mine_negatives", "patience", "push_to"), None),
     **dict.fromkeys(("student_layers", "teacher", "trial_seconds"), None),
+    "backend": "auto",
     "compile": "off",
     "epochs": 0,
     "eval_every": "never",
+    "ipex": False,
     "report_to": "none",
     "resume": False,
 }
@@ -44,10 +44,8 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
     ``given`` are those that the user chose. Raises :class:`UsageError` for a model of another kind, or data
     that nothing names.
     """
-    try:
+    with raising(UsageError):
         kind = find_task(str(model)).Options
-    except WorkerError as error:
-        raise UsageError(error.message, hint=error.hint) from None
     if not issubclass(kind, EncoderOptions):
         whole, first = quote(str(model)), ""
         if has_adapters(model):
@@ -57,9 +55,12 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
             hint=f"for a language model: {first}uvx --from optimum-intel optimum-cli export openvino "
             f"--task text-generation-with-past --weight-format int8 --model {whole} OUTPUT",
         )
-    own = {**(_job_options(model.parent, kind) or _lengths(model, kind)), **_UNUSED, **given}
+    record = read_object(own_folder(model.parent) / RECORD, optional=True)
+    own = {**(training_options(record) or _lengths(model, kind)), **_UNUSED, **given}
     if "eval" in given:
         own["eval_fraction"] = None
+    if "data" in given:
+        own.pop("dataset", None)
     if not own.get("data") and not own.get("dataset"):
         raise UsageError(
             f"{model} does not name the data of its job",
@@ -70,7 +71,7 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
         own["dtype"] = "auto"
     try:
         return kind(**{**own, "model": str(model.absolute())})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
 
 
@@ -95,21 +96,6 @@ def _lengths(model: Path, kind: type[EncoderOptions]) -> dict[str, Any]:
     }
 
 
-def _job_options(results: Path, kind: type[EncoderOptions]) -> dict[str, Any]:
-    """Return the options of the job whose results are in a folder, with the user's names of its files."""
-    path = own_folder(results) / RECORD
-    if not path.is_file():
-        return {}
-    try:
-        record = read_object(path)
-        text = next(word for word in reversed(record["argv"]) if word.startswith("{"))
-        options, names = vars(kind.from_json(text)), json.loads(record["env"].get(NAMES, "{}"))
-    except (LookupError, TypeError, ValueError, StopIteration) as error:
-        raise UsageError(f"{path} can't be read: {error!r}") from None
-    files = {name: names.get(options.get(name)) for name in (*FILES, *OTHER_FILES)}
-    return {**options, **{name: file for name, file in files.items() if file}}
-
-
 def can_export_here() -> bool:
     """Return whether the packages that an export needs (the extra `export`) are installed."""
     return can_answer_here() and all(map(find_spec, ("openvino", "nncf")))
@@ -120,8 +106,7 @@ def export_here(options: EncoderOptions, output: JobOutput, results: Path) -> di
 
     Raises :class:`UsageError` for data in S3, :class:`JobError` if it fails.
     """
-    for option, url in s3_data(options).items():
-        raise UsageError(f"--{option} {url}: not here", hint="--name names a cluster that reads it")
+    refuse_s3(options, "here")
     local: dict[str, Any] = {
         each: str(path.absolute()) for each, path in local_data(options).items()
     }

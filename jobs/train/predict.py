@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
-from infra.errors import JobError, MissingExtraError, UsageError
+from infra.errors import JobError, MissingExtraError, SprError, UsageError
 from infra.files import check_file, check_folder, parse_object, read_text
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress
@@ -104,16 +104,14 @@ def can_answer_here() -> bool:
 
 
 def find_model(
-    model: str | None,
-    log: Callable[[str], None],
-    root: Path = Path("results"),
-    option: str = "--model ",
+    model: str | None, log: Callable[[str], None], option: str = "--model "
 ) -> Path | None:
     """Return the local folder of a model, given a folder or job; by default the newest in ``results/``.
 
     Returns ``None`` if there is none. ``log`` gets the choice, if the user made none. Raises
     :class:`UsageError` if the folder holds no model.
     """
+    root = Path("results")
     if model is None:
         files = [path for path in root.glob("*/model/*") if path.is_file()]
         newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
@@ -144,16 +142,14 @@ def check_model(
     model: Path | None, settings: Mapping[str, Any] = NO_SETTINGS, *, has_context: bool = False
 ) -> None:
     """Raise :class:`UsageError` for a local model that can't be sent, or options that don't fit it."""
-    try:
-        if model and settings:
-            find_task(str(model), settings)
-        for folder in (model, local_base(model)):
-            if folder:
-                check_folder(folder)
-        if model and has_context and "context" not in (task := find_task(str(model))).inputs:
-            raise UsageError(f"--context: has no effect on models of `train {task.name}`")
-    except WorkerError as error:
-        raise UsageError(error.message, hint=error.hint) from None
+    if model is None:
+        return
+    with raising(UsageError):
+        task = find_task(str(model), settings)
+        for folder in filter(None, (model, local_base(model))):
+            check_folder(folder)
+    if has_context and "context" not in task.inputs:
+        raise UsageError(f"--context: has no effect on models of `train {task.name}`")
 
 
 def has_adapters(model: Path | None) -> bool:
@@ -180,11 +176,9 @@ def read_context(value: str) -> str:
     """
     path = Path(value)
     try:
-        exists, is_folder = path.exists(), path.is_dir()
+        exists = path.exists()
     except (OSError, ValueError):  # too long for a file's name
-        exists = is_folder = False
-    if is_folder:
-        raise UsageError(f"--context {value}: is a folder")
+        exists = False
     if exists:
         text = read_text(path)
     elif " " not in value.strip() and ("/" in value or value.endswith((".txt", ".md"))):
@@ -200,8 +194,8 @@ def predict_here(
     model: Path, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] = NO_SETTINGS
 ) -> list[Prediction]:
     """Predict with a model on this machine. Raises :class:`JobError` if the model can't."""
-    with _as_job_error():
-        silence_libraries(offline=not has_adapters(model))
+    with raising(JobError):
+        silence_libraries(model)
         # It needs numpy, an optional package.
         from jobs.worker.tasks.predict import predict  # noqa: PLC0415
 
@@ -210,23 +204,24 @@ def predict_here(
 
 def merge_here(model: Path, target: Path) -> None:
     """Write adapters, merged into their model, into a new folder. Raises :class:`JobError`."""
-    with _as_job_error():
-        silence_libraries(offline=not has_adapters(model))
+    with raising(JobError):
+        silence_libraries(model)
         merge(str(model), target)
 
 
 @contextmanager
-def _as_job_error() -> Iterator[None]:
+def raising(kind: type[SprError], only: type[WorkerError] = WorkerError) -> Iterator[None]:
+    """Raise what the worker's code raises as an error of this kind."""
     try:
         yield
-    except WorkerError as error:
-        raise JobError(error.message, hint=error.hint) from None
+    except only as error:
+        raise kind(error.message, hint=error.hint) from None
 
 
-def silence_libraries(*, offline: bool = True) -> None:
-    """Before the libraries are imported: no requests to the hub, no progress bars."""
+def silence_libraries(model: Path) -> None:
+    """Before the libraries are imported: no progress bars, no requests to the hub but for adapters' model."""
     hide_progress_bars()
-    if offline:
+    if not has_adapters(model):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
@@ -268,7 +263,6 @@ class OnHead:
         place, base = f"{folder}/model", f"{folder}/base"
         if not self.model:
             place, base = model_on_head(list_jobs(head), self.job, self.log)
-        _place(head, folder, self.model, rows)
         offline = "" if has_adapters(self.model) else "HF_HUB_OFFLINE=1 "
         options = shlex.join(["--base", base, *words, place])
         script = (
@@ -276,6 +270,7 @@ class OnHead:
             f"-m worker.tasks.predict {options} < rows.jsonl"
         )
         try:
+            _place(head, folder, self.model, rows)
             done = head.run(script, timeout_s=_TIMEOUT_S, check=False)
             if done.exit_code != 0:
                 output = f"{done.stdout}\n{done.stderr}".splitlines()
@@ -284,7 +279,7 @@ class OnHead:
                 raise JobError(f"the head could not answer: {last.removeprefix(_ERROR_PREFIX)}")
             yield folder, done.stdout
         finally:
-            head.run(f"rm -rf {folder}", check=False)
+            head.run(f"rm -rf {folder} {folder}.tar", check=False)
 
 
 def model_on_head(
@@ -320,14 +315,14 @@ def _place(head: Host, folder: str, model: Path | None, rows: bytes) -> None:
         files["base"] = base.resolve()
     upload_archive(head, files, f"{folder}.tar")
     head.run(
-        f"mkdir -m 700 {folder}; tar --no-same-owner -C {folder} -xf {folder}.tar; rc=$?; "
-        f"rm -f {folder}.tar; exit $rc",
+        f"mkdir -m 700 {folder} && tar --no-same-owner -C {folder} -xf {folder}.tar && "
+        f"rm {folder}.tar",
         timeout_s=600,
     )
 
 
 def _parse(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
+    for line in text.split("\n"):  # predictions may have other line separators
         with suppress(UsageError):  # a login may print other lines
             yield parse_object(line, "prediction")
 
@@ -394,16 +389,13 @@ def check_prediction(
     if limit and (size := sum(path.stat().st_size for path in files)) > limit:
         what = f"too large: {format_size(size)}, limit {format_size(limit)} for data to send"
         raise UsageError(f"--data {data}: {what}", hint="put the data into S3: --data s3://…")
-    try:
-        with first_rows(str(files[0])) as table:
-            if model and table.columns:  # Parquet may be readable only on the nodes
-                task, asked = find_task(str(model)), replace(options, model=str(model))
-                skipped: list[DatasetError] | None = [] if options.skip_bad_records else None
-                read_records(table, make_converter(task, table, asked), skipped)
-            for name, column in options.columns.items() if table.columns else ():
-                choose_column(table, column, (), f"--{name}-column")
-    except WorkerError as error:
-        raise UsageError(error.message, hint=error.hint) from None
+    with raising(UsageError), first_rows(str(files[0])) as table:
+        if model and table.columns:  # Parquet may be readable only on the nodes
+            task, asked = find_task(str(model)), replace(options, model=str(model))
+            skipped: list[DatasetError] | None = [] if options.skip_bad_records else None
+            read_records(table, make_converter(task, table, asked), skipped)
+        for name, column in options.columns.items() if table.columns else ():
+            choose_column(table, column, (), f"--{name}-column")
 
 
 def _check_output(options: PredictOptions) -> None:
@@ -437,15 +429,12 @@ def predict_file_here(options: PredictOptions, progress: Progress) -> dict[str, 
 
     The predictions of shards stay, for the same command, until all are there.
     """
-    silence_libraries(offline=not has_adapters(Path(options.model)))
+    silence_libraries(Path(options.model))
     output = Path(options.output).absolute()
     parts = output.with_name(f".{output.name}.parts")
     try:
-        return predict_corpus(replace(options, parts=str(parts)), progress.note)
-    except DatasetError as error:
-        raise UsageError(error.message, hint=error.hint) from None
-    except WorkerError as error:
-        raise JobError(error.message, hint=error.hint) from None
+        with raising(JobError), raising(UsageError, only=DatasetError):
+            return predict_corpus(replace(options, parts=str(parts)), progress.note)
     finally:
         with suppress(OSError):  # it has shards
             parts.rmdir()
@@ -483,14 +472,12 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _plan(session: JobSession, request: PredictRequest) -> JobPlan:
-    model, jobs, head = request.model, list_jobs(session.head), session.head
-    log, on_head = session.context.on_log, ("", "")
+    model, jobs, head, on_head = request.model, list_jobs(session.head), session.head, ("", "")
+    job = model.resolve().parent.name if model and model.name == "model" else ""
     if not model:
-        on_head = model_on_head(jobs, request.job, log)
-    if model and model.name == "model":
-        job = model.resolve().parent.name
-        if any(each.job == job and each.has_model for each in jobs):  # from there, it was fetched
-            on_head = _folders_of(job)
+        on_head = model_on_head(jobs, request.job, session.context.on_log)
+    elif any(each.job == job and each.has_model for each in jobs):  # from there, it was fetched
+        on_head = _folders_of(job)
     if on_head[0] and not head.run(_FIND_BASE.format(*on_head, ADAPTERS)).stdout.strip():
         on_head = on_head[0], ""
     context, resources = session.context, request.spec.resources

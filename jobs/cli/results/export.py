@@ -32,7 +32,7 @@ _EXAMPLES = """\
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportRequest(ResultsRequest, JsonRequest):
+class ExportRequest(JsonRequest, ResultsRequest):
     """The options of `export`."""
 
     model: str | None = argument(
@@ -63,9 +63,9 @@ def add_parser(parent: Parser) -> None:
     add_command(
         parent,
         "export",
-        "Export a trained encoder for OpenVINO, in int8 if its score allows that, and measure its score,\n"
-        "its rows per second, and the latency of single rows, beside those of the original. The results are\n"
-        "a new folder with the model in both forms; the original stays as it is.",
+        "Export a trained encoder for OpenVINO, in int8 if its score allows that, and compare its score,\n"
+        "rows per second, and latency of single rows with the original. The results are a new folder with\n"
+        "the model in both forms; the original stays as it is.",
         _EXAMPLES,
         run=run,
         options=ExportRequest,
@@ -82,7 +82,7 @@ def run(request: ExportRequest) -> int:
     results = request.results_folder(options.task, now)
     check_results(results)
     if request.name is None and can_export_here():
-        silence_libraries()
+        silence_libraries(model)
         display = JobDisplay(make_progress())
         result = export_here(options, JobOutput(display.event, display.log), results)
     else:

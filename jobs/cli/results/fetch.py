@@ -136,12 +136,11 @@ def push(
 
 def files_to_push(results: Path) -> Mapping[str, Path]:
     """Return the model and the small files beside it, by name. Raises :class:`JobError` without a model."""
-    model = results / "model"
-    if not any(model.glob("*config.json")):  # or that of adapters
+    paths = [path for path in sorted((results / "model").rglob("*")) if path.is_file()]
+    if not paths:
         raise JobError(
             f"{results} has no model to push", hint="`spr-cluster jobs` shows how the job ended"
         )
-    paths = [path for path in sorted(model.rglob("*")) if path.is_file()]
     paths += [results / name for name in _BESIDE_MODEL if (results / name).is_file()]
     return {path.relative_to(results).as_posix(): path for path in paths}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -79,8 +80,8 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
     """The options of `predict`."""
 
     texts: tuple[str, ...] = argument(
-        "a question, or a text; - reads standard input, where each line is one, or a JSON object with "
-        "the columns of a row",
+        "a question, or a text; - reads standard input, where each line is one, or a JSON object such as "
+        '{"text": "…", "pair": "…"}',
         (),
         takes="*",
         metavar="TEXT",
@@ -346,6 +347,8 @@ def _render(found: Prediction) -> str:
         return str(found["completion"])
     if "perplexity" in found:
         return f"perplexity {found['perplexity']:g}"
+    if "embedding" in found:
+        return json.dumps(found["embedding"])
     if "start" not in found and "score" in found:
         return f"{found['score']:g}"
     return found.get("text") or "(no answer)"

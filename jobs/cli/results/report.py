@@ -13,8 +13,8 @@ from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.words import nearest
 from jobs.report.comparison import compare
-from jobs.report.content import Report
-from jobs.report.figures import compute_cost, find_price
+from jobs.report.content import EPOCH, RUN, Report
+from jobs.report.figures import find_price
 from jobs.report.page import PAGE, write_page
 from jobs.report.results_folder import find_folder, read_run
 from jobs.report.sections import build_report
@@ -71,7 +71,7 @@ def run(request: ReportRequest) -> int:
     found = read_run(find_folder(request.folder))
     others = [read_run(find_folder(name)) for name in request.compare]
     price = find_price(found, request.instance_type, request.price)
-    report = build_report(found, others, compute_cost(found, price) if price else None)
+    report = build_report(found, others, price)
     page = Path(request.output) if request.output else found.folder / PAGE
     write_page(report, page)
     comparisons = [compare(each, found) for each in others]
@@ -102,13 +102,12 @@ def _check_table(name: str) -> None:
 
 
 def _as_dict(report: Report, page: Path) -> dict[str, Any]:
-    cost = report.cost
     return {
         "report": str(page),
         "charts": [section.name for section in report.sections if section.chart],
         "missing": [section.name for section in report.sections if not section.chart],
         "warnings": list(report.warnings),
-        "usd_per_epoch": cost.epoch if cost else None,
-        "usd_of_run": cost.run if cost else None,
+        "usd_per_epoch": report.usd(EPOCH),
+        "usd_of_run": report.usd(RUN),
         "receipt": report.receipt.as_dict() if report.receipt else None,
     }

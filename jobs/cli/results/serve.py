@@ -18,7 +18,6 @@ from jobs.train.predict import (
     can_answer_here,
     check_model,
     find_model,
-    has_adapters,
     silence_libraries,
 )
 from jobs.train.request import expand_home
@@ -80,7 +79,7 @@ def run(request: ServeRequest) -> int:
     _require_packages()
     with _listen(request) as listener:
         model = require_model(request.model)
-        silence_libraries(offline=not has_adapters(model))
+        silence_libraries(model)
         serve(model, listener, token, request.threads)
     return 0
 

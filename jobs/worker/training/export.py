@@ -82,7 +82,6 @@ class Compiled(torch.nn.Module):
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "NUM_STREAMS": 1}
         with across(cpus):
             compiled = _openvino().Core().compile_model(graph, "CPU", settings)
-        self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
         is_bf16 = compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == "bf16"
         self.dtype_used = "bf16" if is_bf16 else "fp32"
         """In what OpenVINO computes here, except layers in int8."""

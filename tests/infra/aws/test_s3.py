@@ -164,8 +164,8 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="has no model to push"):
         files_to_push(tmp_path)
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "adapter_config.json").write_text("{}")
-    assert [*files_to_push(tmp_path)] == ["model/adapter_config.json"]
+    (tmp_path / "model" / "model.safetensors").touch()  # all that `train digits` saves
+    assert [*files_to_push(tmp_path)] == ["model/model.safetensors"]
 
 
 def test_the_policy_allows_uploads_only_with_push_to() -> None:

@@ -20,6 +20,7 @@ from infra.ec2.instances import label_instances
 from infra.ec2.inventory import describe_inventory
 from infra.errors import CloudError
 from infra.s3_url import S3Location
+from jobs.cli.results.predict import render
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.places.launcher import Fetched
 from provision.host import Result
@@ -41,9 +42,14 @@ _LISTED = listed(
 def line(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(one.cloud.ctx.files.folder.parent))
     monkeypatch.chdir(tmp_path)
-    one.machines.staged.clear()
-    one.stage("node0", "listing the jobs", Result(0, _LISTED, ""))
+    stage_jobs(one, _LISTED)
     return one
+
+
+def stage_jobs(line: CommandLine, listing: str) -> None:
+    """Have the head list only these jobs, and answer nothing else."""
+    line.machines.staged.clear()
+    line.stage("node0", "listing the jobs", Result(0, listing, ""))
 
 
 @pytest.fixture
@@ -80,9 +86,8 @@ def test_jobs_are_listed_for_people_and_for_programs(line: CommandLine) -> None:
 
 
 def test_the_list_says_what_a_job_waits_for(line: CommandLine) -> None:
-    line.machines.staged.clear()
     again = listed("squad-4", **{**_RUNS, "queue": ["PENDING", "BeginTime", ""]})
-    line.stage("node0", "listing the jobs", Result(0, listed("squad-3", **_WAITS) + again, ""))
+    stage_jobs(line, listed("squad-3", **_WAITS) + again)
     rows = line.must("jobs").out.splitlines()
     assert [row.split()[:4] for row in rows[1:3]] == [
         ["squad-3", "queued", "-", "-"],
@@ -111,8 +116,7 @@ def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
     done: dict[str, Any] = {"end": _DONE, "begin": _BEGUN}
     jobs = [listed(name, "step-000040", submitted=n, **done) for n, name in enumerate(names)]
     jobs[0] = listed("squad-20261123-115900-k3f", submitted=0, **_RUNS)
-    line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, "".join(jobs), ""))
+    stage_jobs(line, "".join(jobs))
     monkeypatch.setattr("cluster.console.display.terminal_width", lambda _: 80)
     rows = line.must("jobs").out.splitlines()
     newest = [f"200{n:02}-k3f" for n in range(4, 14)]
@@ -123,9 +127,8 @@ def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
 
 
 def test_the_list_names_who_submitted_each_job(line: CommandLine) -> None:
-    line.machines.staged.clear()
     jobs = listed("squad-1", owner="ann", begin=_BEGUN, end=_DONE) + listed("squad-2", **_RUNS)
-    line.stage("node0", "listing the jobs", Result(0, jobs, ""))
+    stage_jobs(line, jobs)
     rows = [row.split()[:3] for row in line.must("jobs").out.splitlines()[:3]]
     assert rows == [
         ["JOB", "OWNER", "STATE"],
@@ -140,9 +143,8 @@ def test_the_list_names_who_submitted_each_job(line: CommandLine) -> None:
 def test_on_a_terminal_no_word_of_a_cause_is_cut(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.machines.staged.clear()
     one = listed("squad-1", begin=_BEGUN, end={**_FAILED, "message": "a long reason " * 20})
-    line.stage("node0", "listing the jobs", Result(0, one, ""))
+    stage_jobs(line, one)
     for module in ("display", "output"):
         monkeypatch.setattr(f"cluster.console.{module}.terminal_width", lambda _: 80)
     rows = line.must("jobs").out.splitlines()
@@ -152,8 +154,7 @@ def test_on_a_terminal_no_word_of_a_cause_is_cut(
 
 
 def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
-    line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, "", ""))
+    stage_jobs(line, "")
     assert line.must("jobs").out.startswith("No jobs on cluster spr")
     result = line.run("fetch")
     assert (result.code, result.message) == (2, "there is no job on cluster spr")
@@ -175,10 +176,9 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
 def test_what_was_on_a_lost_head_is_said_to_be_gone(
     line: CommandLine, fetched: list[str], command: str
 ) -> None:
-    line.machines.staged.clear()
     ended = {**_DONE, "nodes": ["node0"]}
     stub = listed("squad-3", end=ended, begin=ended, unfinished=False, on_lost_head=True)
-    line.stage("node0", "listing the jobs", Result(0, stub, ""))
+    stage_jobs(line, stub)
     line.stage("node0", "reading", Result(0, "", ""))
     result = line.run(*command.split())
     assert (result.code, result.out) == (1, "")
@@ -192,8 +192,7 @@ def test_what_was_on_a_lost_head_is_said_to_be_gone(
 
 
 def test_a_running_jobs_output_so_far_is_fetched(line: CommandLine, fetched: list[str]) -> None:
-    line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, listed("squad-3", **_RUNS), ""))
+    stage_jobs(line, listed("squad-3", **_RUNS))
     result = line.must("fetch")
     assert "squad-3 is still running; fetching its output so far" in result.err
     assert fetched == ["squad-3"]
@@ -276,9 +275,8 @@ def test_a_job_has_its_time_to_end(
 
 
 def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None:
-    line.machines.staged.clear()
     rows = listed("squad-2", **_RUNS) + listed("squad-3", **_WAITS)
-    line.stage("node0", "listing the jobs", Result(0, rows, ""))
+    stage_jobs(line, rows)
     ends = list[str]()
 
     def end(job: str, _: object) -> Result:
@@ -292,8 +290,7 @@ def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None
     out = line.must("cancel", "--all").out
     assert "It had no checkpoint yet, so there is nothing to resume." in out
     assert ends == ["squad-3", "squad-2"]
-    line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, "", ""))
+    stage_jobs(line, "")
     assert json.loads(line.must("cancel", "--all", "--json").out) == {"jobs": []}
 
 
@@ -423,11 +420,31 @@ def test_adapters_are_merged_on_the_head_if_pytorch_is_not_installed_here(
 
     whole = Path("results/a/model/config.json")
     whole.parent.mkdir(parents=True)
-    whole.write_text("{}")
+    whole.write_text('{"architectures": ["LlamaForCausalLM"]}')
     refused = line.run("predict", "--merge", "other")
     assert refused.code == 2
     assert "--merge: results/a/model is a whole model, without adapters" in refused.message
     assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ({"labels": {"good": 0.9, "new": 0.8}}, "good, new"),
+        ({"labels": {}}, "(no label)"),
+        ({"words": ["in", "Delft"], "tags": ["O", "B-LOC"]}, "in\tO\nDelft\tB-LOC"),
+        ({"completion": ""}, ""),
+        ({"perplexity": 7.5, "tokens": 3}, "perplexity 7.5"),
+        ({"text": "a text", "embedding": [0.6, 0.8]}, "[0.6, 0.8]"),
+        ({"text": "a text", "score": 0.25}, "0.25"),
+        ({"question": "Where?", "text": "", "score": 0.0, "start": 0}, "(no answer)"),
+    ],
+)
+def test_a_prediction_is_shown_as_its_task_has_it(found: dict[str, Any], shown: str) -> None:
+    assert render([found]) == shown
+    asked = found.get("question") or found.get("text") or "row 1"
+    indented = shown.replace("\n", "\n  ")
+    assert render([found, found]).startswith(f"{asked}\n  {indented}\n")
 
 
 def test_the_head_answers_if_pytorch_is_not_installed_here(

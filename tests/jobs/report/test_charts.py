@@ -83,7 +83,7 @@ def test_a_sample_includes_both_ends(size: int, count: int) -> None:
 
 
 def chart(*ys: float) -> LineChart:
-    return LineChart("c", "C", "", "x", "y", [Line("l", points(*ys))])
+    return LineChart("", "x", "y", [Line("l", points(*ys))])
 
 
 def test_axes_contain_the_whole_chart_and_y_starts_at_zero() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.report import figures
-from jobs.report.figures import RunSpeed
 from jobs.report.results_folder import RankMetrics, Run, parse_lines, read_run
 from jobs.report.sections import tiles_of
 from tests.jobs.report.sample_runs import make_folder, make_results
@@ -63,84 +62,51 @@ def test_steps_longer_than_their_phase_are_scaled_to_it(tmp_path: Path) -> None:
     assert sum(figures.run_shares(run).values()) == pytest.approx(1.0)
 
 
-def test_a_known_type_gives_the_cost_of_an_epoch_and_of_the_run() -> None:
+def test_a_known_type_gives_the_cost_of_an_epoch() -> None:
     run = made(4, samples_per_second=197.0)
-    price = figures.find_price(run, "r7iz.metal-16xl", None)
-    assert price is not None
-    cost = figures.compute_cost(run, price)
-
+    price, seconds = figures.find_price(run, "r7iz.metal-16xl", None), figures.epoch_seconds(run)
+    assert price
+    assert seconds
     # The published four nodes: 7 min 30 s at $6.5472 per hour each.
-    assert cost.epoch_seconds == pytest.approx(449.4, abs=0.1)
-    assert cost.epoch == pytest.approx(3.27, abs=0.01)
-    assert cost.run == pytest.approx(4 * 6.5472 * 864 / 3600)
-    assert price.source.startswith("4 × r7iz.metal-16xl, on demand")
+    assert (seconds, price.usd(seconds)) == pytest.approx((449.4, 3.27), abs=0.05)
 
 
-def test_a_given_price_is_per_node() -> None:
-    price = figures.find_price(made(4), None, 2.5)
-    assert price is not None
-    assert price.usd_per_hour == 10.0
-
-
-@pytest.mark.parametrize(
-    ("job", "known"),
-    [
-        ({"cloud": "aws", "nodes": [{"type": "r7iz.metal-16xl"}] * 2}, True),
-        ({"cloud": "local", "nodes": [{"type": "r7iz.metal-16xl"}] * 2}, False),
-        ({"nodes": [{"type": "r7iz.metal-16xl"}] * 2}, False),
-        ({"cloud": "aws", "nodes": [{"type": "x1.large"}] * 2}, False),
-        ({"cloud": "aws", "nodes": "many"}, False),
-        ({}, False),
-    ],
-)
-def test_a_recorded_type_counts_only_on_aws(job: dict[str, object], known: bool) -> None:
-    run = Run(Path("run"), make_results(2), (), job)
-    assert (figures.find_price(run, None, None) is not None) is known
-
-
-def test_the_price_that_the_job_recorded_counts_before_the_tables() -> None:
-    job = {"cloud": "aws", "region": "eu-west-1", "nodes": [{"type": "c7i.8xlarge"}] * 2}
-    recorded = {"usd_per_hour": 1.5, "price_source": "Price List API, 2026-11-22"}
-
-    price = figures.find_price(
-        Run(Path("run"), make_results(2), (), {**job, **recorded}), None, None
-    )
-
-    assert price == figures.HourlyPrice(
-        3.0, "2 × c7i.8xlarge, on demand, with disk and address, Price List API, 2026-11-22"
-    )
-
-
-def test_a_job_pays_for_its_share_of_the_cores() -> None:
-    recorded = {"usd_per_hour": 1.5, "price_source": "Price List API, 2026-11-22"}
-    job = {"cloud": "aws", "nodes": [{"type": "c7i.8xlarge"}] * 2, "node_share": 0.25, **recorded}
-    run = Run(Path("run"), make_results(2), (), job)
-
-    assert figures.find_price(run, None, None) == figures.HourlyPrice(
-        0.75,
-        "2 × c7i.8xlarge, 25.0% of it by cores, on demand, with disk and address, Price List API, 2026-11-22",
-    )
-    given = figures.find_price(run, None, 2.0)
-    assert given == figures.HourlyPrice(1.0, "2 × $2, as given, 25.0% of it by cores")
-    listed = figures.find_price(run, "r7iz.metal-16xl", None)
-    assert listed is not None
-    assert listed.usd_per_hour == pytest.approx(2 * 6.5472 / 4)
+NODES: dict[str, Any] = {"cloud": "aws", "nodes": [{"type": "r7iz.metal-16xl"}] * 2}
+RECORDED = {**NODES, "usd_per_hour": 1.5, "price_source": "Price List API"}
+SHARE = {**RECORDED, "node_share": 0.25}
+TYPES, LIST = "2 × r7iz.metal-16xl", "on demand, table of July 2026, us-east-1"
+OWN = "on demand, with disk and address, Price List API"
 
 
 @pytest.mark.parametrize(
-    ("region", "ending"),
+    ("job", "kind", "given", "usd", "source"),
     [
-        ("us-east-1", "table of July 2026, us-east-1"),
-        ("eu-west-1", "us-east-1; the price in eu-west-1 is unknown"),
+        ({}, None, 2.5, 5.0, "2 × $2.5, as given"),
+        (NODES, None, None, 13.0944, f"{TYPES}, {LIST}"),
+        ({**NODES, "region": "us-east-1"}, None, None, 13.0944, f"{TYPES}, {LIST}"),
+        (
+            {**NODES, "region": "eu-west-1"},
+            *(None, None, 13.0944, f"{TYPES}, {LIST}; the price in eu-west-1 is unknown"),
+        ),
+        ({**RECORDED, "region": "eu-west-1"}, None, None, 3.0, f"{TYPES}, {OWN}"),
+        (SHARE, None, None, 0.75, f"{TYPES}, 25.0% of it by cores, {OWN}"),
+        (SHARE, None, 2.0, 1.0, "2 × $2, as given, 25.0% of it by cores"),
+        (SHARE, "r7iz.metal-16xl", None, 3.2736, f"{TYPES}, 25.0% of it by cores, {LIST}"),
+        *(
+            ({**NODES, **other}, None, None, None, "")
+            for other in (
+                *({"cloud": "local"}, {"cloud": None}),
+                *({"nodes": [{"type": "x1.large"}] * 2}, {"nodes": "many"}),
+            )
+        ),
     ],
 )
-def test_the_tables_price_says_whose_it_is(region: str, ending: str) -> None:
-    job = {"cloud": "aws", "region": region, "nodes": [{"type": "r7iz.metal-16xl"}] * 2}
-
-    price = figures.find_price(Run(Path("run"), make_results(2), (), job), None, None)
-
-    assert price is not None
-    assert price.source.endswith(ending)
+def test_the_price_is_the_given_or_recorded_one_or_the_tables(
+    job: dict[str, Any], kind: str | None, given: float | None, usd: float | None, source: str
+) -> None:
+    found = figures.find_price(Run(Path("run"), make_results(2), (), job), kind, given)
+    assert (found and found.usd_per_hour) == pytest.approx(usd)
+    assert (found.source if found else "") == source
 
 
 def test_a_price_without_a_number_of_nodes_is_refused() -> None:
@@ -149,26 +115,18 @@ def test_a_price_without_a_number_of_nodes_is_refused() -> None:
 
 
 def test_speedup_is_relative_to_the_fewest_nodes() -> None:
-    speeds = [
-        RunSpeed(4, 180.0, "d"),
-        RunSpeed(1, 40.0, "a"),
-        RunSpeed(1, 60.0, "b"),
-        RunSpeed(2, 90.0, "c"),
-    ]
-    found = figures.speedups(speeds)
+    speeds = [(4, 180.0), (1, 40.0), (1, 60.0), (2, 90.0)]
+    runs = [made(nodes, samples_per_second=speed) for nodes, speed in speeds]
+    unknown = [made(8, samples_per_second=None), made(8, trials=[{}]), Run(Path("b"), {}, (), {})]
+    found = figures.speedups([*runs, *unknown])
     assert [(s.nodes, s.speedup) for s in found] == [(1, 0.8), (1, 1.2), (2, 1.8), (4, 3.6)]
     assert [s.efficiency for s in found] == pytest.approx([0.8, 1.2, 0.9, 0.9])
-    assert figures.speedups(speeds[1:3]) == []
+    assert figures.speedups(runs[1:3]) == []
+    assert figures.differences([made(), made(dtype="fp32", seed=1)]) == ["dtype"]
 
 
 def test_the_published_runs_cost_the_list_price() -> None:
     assert [round(usd, 2) for _, _, usd in figures.published_costs()] == [2.84, 3.27]
-
-
-def test_runs_are_compared_by_number_of_nodes() -> None:
-    runs = [Run(Path("a"), make_results(2), (), {}), Run(Path("b"), {}, (), {})]
-    assert figures.run_speeds(runs) == [RunSpeed(2, 114.0, "a")]
-    assert figures.differences([made(), made(dtype="fp32", seed=1)]) == ["dtype"]
 
 
 def test_tokens_and_padding(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_columns_contain_the_values_of_the_lines() -> None:
     assert list(series.step) == [1, 2, 3]
     for name in ("time", "loss", "lr", "samples", "tokens", "padded"):
         assert list(series[name]) == [row[name] for row in rows]
-    assert list(series.parts["backward"]) == [row["seconds"]["backward"] for row in rows]
+    assert list(series["backward"]) == [row["seconds"]["backward"] for row in rows]
     assert series.total("forward") == 1.5
     assert (series.unreadable, series.repeated) == (0, 0)
 
@@ -37,7 +37,7 @@ def test_a_truncated_last_line_is_skipped_and_counted() -> None:
 def test_missing_values_of_a_step_are_nan() -> None:
     series = parse_lines(0, [line(1, 0.5, loss="low", lr=True, tokens=10**400, seconds=[1])])
     assert all(math.isnan(series[name][0]) for name in ("loss", "lr", "tokens", "padded"))
-    assert math.isnan(series.parts["data"][0])
+    assert math.isnan(series["data"][0])
     assert series.total("data") == 0
 
 
@@ -89,7 +89,7 @@ _ROW = st.fixed_dictionaries(
 def test_for_any_file_columns_have_equal_length_and_steps_increase(lines: list[str]) -> None:
     series = parse_lines(0, lines)
     steps, times = list(series.step), list(series["time"])
-    assert {len(c) for c in (*series.columns.values(), *series.parts.values())} == {len(steps)}
+    assert {len(c) for c in series.columns.values()} == {len(steps)}
     assert steps == sorted(set(steps))
     assert all(map(math.isfinite, times))
     assert times == sorted(times)

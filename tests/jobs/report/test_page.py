@@ -14,7 +14,7 @@ import pytest
 from infra.errors import UsageError
 from jobs.report.charts import LineChart
 from jobs.report.content import Report
-from jobs.report.figures import compute_cost, find_price
+from jobs.report.figures import find_price
 from jobs.report.page import render_page, write_page
 from jobs.report.results_folder import read_run
 from jobs.report.sections import build_report
@@ -50,8 +50,7 @@ class Tags(HTMLParser):
 def report_of(folder: Path, *others: Path, instance_type: str | None = None) -> Report:
     run = read_run(folder)
     price = find_price(run, instance_type, None)
-    cost = compute_cost(run, price) if price else None
-    return build_report(run, [read_run(other) for other in others], cost)
+    return build_report(run, [read_run(other) for other in others], price)
 
 
 def note_of(report: Report, name: str) -> str:
@@ -141,13 +140,13 @@ def test_a_study_shows_its_trials_and_what_mattered(tmp_path: Path) -> None:
     assert note_of(report_of(complete), "trial-scores") == ""
 
     assert "4 trials on 1 node " in f"{report.subtitle} "
-    assert (first.name, first.missing) == ("trials", "")
+    assert first.name == "trials"
     assert first.table
     assert first.table.header == ("trial", "F1", "epochs", "seed", "time")
     assert first.table.rows == [
-        ("1", "80.46", "2", "7", "61.2 s"),
-        ("2 (best)", "91.50", "3", "–", "5.00 s"),
-        ("3", "no <memory>", "4", "–", "1.00 s"),
+        ("1", "80.46", "2", "7", "1 min 01 s"),
+        ("2 (best)", "91.50", "3", "–", "5.0 s"),
+        ("3", "no <memory>", "4", "–", "1.0 s"),
         ("4", "pruned", "5", "–", ""),
     ]
     assert isinstance(first.chart, LineChart)
@@ -204,20 +203,23 @@ def test_a_loss_that_is_not_finite_leaves_a_gap_and_a_warning(tmp_path: Path) ->
     assert "nan" not in render_page(report).lower()
 
 
-def test_a_resumed_run_names_the_steps(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "run", steps=2, resumed_after=[40, 1200])
-    assert report_of(folder).warnings == [
-        "This run was interrupted and resumed after step 40, 1,200."
-    ]
-
-
-def test_a_model_on_the_hub_is_named_and_one_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("results", "warning"),
+    [
+        (
+            {"resumed_after": [40, 1200]},
+            "This run was interrupted and resumed after step 40, 1,200.",
+        ),
+        ({"push_error": "it was not pushed to hub:x"}, "it was not pushed to hub:x."),
+    ],
+)
+def test_what_went_wrong_is_a_warning(
+    tmp_path: Path, results: dict[str, Any], warning: str
+) -> None:
     url = "https://huggingface.co/team/x"
-    folder = make_folder(tmp_path / "run", steps=2, pushed_to=url)
-    assert ("on the hub", url) in report_of(folder).facts
-    why = "the model was not pushed to hub:x"
-    failed = make_folder(tmp_path / "other", steps=2, push_error=why)
-    assert report_of(failed).warnings == [f"{why}."]
+    report = report_of(make_folder(tmp_path / "run", steps=2, pushed_to=url, **results))
+    assert report.warnings == [warning]
+    assert ("on the hub", url) in report.facts
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))

@@ -15,10 +15,9 @@ from starlette.datastructures import URL
 from starlette.testclient import TestClient
 
 from jobs.cli.results.serve import serve
-from jobs.serve import Answer
 from jobs.serve import app as routes
 from jobs.serve.app import App
-from jobs.serve.worker import FullError, LostError, Model
+from jobs.serve.worker import Answer, FullError, LostError, Model
 from jobs.train.generation import PARSERS
 
 
@@ -128,11 +127,6 @@ def test_a_request_to_a_language_model_can_have_settings(
         assert model.settings == {name: each for name, each in given.items() if each is not None}
 
 
-def test_a_large_body_without_a_length_is_refused(classifier: tuple[TestClient, Played]) -> None:
-    parts = (b"x" * (1 << 20) for _ in range(20))
-    assert classifier[0].post("/predict", content=parts).status_code == 413
-
-
 def test_a_full_queue_and_a_lost_model_are_temporary(
     classifier: tuple[TestClient, Played],
 ) -> None:
@@ -175,38 +169,6 @@ def test_a_slow_client_does_not_hold_a_request(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(routes, "BODY_SECONDS", 0.05)
     with serving(Played("classify", lambda _: {})) as client:
         assert client.post("/predict", content=b"{}").status_code == 408
-
-
-def test_what_a_client_asked_that_has_left_is_canceled() -> None:
-    class Slow(Played):
-        async def ask(
-            self, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
-        ) -> list[Answer]:
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                left.set()
-            return []
-
-    async def use() -> None:
-        made: Any = lambda: Slow("classify", lambda _: {})  # noqa: E731
-        app, sent = App(made, "mine").build(), list[Any]()
-        parts = [{"type": "http.request", "body": b'{"rows": [{}]}'}, {"type": "http.disconnect"}]
-
-        async def receive() -> Any:
-            return parts.pop(0)
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {"type": "http", "method": "POST", "path": "/predict", "headers": []}
-        async with app.router.lifespan_context(app):
-            await app(scope, receive, send)
-            await left.wait()
-        assert sent[0]["status"] == 499
-
-    left = asyncio.Event()
-    asyncio.run(asyncio.wait_for(use(), 10))
 
 
 def test_a_token_is_required_everywhere_but_for_the_health() -> None:

@@ -170,17 +170,19 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
     ("task", "row", "found", "answer"),
     [
         ("classify", {"label": "b"}, {"labels": {"a": 0.5}}, {"label": "a", "probability": 0.5}),
-        ("squad", {"question": "q", "context": "c", "score": 1}, {"text": "c", "score": 1}, None),
+        (
+            *("squad", {"question": "q", "context": "c", "score": 1}),
+            *({"text": "c", "score": 1}, {"answer": "c", "score": 1}),
+        ),
     ],
 )
 def test_predictions_are_columns(
-    task: str, row: dict[str, Any], found: dict[str, Any], answer: dict[str, Any] | None
+    task: str, row: dict[str, Any], found: dict[str, Any], answer: dict[str, Any]
 ) -> None:
     from jobs.serve.rows import to_answer
 
     kind: Any = TASKS[task]
     loaded = Loaded(SimpleNamespace(config=None))
-    answer = answer or {"answer": "c", "score": 1}
     assert to_answer(kind, loaded, found, Row("row 1", row)) == answer
 
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from tests.cluster.test_overview import WHOLE, look
 from tests.fakes import FakeHost, FakeStream
 from tests.infra.plan_inputs import NOW
 from tests.jobs.context import whole_cluster
-from tests.jobs.top.samples import NodeProcess, make_line, make_node
+from tests.jobs.top.samples import make_line, make_node
 
 GOOD = make_line([make_node(0)])
 WAITING = make_line([make_node(0), {"name": "node1", "error": CONNECTING}])
@@ -180,20 +179,3 @@ def test_a_silent_head_is_said_to_be_silent(begin: Begin) -> None:
 
     assert snapshot
     assert problem == "no answer from the head for 60 s"
-
-
-def test_real_figures_of_this_machine_arrive_and_nothing_stays(
-    begin: Begin, tmp_path: Path
-) -> None:
-    alone = replace(whole_cluster(), nodes=whole_cluster().nodes[:1])
-    (tmp_path / "squeue").write_text("#!/bin/sh\n")
-    (tmp_path / "squeue").chmod(0o755)
-
-    with NodeProcess.start("", path=tmp_path) as relay:
-        collector = begin(relay, clusters=[alone])
-        (node,) = collector.first().nodes
-        assert node.error == ""
-        assert node.memory > node.available > 0
-        assert collector.first().queue_error == ""
-        collector.stop()
-        assert relay.process.wait(60) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -11,9 +12,7 @@ from rich.cells import cell_len
 from jobs.top.screen import format_rate, format_step, render
 from jobs.top.snapshot import Snapshot
 from tests.golden import check_golden
-from tests.jobs.top.samples import JOB, make_node, make_rank, make_snapshot
-
-SIZES = [(80, 24), (200, 50)]
+from tests.jobs.top.samples import make_node, make_rank, make_snapshot
 
 
 def make_troubled(count: int) -> Snapshot:
@@ -31,8 +30,7 @@ def lines_of(
     return render(snapshot, width, height, notice).plain.split("\n")
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("nodes", [3, 64])
+@pytest.mark.parametrize(("nodes", "width", "height"), [(3, 80, 24), (64, 200, 50)])
 def test_it_looks_right(nodes: int, width: int, height: int) -> None:
     lines = lines_of(make_troubled(nodes), width, height)
 
@@ -71,10 +69,6 @@ def test_every_node_is_shown_or_counted(width: int, height: int) -> None:
     assert text.index("node63 ") < text.index("node62 ") or not counted
 
 
-def test_a_cost_that_may_be_less_is_said_to_be_the_most() -> None:
-    assert "  at most $12.35 so far  " in lines_of(make_snapshot(3, usd_is_most=True), 80)[0]
-
-
 def test_without_a_height_everything_is_listed() -> None:
     lines = lines_of(make_snapshot(64), 80)
 
@@ -90,12 +84,6 @@ def test_a_straggler_is_marked_and_named() -> None:
     assert "rank 3 is slow" in marked[0]
 
 
-def test_the_queue_says_why_it_is_not_known() -> None:
-    broken = make_snapshot(queue=[], queued=0, queue_error="squeue is not installed on the head")
-    assert "QUEUE  not known: squeue is not installed on the head" in lines_of(broken, 80)[-2]
-    assert "QUEUE  empty" in lines_of(make_snapshot(queue=[], queued=0), 80)[-2]
-
-
 def test_a_long_queue_leaves_room_for_the_nodes() -> None:
     row = {"id": "1", "name": "x", "state": "PENDING", "passed": "0:00", "nodes": 1}
     queue = [{**row, "where": "", "reason": "Priority"} for _ in range(60)]
@@ -109,27 +97,34 @@ def test_a_long_queue_leaves_room_for_the_nodes() -> None:
 def test_several_jobs_have_a_line_each() -> None:
     jobs = [{"job": f"job-{index}"} for index in range(9)]
     text = "\n".join(lines_of(make_snapshot(jobs=jobs), 80, 24))
-
     assert "job-0  starting" in text
     assert "… and 7 more jobs" in text
-    runs = make_snapshot(jobs=[{"job": "a", "phase": "running"}])
-    assert lines_of(runs, 80)[1].startswith("a  running ")
-    assert "no job is running" in "\n".join(lines_of(make_snapshot(jobs=[]), 80, 24))
 
 
-def test_the_time_left_counts_from_the_logs_last_line() -> None:
-    job = {"job": JOB, "phase": "train", "step": 1, "total": 9, "eta_seconds": 100, "age_s": 40}
-    assert "1 min 00 s left" in lines_of(make_snapshot(jobs=[job]), 80)[1]
-    assert "left" not in lines_of(make_snapshot(jobs=[{**job, "phase": "evaluate"}]), 80)[1]
-    own = lines_of(make_snapshot(jobs=[{**job, "phase": "running"}]), 80)[1]  # a user's Trainer
-    assert "step 1/9  1 min 00 s left" in own
-    late = lines_of(make_snapshot(jobs=[job], ttl_left_s=59), 80)[1]
-    assert "1 min 00 s left, but its nodes end sooner" in late
+STEP = {"job": "a", "phase": "train", "step": 1, "total": 9, "eta_seconds": 100, "age_s": 40}
+SMALL = {"metric": "mse", "score": 0.0012, "best_score": 0.0007, "best_step": 3}
+NO_QUEUE = {"queue": [], "queued": 0}
 
 
-def test_small_scores_are_shown_with_their_own_digits() -> None:
-    job = {"job": JOB, "metric": "mse", "score": 0.0012, "best_score": 0.0007, "best_step": 3}
-    assert "0.0012, best 0.0007 after step 3" in lines_of(make_snapshot(jobs=[job]), 120)[1]
+@pytest.mark.parametrize(
+    ("more", "line", "text"),
+    [
+        ({"usd_is_most": True}, 0, "  at most $12.35 so far  "),
+        ({"jobs": []}, 1, "no job is running"),
+        ({"jobs": [{"job": "a", "phase": "running"}]}, 1, "a  running "),
+        # From the log's last line on, also of a user's Trainer.
+        ({"jobs": [STEP]}, 1, "step 1/9  1 min 00 s left "),
+        ({"jobs": [{**STEP, "phase": "running"}]}, 1, "step 1/9  1 min 00 s left "),
+        ({"jobs": [{**STEP, "phase": "evaluate"}]}, 1, "step 1/9  evaluate  "),
+        ({"jobs": [STEP], "ttl_left_s": 59}, 1, "1 min 00 s left, but its nodes end sooner"),
+        ({"jobs": [{"job": "a", **SMALL}]}, 1, "0.0012, best 0.0007 after step 3"),
+        ({**NO_QUEUE, "queue_error": "it broke"}, -2, "QUEUE  not known: it broke "),
+        (NO_QUEUE, -2, "QUEUE  empty"),
+    ],
+)
+def test_a_line_says_what_is_known(more: dict[str, Any], line: int, text: str) -> None:
+    assert text in lines_of(make_snapshot(**more), 80)[line]
+    assert lines_of(make_snapshot(**more), 80, 24, "it is late")[-1].startswith("it is late")
 
 
 def test_a_rank_without_steps_for_long_says_so() -> None:
@@ -147,11 +142,6 @@ def test_text_from_elsewhere_can_not_move_the_cursor() -> None:
     text = render(make_snapshot(nodes, queue=queue, jobs=[{"job": "j\x1bk"}]), 80, 24).plain
 
     assert not [each for each in text if not each.isprintable() and each != "\n"]
-
-
-def test_a_notice_replaces_the_legend() -> None:
-    lines = lines_of(make_snapshot(), 80, 24, "no answer from the head for 9 s")
-    assert lines[-1].startswith("no answer from the head for 9 s")
 
 
 @pytest.mark.parametrize(

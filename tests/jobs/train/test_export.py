@@ -11,10 +11,12 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from infra.errors import UsageError
 from jobs.cli import main
+from jobs.cli.shared.job_display import render_result
 from jobs.train.export import export_options
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.tasks.adapters import ADAPTERS
 from jobs.worker.tasks.classify import ClassifyOptions
+from tests.harness.json_output import require_schema
 from tests.jobs.worker.fast.test_families import SIZES
 from tests.jobs.worker.tokenizer_families import bert
 
@@ -45,6 +47,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         max_length=64,
         report_to="mlflow",
         dtype="int8",
+        backend="ccl",
     )
     record = {
         "argv": ["python", "-m", "worker.tasks", "classify", options.to_json()],
@@ -58,7 +61,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_that_only_evaluates_has_the_options_of_the_job(job: Path) -> None:
     found = export_options(job / "model", {"export": "int8", "max_loss": 1.0})
     assert (found.data, found.eval, found.epochs) == ("train.jsonl", None, 0)
-    assert found.dtype == "auto"
+    assert (found.dtype, found.backend, found.ipex) == ("auto", "auto", False)
     assert found.model == str((job / "model").absolute())
     assert (found.export, found.max_loss, found.report_to) == ("int8", 1.0, "none")
     kept: Any = found
@@ -73,7 +76,14 @@ def test_a_model_without_a_job_needs_data_and_other_kinds_are_refused(
     (job / "job" / "job.json").rename(tmp_path / "gone")
     with pytest.raises(UsageError, match=r"/model does not name the data of its job"):
         export_options(job / "model", {})
-    config = json.loads((job / "model" / "config.json").read_text())
+    record, config = job / "job" / "job.json", json.loads((job / "model/config.json").read_text())
+    record.write_text(json.dumps({"argv": ["python", "run_qa.py"]}))  # of the published recipe
+    assert export_options(job / "model", {"data": "mine.jsonl"}).data == "mine.jsonl"
+    answers = {**config, "architectures": ["BertForQuestionAnswering"]}
+    (job / "model" / "config.json").write_text(json.dumps(answers))
+    record.write_text(json.dumps({"argv": [json.dumps({"dataset": "own/squad"})]}))
+    assert export_options(job / "model", {"data": "mine.json"}).data == "mine.json"
+    record.unlink()
     names = (("LlamaForCausalLM", "train lm"), ("BertModel", "of no task"))
     for name, why in names:
         (job / "model" / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
@@ -121,16 +131,18 @@ def test_it_runs_here_on_one_row_of_evaluation_data(
 ) -> None:
     words = ["export", job.name, "--eval", "dev.jsonl", "--max-loss", "100"]
 
-    assert main([*words, "--results", "out"]) == 0
+    assert main([*words, "--results", "out", "--json"]) == 0
 
-    result = json.loads(Path("out/results.json").read_text())
+    result = json.loads(capfd.readouterr().out)
+    require_schema(["export"], result)
+    assert result == json.loads(Path("out/results.json").read_text())
+    assert render_result(result, Path("out")).splitlines()[-2].startswith("exported as int8: ")
     original, int8 = result["export"]["forms"]
     # A loss of at most all that there is to lose.
     assert int8["loss_at_most"] <= original["score"]
     assert result["eval_records"] == 1
     assert Path("out/model/openvino/openvino_model.xml").exists()
     assert Path("out/job/logs").is_dir()
-    assert "exported as int8: " in capfd.readouterr().out
     assert main([*words, "--results", "new", "--data", "gone.jsonl"]) == 2
     assert main([*words, "--results", "out"]) == 2  # is not empty
     assert not (job / "model" / "openvino").exists()

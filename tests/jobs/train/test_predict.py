@@ -178,8 +178,19 @@ def test_the_head_gets_the_model_of_adapters(
     assert list(head.home.glob("spr-predict*")) == []
 
 
-def test_an_error_about_the_model_is_passed_on(head: Head, tmp_path: Path) -> None:
+def test_an_error_about_the_model_is_passed_on(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(JobError, match="the head could not answer"):
+        on_head(head, tmp_path).predict(WHERE)
+    assert list(head.home.glob("spr-predict*")) == []
+
+    def run_out(_: object, __: object, path: str) -> None:
+        Path(path).touch()
+        raise JobError("no space left")
+
+    monkeypatch.setattr("jobs.train.predict.upload_archive", run_out)
+    with pytest.raises(JobError, match="no space left"):
         on_head(head, tmp_path).predict(WHERE)
     assert list(head.home.glob("spr-predict*")) == []
 
@@ -192,7 +203,8 @@ def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None
             + listed("squad-3", submitted=300)
         )
 
-    said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
+    text = "in Delft\u2028\x85"
+    said = json.dumps({"text": text, "score": 1.5, "start": 19}, ensure_ascii=False)
     host = FakeHost(
         "node0",
         [
@@ -204,7 +216,7 @@ def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None
     said_here: list[str] = []
     found = OnHead(host, None, None, said_here.append).predict(WHERE)
     assert said_here == ["using the model of squad-2, the newest on the cluster"]
-    assert found[0]["text"] == "in Delft"
+    assert found[0]["text"] == text
     assert "/home/ubuntu/spr-jobs/squad-2/output/model <" in host.commands[-2]
     assert host.commands[-1].startswith("rm -rf /home/ubuntu/spr-predict-")
 
@@ -219,32 +231,25 @@ def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None
 def test_a_model_is_found_by_folder_job_or_age(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, said = model.parent.parent, list[str]()
-    assert find_model(None, said.append, root) == model
-    assert find_model("squad-1", said.append, root) == model
-    assert find_model(str(model), said.append, root) == model
-    assert find_model(str(model.parent), said.append, root) == model
-    assert said == [f"using the model of squad-1, the newest in {root}/"]
-    assert find_model("squad-9", said.append, root) is None
-    assert find_model(None, said.append, tmp_path) is None
+    said = list[str]()
+    monkeypatch.chdir(tmp_path)
+    for missing in (None, "squad-9"):
+        assert find_model(missing, said.append) is None
+    found = Path(shutil.copytree(model.parent.parent, "results"), "squad-1/model")
+    for given in (None, "squad-1", "results/squad-1", str(found)):
+        assert find_model(given, said.append) == found
+    assert said == ["using the model of squad-1, the newest in results/"]
     with pytest.raises(UsageError, match=r"--model \./nowhere: no such folder"):
-        find_model("./nowhere", said.append, root)
+        find_model("./nowhere", said.append)
     with pytest.raises(UsageError, match=r"no config\.json in"):
-        find_model(str(tmp_path), said.append, root)
-
-
-def test_an_older_model_is_not_taken_for_an_unusable_newest_one(
-    model: Path, tmp_path: Path
-) -> None:
-    root, said = model.parent.parent, list[str]()
-    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
-    newest = tmp_path / "digits-2" / "model" / "model.safetensors"
+        find_model(str(tmp_path), said.append)
+    newest = Path("results/digits-2/model/model.safetensors")
     newest.parent.mkdir(parents=True)
     newest.touch()
     os.utime(newest, (4e9, 4e9))
     with pytest.raises(UsageError, match=f"^{newest.parent}, the newest model in ") as refused:
-        find_model(None, said.append, tmp_path)
-    assert (refused.value.hint, said) == ("choose another with --model", [])
+        find_model(None, said.append)
+    assert (refused.value.hint, len(said)) == ("choose another with --model", 1)
 
 
 def save_adapters(folder: Path, base: str, **more: str) -> Path:
@@ -254,12 +259,13 @@ def save_adapters(folder: Path, base: str, **more: str) -> Path:
     return folder
 
 
-def test_adapters_are_a_model_with_a_base(tmp_path: Path) -> None:
+def test_adapters_are_a_model_with_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     base = tmp_path / "base"
     base.mkdir()
-    adapters = save_adapters(tmp_path / "lm-2/model", str(base))
+    adapters = save_adapters(Path("results/lm-2/model"), str(base))
     for given in ("lm-2", str(adapters), None):
-        assert find_model(given, lambda _: None, tmp_path) == adapters
+        assert find_model(given, lambda _: None) == adapters
     check_model(adapters, {"temperature": 0.5})
     assert local_base(adapters) == base
     assert local_base(save_adapters(tmp_path / "hub", "org/base")) is None

@@ -261,7 +261,8 @@ from jobs.worker.runtime.pinning import format_cpus
 ops = _openvino().opset13
 x = ops.parameter([-1, 8], np.float32)
 graph = _openvino().Model([ops.matmul(x, x, False, True)], [x], "m")
-print(Compiled(None, ["y"], graph, format_cpus(cpus)).threads)
+request = Compiled(None, ["y"], graph, format_cpus(cpus))._request
+print(request.get_compiled_model().get_property("INFERENCE_NUM_THREADS"))
 assert os.sched_getaffinity(0) == {cpus[0]}
 """
 

@@ -38,7 +38,6 @@ from infra.plan.ownership import split_groups
 from infra.spec import or_other_name
 from infra.wait import Clock, Progress, Silent, SystemClock, start_thread
 from provision.host import Host
-from provision.host_keys import pinned_host_keys
 from provision.jump import Gateway, proxy_argv
 from provision.ssh import SshHost
 
@@ -196,16 +195,6 @@ class Context:
                 f"{self.name} --cloud {elsewhere[0]} --region {elsewhere[1]}; or set SPR_CLUSTER_HOME to "
                 "another folder",
             )
-
-    def require_ssh(self, cluster: Cluster, node: Node) -> None:
-        """Let OpenSSH reach a node, whose host key is learned at first contact.
-
-        Raises :class:`UsageError` without the cluster's key.
-        """
-        self.require_key()
-        self.learn_nodes(cluster)
-        if not pinned_host_keys(self.files.known_hosts, node.instance.id):
-            self.host_opener()(node).run("true")
 
     def find_expiry(self) -> datetime | None:
         """Return when the cluster's nodes will shut down; ``None`` if EC2 doesn't say."""

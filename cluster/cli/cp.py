@@ -80,8 +80,9 @@ def run(request: CopyRequest) -> int:
         _require_source(Path(source.path), recursive=request.recursive)
     ctx = open_cluster(request)
     cluster = ctx.find_cluster()
-    ctx.require_ssh(cluster, cluster.node(source.node or target.node))
-    config = ctx.files.ssh_config
+    cluster.node(source.node or target.node)
+    ctx.require_key()
+    config = ctx.learn_nodes(cluster)
 
     def run_there(argv: list[str]) -> int:
         code = run_client(argv)

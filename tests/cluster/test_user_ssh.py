@@ -39,7 +39,7 @@ def test_one_line_makes_the_nodes_known_and_nothing_else(folder: Path) -> None:
     node = CLUSTER.nodes[1]
     found = shown(folder, "bert-node1")
     assert (found["hostname"], found["hostkeyalias"]) == (node.address, node.instance.id)
-    assert (found["identityfile"], found["stricthostkeychecking"]) == ("/key", "true")
+    assert (found["identityfile"], found["stricthostkeychecking"]) == ("/key", "accept-new")
     assert shown(folder, "node1")["hostname"] == "node1"
     assert shown(folder, "bert-node77")["identityfile"] != "/key"
     assert user_ssh.remove_include()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -182,8 +183,9 @@ def make_console() -> Console:
 
 
 def make_progress() -> PlainProgress | TreeProgress:
-    """Return the tree on a terminal, plain lines elsewhere."""
-    return TreeProgress() if sys.stderr.isatty() else PlainProgress()
+    """Return the tree on a terminal that can redraw it, plain lines elsewhere."""
+    is_dumb = os.environ.get("TERM") == "dumb"
+    return TreeProgress() if sys.stderr.isatty() and not is_dumb else PlainProgress()
 
 
 def paused(progress: Progress) -> AbstractContextManager[None]:

@@ -460,6 +460,8 @@ def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -
     line.cloud.ec2.create_tags(Resources=[image], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
 
     assert line.must("images", "--delete", "--unused", "--yes").out == "Nothing to delete.\n"
+    refused = line.run("images", "--delete", image, "--yes")
+    assert refused.message == f"image {image} is in use: cluster 'spr' has machines"
     assert _listed(line) == [image]
     line.must("down", "--yes", "--keep-image")
     assert line.must("images", "--delete", "--unused", "--yes").out == f"Deleted: {image}.\n"

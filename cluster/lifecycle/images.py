@@ -93,7 +93,9 @@ def choose_images(images: Sequence[OurImage], ids: Iterable[str]) -> tuple[OurIm
     chosen = tuple(known[id_] for id_ in wanted)
     for our in chosen:
         if our.in_use:
-            raise UsageError(f"image {our.image.id} is in use: cluster {our.cluster!r} has machines")
+            raise UsageError(
+                f"image {our.image.id} is in use: cluster {our.cluster!r} has machines"
+            )
     return chosen
 
 

@@ -258,7 +258,7 @@ def test_interrupted_baking_continues(line: CommandLine) -> None:
     line.cloud.steps.before["sealing the disk"] = fail
     result = line.run("bake", "--yes")
     (name,) = cluster_names()
-    again = "To continue: spr-cluster bake --stack upstream --cloud aws --region us-east-1\n"
+    again = "To continue: run the same `spr-cluster bake` again\n"
     assert again in line.must("status", "--name", name).out
     assert "`bake` did not finish." in result.err
     assert "spr-cluster bake --stack upstream --cloud aws --region us-east-1" in result.err
@@ -369,7 +369,7 @@ def test_interrupted_baking_keeps_its_options(line: CommandLine) -> None:
     del line.cloud.steps.before[INSTALL]
     line.lose(*line.ids())
 
-    line.must("bake", "--yes")  # as `status` says; the record knows the type
+    line.must("bake", "--yes")  # the record knows the type
 
     assert {each["InstanceType"] for each in line.cloud.purchases()} == {"m7i.2xlarge"}
 
@@ -382,8 +382,6 @@ def test_interrupted_baking_of_packages_continues_on_its_machine(
     assert "bake --stack upstream --packages requirements.txt --cloud aws" in result.err
     assert len(line.ids()) == 1
     (name,) = cluster_names()
-    again = "spr-cluster bake --stack upstream --packages FILE --cloud aws --region us-east-1\n"
-    assert f"To continue: {again}" in line.must("status", "--name", name).out
     folder = ClusterFiles.of(name).folder
     folder.rename(folder.with_name("elsewhere"))
     refused = line.run(*BAKE).message

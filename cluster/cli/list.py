@@ -25,7 +25,6 @@ from cluster.overview import Overview, describe_regions, list_clusters
 from infra.aws.caller import Caller, short_owner
 from infra.aws.clients import connect, translate_boto_error
 from infra.aws.cloud import DEFAULT_REGION, Cloud, MissingCredentialsError, NoRegionError
-from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError
 from infra.wait import Progress
 from infra.words import counted
@@ -263,7 +262,7 @@ def run_gc(request: CollectRequest) -> int:
     wanted = [
         (cloud, each)
         for cloud, each in search.found
-        if _is_wanted(each, now, unfinished=request.all)
+        if each.is_orphan(now) or (request.all and not each.found.alive)
     ]
     for cloud, cluster in wanted:
         owner = _other_owner(search, cloud, cluster)
@@ -323,23 +322,12 @@ def _remove_all(
     return failed
 
 
-def _is_wanted(cluster: Overview, now: datetime, *, unfinished: bool) -> bool:
-    """Whether ``gc`` removes a cluster; ``unfinished`` includes those without machines."""
-    return cluster.is_orphan(now) or (unfinished and not cluster.found.alive)
-
-
 def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool) -> None:
     there = replace(cloud, region=cluster.region)
-    progress = make_progress()
-    files = ClusterFiles.of(cluster.name)
-    clients = connect(there)
+    progress, files, clients = make_progress(), ClusterFiles.of(cluster.name), connect(there)
     clients.caller = caller
-    # Its owner may have extended it while this command waited for an answer. (This looks before it takes the
-    # lock, which would make the cluster look busy.)
-    found = describe_inventory(clients.ec2, cluster.name)
-    if found and not _is_wanted(replace(cluster, found=found), utc_now(), unfinished=unfinished):
-        raise SprError("it is in use again")
+    ctx = Context(there, clients, files, progress, command="gc")
+    # Its owner may have extended it while this command waited for an answer: `down` then removes nothing.
+    approved = cluster.found
     with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
-        ctx = Context(there, clients, files, progress, command="gc")
-        approved = cluster.found
         down(ctx, cluster.name, approved=approved, keep_image=not unfinished, is_new_kept=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paramiko import ConfigParseError, SSHConfig
-
 from cluster.context import Context
 from cluster.nodes import rank_nodes
 from cluster.slurm.job_queue import job_is_running, list_queue
@@ -55,11 +53,6 @@ def _find_busy(head: Host) -> dict[str, tuple[str, str]]:
     running = [job for job in list_queue(head) if not job.is_waiting]
     if not running:
         return {}
-    # The head knows the nodes by the names that the job knows.
-    text = head.run("# listing the nodes\ncat ~/.ssh/config").stdout
-    try:
-        config = SSHConfig.from_text(text)
-        names = {node: config.lookup(node)["hostname"] for job in running for node in job.nodes}
-    except (ConfigParseError, KeyError) as error:  # users may edit it
-        raise HostError(head.name, f"~/.ssh/config can't be read: {error}") from None
-    return {names[node]: (job.name, node) for job in running for node in job.nodes}
+    nodes = head.run("# listing the nodes\nsinfo --noheader --Node --format='%N %o'").stdout
+    addresses = dict(line.split() for line in nodes.splitlines())
+    return {addresses[node]: (job.name, node) for job in running for node in job.nodes}

@@ -165,16 +165,11 @@ def _base(folder: StateFolder) -> str:
     return name if name in BASES else DEFAULT_BASE
 
 
-def _prepare(folder: StateFolder, progress: Progress) -> BaseImage:
-    """Check what a server needs, and return the image that its machines start from."""
+def _start(folder: StateFolder, region: str, progress: Progress) -> None:
     check_prerequisites()
     check_pip_sources()
     folder.create()
-    return ensure_base_image(open_podman(folder.root), progress, _base(folder))
-
-
-def _start(folder: StateFolder, region: str, progress: Progress) -> None:
-    base = _prepare(folder, progress)
+    base = ensure_base_image(open_podman(folder.root), progress, _base(folder))
     _end_server(folder, signal.SIGKILL)
     with progress.phase("embedded cloud: start"):
         _run_server(folder, region, base)

@@ -154,10 +154,7 @@ class Context:
 
     def find_cluster(self) -> Cluster:
         """Return the running cluster. Raises :class:`UsageError` if there is none."""
-        ec2, cloud = self.clients.ec2, self.cloud
-        return find_cluster(
-            ec2, self.name, self._place, self.now(), flag=cloud.flag, billed=cloud.billed
-        )
+        return find_cluster(self.clients.ec2, self.cloud, self.name, self.now())
 
     def write_ssh_config(self, cluster: Cluster) -> None:
         """Let `ssh` on this machine reach the nodes by their names."""
@@ -229,10 +226,7 @@ class Context:
         return None
 
     @property
-    def _place(self) -> str:
-        return place_options(self.name, self.cloud.name, self.cloud.region)
-
-    @property
     def flags(self) -> str:
         """The options that name this cluster, for commands in messages."""
-        return f"--name {self.name}{self._place}"
+        place = place_options(self.name, self.cloud.name, self.cloud.region)
+        return f"--name {self.name}{place}"

@@ -209,10 +209,9 @@ def local_sources(config: configparser.RawConfigParser) -> list[Path]:
     return sorted(folders)
 
 
-def check_pip_sources(environment: Mapping[str, str] | None = None) -> None:
+def check_pip_sources(environment: Mapping[str, str] = os.environ) -> None:
     """Raise :class:`UsageError` for a local package source that the nodes' user may not read."""
-    variables = os.environ if environment is None else environment
-    config = merge_pip_config(pip_config_files(variables, Path.home()), variables)
+    config = merge_pip_config(pip_config_files(environment, Path.home()), environment)
     for source in local_sources(config):
         needed = 0o5 if source.is_dir() else 0o4
         is_hidden = _ROOT_HOME in source.parents  # on the nodes as well
@@ -235,11 +234,10 @@ def ca_bundle(pip_cert: str, environment: Mapping[str, str]) -> Path | None:
     return None
 
 
-def node_mounts(pip_conf: Path, environment: Mapping[str, str] | None = None) -> tuple[Mount, ...]:
+def node_mounts(pip_conf: Path, environment: Mapping[str, str] = os.environ) -> tuple[Mount, ...]:
     """Write the nodes' pip.conf; return the host's files and folders to mount on every node."""
-    variables = os.environ if environment is None else environment
-    config = merge_pip_config(pip_config_files(variables, Path.home()), variables)
-    bundle = ca_bundle(config.get("global", "cert", fallback=""), variables)
+    config = merge_pip_config(pip_config_files(environment, Path.home()), environment)
+    bundle = ca_bundle(config.get("global", "cert", fallback=""), environment)
     # On the node, the host's certificates replace Debian's.
     config.set("global", "cert", CA_BUNDLE)
     with pip_conf.open("w") as file:

@@ -276,8 +276,9 @@ def test_status_offers_no_repair_after_the_end(line: CommandLine) -> None:
     text = " ".join(line.must("status").out.split())
     assert f"{line.ids()[0]} did not shut down" in text
     assert "repair" not in text
+    local = replace(line.cloud.ctx.cloud, name="local", billed=False)
     with pytest.raises(NoClusterError, match="did not shut down and still runs") as caught:
-        find_cluster(line.cloud.ec2, "spr", flag=" --cloud local", billed=False)
+        find_cluster(line.cloud.ec2, local, "spr", line.cloud.ctx.now())
     assert "spr-cluster jobs s3://team --cloud local" in (caught.value.hint or "")
     assert "did not shut down and still costs money" in line.run("extend", "2h").message
 

@@ -11,7 +11,7 @@ import pytest
 from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
 from cluster.local_files import ClusterFiles
-from cluster.nodes import Node, find_cluster
+from cluster.nodes import Node
 from cluster.slurm.job_queue import find_losses
 from infra.errors import JumpError, SprError, UsageError
 from provision.host import Host, Result
@@ -315,7 +315,7 @@ def test_a_proxy_replaces_the_route_and_is_remembered(cloud: SimulatedCloud) -> 
     cluster = cloud.up(nodes=2, private=True, proxy=proxy)
 
     def known() -> dict[str, str]:
-        return dict(find_cluster(cloud.ec2, cluster.name).environment)
+        return dict(cloud.cluster().environment)
 
     assert known()["https_proxy"] == known()["HTTPS_PROXY"] == proxy
     direct = known()["NO_PROXY"].split(",")

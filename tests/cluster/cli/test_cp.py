@@ -79,6 +79,7 @@ def test_a_folder_needs_r(
         ("", [1, 0], False, "ssh rsync -Lptz", ""),
         ("", [255], False, "ssh", "ssh failed with exit code 255"),
         ("", [255, 1, 0], True, "ssh ssh rsync -Lptz", ""),
+        ("", [1, 12], False, "ssh rsync -Lptz", "12\n  → the same command continues the copy"),
         ("-r", [1, 0], False, "ssh rsync -rLptz", ""),
         ("-r", [1, 23], False, "ssh rsync -rLptz", "rsync failed with exit code 23"),
         ("-r", [0, 23], False, "ssh rsync -rlptz", "rsync says above what was not copied"),
@@ -148,16 +149,6 @@ def test_links_to_and_out_of_a_folder_are_followed_and_those_in_it_are_kept(
         assert [(found / file).read_text() for file in ("blob", "model")] == ["x", "x"]
         for link in ("last", "loop", "dangling"):
             assert (found / link).readlink() == Path("run", link).readlink()
-
-
-@pytest.mark.parametrize(("code", "continues"), [(23, False), (12, True), (255, True)])
-def test_only_a_lost_connection_is_continued(
-    code: int, continues: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("cluster.cli.cp.open_cluster", lambda _: Mock())
-    monkeypatch.setattr("cluster.cli.cp.run_client", lambda _: code)
-    assert main(["cp", __file__, "node0:"]) == 1
-    assert ("continues the copy" in capsys.readouterr().err) is continues
 
 
 def test_a_port_is_forwarded() -> None:

@@ -162,14 +162,6 @@ def test_with_an_image_or_a_proxy_only_the_agent_of_ssm_needs_a_way_out(
     assert nat.cluster().is_whole
 
 
-def test_a_cluster_stays_what_it_is(nat: SimulatedCloud) -> None:
-    nat.faults("")
-    nat.prepared(nodes=1)
-
-    with pytest.raises(UsageError, match="--private: cluster 'bert' was created without it"):
-        nat.plan(private=True)
-
-
 @pytest.mark.parametrize(
     ("jump", "fault", "lacks"),
     [

@@ -37,8 +37,8 @@ def _remove(text: str) -> tuple[str, list[str]]:
         return ""
 
     kept = re.sub(
-        rf"^(?:{_MARK}\n)?{re.escape(_line())}[ \t\r]*(?:\n|\Z)"
-        rf'|^{_MARK}\nInclude "(?P<other>.*/ssh_config)"(?:\n|\Z)',
+        rf"^(?:{_MARK}\r?\n)?{re.escape(_line())}[ \t\r]*(?:\n|\Z)"
+        rf'|^{_MARK}\r?\nInclude "(?P<other>.*/ssh_config)"\r?(?:\n|\Z)',
         cut,
         text,
         flags=re.MULTILINE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cluster.context import Context
 from cluster.nodes import rank_nodes
-from cluster.slurm.job_queue import job_is_running, list_queue
+from cluster.slurm.job_queue import how_to_end, list_queue
 from infra.ec2 import tags
-from infra.errors import HostError
+from infra.errors import HostError, UsageError
 from infra.plan.actions import Plan
 from infra.plan.planner import PlanInput
 from provision.host import Host
@@ -45,7 +45,11 @@ def check_busy_nodes(ctx: Context, plan_input: PlanInput, plan: Plan) -> None:
         ctx.events.record("checked", found, resources=sorted(taken))
     for address, (job, name) in busy.items():
         if address in removed or kept.get(address, name) != name:
-            raise job_is_running(job, ctx.flags)
+            end = how_to_end(job, ctx.flags)
+            raise UsageError(
+                f"job {job} is still running on this cluster",
+                hint=f"wait for it to end, or save a checkpoint and end it: {end}",
+            )
 
 
 def _find_busy(head: Host) -> dict[str, tuple[str, str]]:

@@ -57,6 +57,8 @@ def _find_busy(head: Host) -> dict[str, tuple[str, str]]:
     running = [job for job in list_queue(head) if not job.is_waiting]
     if not running:
         return {}
-    nodes = head.run("# listing the nodes\nsinfo --noheader --Node --format='%N %o'").stdout
-    addresses = dict(line.split() for line in nodes.splitlines())
-    return {addresses[node]: (job.name, node) for job in running for node in job.nodes}
+    text = head.run("# listing the nodes\nsinfo --noheader --Node --format='%N %o'").stdout
+    # The shell's startup files may print other lines.
+    addresses = dict(line.split() for line in text.splitlines() if line.count(" ") == 1)
+    used = [(job.name, node) for job in running for node in job.nodes if node in addresses]
+    return {addresses[node]: (name, node) for name, node in used}

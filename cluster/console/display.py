@@ -18,7 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from cluster.console.output import terminal_width
+from cluster.console.output import pause_for_questions, terminal_width
 from infra.errors import DeadlineError
 from infra.wait import Progress
 
@@ -133,6 +133,7 @@ class TreeProgress:
         self._phases.append(phase)
         if self._depth == 0:
             self._live.start()
+            pause_for_questions(self.paused)
         self._depth += 1
         try:
             yield
@@ -143,6 +144,7 @@ class TreeProgress:
             phase.end = time.monotonic()
             self._depth -= 1
             if self._depth == 0:
+                pause_for_questions(nullcontext)
                 self._live.refresh()
                 self._live.stop()
                 self._phases.clear()

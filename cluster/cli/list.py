@@ -305,29 +305,22 @@ def _other_owner(search: _Search, cloud: Cloud, cluster: Overview) -> str:
 
 
 def _remove_all(
-    search: _Search,
-    clusters: Sequence[tuple[Cloud, Overview]],
-    *,
-    unfinished: bool,
+    search: _Search, clusters: Sequence[tuple[Cloud, Overview]], *, unfinished: bool
 ) -> list[tuple[Overview, SprError]]:
     """Remove clusters, continuing after failures; return those that failed, and why."""
     failed = []
     for cloud, cluster in clusters:
+        there, name, progress = replace(cloud, region=cluster.region), cluster.name, make_progress()
         try:
-            _remove(cloud, search.callers[cloud.name], cluster, unfinished=unfinished)
+            clients, files = connect(there), ClusterFiles.of(name)
+            clients.caller = search.callers[cloud.name]
+            ctx = Context(there, clients, files, progress, command="gc")
+            # If its owner has extended it since, `down` removes nothing.
+            seen, kept = cluster.found, not unfinished
+            with files.lock("gc"), progress.phase(f"Remove cluster {name}"):
+                down(ctx, name, approved=seen, keep_image=kept, is_new_kept=False)
         except Exception as error:
             if (reason := translate_boto_error(error)) is None:
                 raise
             failed.append((cluster, reason))
     return failed
-
-
-def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool) -> None:
-    there = replace(cloud, region=cluster.region)
-    progress, files, clients = make_progress(), ClusterFiles.of(cluster.name), connect(there)
-    clients.caller = caller
-    ctx = Context(there, clients, files, progress, command="gc")
-    # Its owner may have extended it while this command waited for an answer: `down` then removes nothing.
-    approved = cluster.found
-    with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
-        down(ctx, cluster.name, approved=approved, keep_image=not unfinished, is_new_kept=False)

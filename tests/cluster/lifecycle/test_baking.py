@@ -442,16 +442,6 @@ def test_images_are_listed_and_deleted(line: CommandLine) -> None:
     assert line.cloud.left() == []
 
 
-def test_an_image_that_is_not_ours_is_not_deleted(line: CommandLine) -> None:
-    before = line.changes
-    result = line.run("images", "--delete", "ami-12c6146b", "--yes")
-
-    assert (result.code, line.changes) == (2, before)
-    assert result.message == (
-        "no image 'ami-12c6146b' made by this tool\n  → spr-cluster images shows them"
-    )
-
-
 def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -> None:
     line.begin("--nodes", "2")
     (image,) = _listed(line)

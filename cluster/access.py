@@ -46,7 +46,7 @@ class Access:
     """Checks whether the cluster admits this machine to SSH. Threads share one lookup per minute."""
 
     def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+        self.ctx = ctx
         self._lock = threading.Lock()
         self._looked_at = float("-inf")
         self._repaired = False
@@ -55,13 +55,9 @@ class Access:
         self.moved_to = ""
         """This machine's address, if the rule was repaired for it."""
 
-    @property
-    def flags(self) -> str:
-        return self._ctx.flags
-
     def find_move(self) -> Move | None:
         """Compare the rule with this machine's address; ``None`` if it fits or either is unknown."""
-        ctx = self._ctx
+        ctx = self.ctx
         try:
             found = describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",))
             group, record = found.group, found.record
@@ -77,7 +73,7 @@ class Access:
 
     def repair_rule(self) -> bool:
         """Open SSH to this machine's new address, if the user allows it; return whether to try again."""
-        clock = self._ctx.clock
+        clock = self.ctx.clock
         with self._lock:
             if clock.monotonic() - self._looked_at < _AGAIN_S:
                 return self._repaired
@@ -89,22 +85,22 @@ class Access:
             return self._repaired
 
     def _is_allowed(self, move: Move) -> bool:
-        if not self._ctx.allow(f"{move}; allow it?"):
+        if not self.ctx.allow(f"{move}; allow it?"):
             return False
         try:
             self.follow(move)
         except _UNKNOWN as error:
-            self._ctx.progress.note(f"{move}; SSH can't be opened to it: {error}")
+            self.ctx.progress.note(f"{move}; SSH can't be opened to it: {error}")
             return False
         return True
 
     def follow(self, move: Move) -> None:
         """Open SSH to the new address; close it to the old one, unless the user chose that."""
         cidrs = move.group.cidrs_for(move.caller)
-        open_security_group(self._ctx.clients.ec2, move.group, cidrs, move.caller)
+        open_security_group(self.ctx.clients.ec2, move.group, cidrs, move.caller)
         self.moved_to = move.caller
-        self._ctx.progress.note(f"{move}; SSH is open to it now")
-        self._ctx.events.record("address", str(move), resources=[move.group.id])
+        self.ctx.progress.note(f"{move}; SSH is open to it now")
+        self.ctx.events.record("address", str(move), resources=[move.group.id])
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,7 @@ class FollowedHost:
                 return work()
             if not (move := self.access.refused):
                 raise
-            hint = f"to allow it: spr-cluster up {self.access.flags}"
+            hint = f"to allow it: spr-cluster up {self.access.ctx.flags}"
             text = error.message.removeprefix(f"[{self.name}] ")
             raise NoAnswerError(self.name, f"{text}; {move}", hint=hint) from None
 

@@ -38,7 +38,6 @@ from infra.plan.ownership import split_groups
 from infra.spec import or_other_name
 from infra.wait import Clock, Progress, Silent, SystemClock, start_thread
 from provision.host import Host
-from provision.host_keys import pinned_host_keys
 from provision.jump import Gateway, proxy_argv
 from provision.ssh import SshHost
 
@@ -155,10 +154,7 @@ class Context:
 
     def find_cluster(self) -> Cluster:
         """Return the running cluster. Raises :class:`UsageError` if there is none."""
-        ec2, cloud = self.clients.ec2, self.cloud
-        return find_cluster(
-            ec2, self.name, self._place, self.now(), flag=cloud.flag, billed=cloud.billed
-        )
+        return find_cluster(self.clients.ec2, self.cloud, self.name, self.now())
 
     def write_ssh_config(self, cluster: Cluster) -> None:
         """Let `ssh` on this machine reach the nodes by their names."""
@@ -197,16 +193,6 @@ class Context:
                 "another folder",
             )
 
-    def require_ssh(self, cluster: Cluster, node: Node) -> None:
-        """Let OpenSSH reach a node, whose host key is learned at first contact.
-
-        Raises :class:`UsageError` without the cluster's key.
-        """
-        self.require_key()
-        self.learn_nodes(cluster)
-        if not pinned_host_keys(self.files.known_hosts, node.instance.id):
-            self.host_opener()(node).run("true")
-
     def find_expiry(self) -> datetime | None:
         """Return when the cluster's nodes will shut down; ``None`` if EC2 doesn't say."""
         record = self.find_record()
@@ -240,10 +226,7 @@ class Context:
         return None
 
     @property
-    def _place(self) -> str:
-        return place_options(self.name, self.cloud.name, self.cloud.region)
-
-    @property
     def flags(self) -> str:
         """The options that name this cluster, for commands in messages."""
-        return f"--name {self.name}{self._place}"
+        place = place_options(self.name, self.cloud.name, self.cloud.region)
+        return f"--name {self.name}{place}"

@@ -46,13 +46,7 @@ def machine_id() -> str:
     path = home() / ".machine-id"
     with suppress(OSError, UsageError):
         if not read_text(path, ""):
-            path.unlink(missing_ok=True)
-            drawn = secrets.token_hex(8)
-            fresh = path.with_name(f"{path.name}.{drawn}")
-            write_private(fresh, drawn)
-            with suppress(OSError):  # another process was first, or there are no hard links
-                os.link(fresh, path)
-            fresh.unlink()
+            write_private(path, secrets.token_hex(8))
         return read_text(path)
     return socket.gethostname()
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from cluster.local_files import nearest_cluster, utc_now
+from cluster.local_files import nearest_cluster, place_options
+from infra.aws.cloud import Cloud
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.instances import HEAD, Instance
@@ -183,30 +184,22 @@ def describe_stuck(
     return f"{', '.join(machine.id for machine in machines)} did not shut down and still {still}"
 
 
-def find_cluster(
-    ec2: EC2Client,
-    name: str,
-    place: str = "",
-    now: datetime | None = None,
-    *,
-    flag: str = "",
-    billed: bool = True,
-) -> Cluster:
-    """Find a running cluster by its tags alone. ``place``, ``flag``, and ``billed`` are for messages.
+def find_cluster(ec2: EC2Client, cloud: Cloud, name: str, now: datetime) -> Cluster:
+    """Find a running cluster by its tags alone.
 
     Raises :class:`UsageError` if there is none, or if it has no head.
     """
     found = describe_inventory(ec2, name, ("instances", "security_groups"))
+    place = place_options(name, cloud.name, cloud.region)
     record, flags = found.record, f"--name {name}{place}"
     jump = record.options["jump"] if record else None
     bucket = (record.options.get("bucket") if record else None) or ""
-    about: Any = {"bucket": bucket, "flag": flag, "is_gone": not found.alive}
+    about: Any = {"bucket": bucket, "flag": cloud.flag, "is_gone": not found.alive}
     running = [instance for instance in found.instances if instance.state == "running"]
     nodes = rank_nodes(running, record.nodes if record else len(running), jump)
     has_head = bool(nodes) and nodes[0].instance.role == HEAD
-    now = now or utc_now()
     if not has_head and record and record.is_over(now):
-        if stuck := describe_stuck(record, found.alive, now, billed=billed):
+        if stuck := describe_stuck(record, found.alive, now, billed=cloud.billed):
             raise NoClusterError(
                 f"the time to live of cluster {name!r} is over; {stuck}",
                 hint=f"to remove what is left: spr-cluster down {flags}",
@@ -220,7 +213,7 @@ def find_cluster(
         )
     if not nodes:
         raise NoClusterError(
-            f"no cluster {name!r} is running in {ec2.meta.region_name}{nearest_cluster(name)}",
+            f"no cluster {name!r} is running in {cloud.region}{nearest_cluster(name)}",
             hint=f"`spr-cluster up {flags}` creates one; --name, --cloud, and --region choose another",
             **about,
         )
@@ -238,6 +231,6 @@ def find_cluster(
         return Cluster(name, nodes, wanted, place)
     proxy = record.options.get("proxy") or ""
     near = [word for node in nodes for word in (node.name, node.private_ip)]
-    environment = proxy_environment(proxy, ec2.meta.region_name, near)
+    environment = proxy_environment(proxy, cloud.region, near)
     known = (record.expires, bucket, environment, record.options, record.created, record.job_ends)
     return Cluster(name, nodes, wanted, place, *known)

@@ -90,7 +90,10 @@ def render_client_ssh_config(
         f'    IdentityFile "{key}"\n'
         f'    UserKnownHostsFile "{known_hosts}"\n'
         "    IdentitiesOnly yes\n"
-        "    StrictHostKeyChecking yes\n"
+        # As :class:`provision.ssh.SshHost` does: a colleague's machine has not connected to the nodes before.
+        "    StrictHostKeyChecking accept-new\n"
+        # It reads the same file.
+        "    HashKnownHosts no\n"
         # The nodes do not need the keys of an agent that the user forwards elsewhere.
         "    ForwardAgent no\n"
         "    ConnectTimeout 20\n"

@@ -7,12 +7,11 @@ changes. Without the user's request, nothing outside this tool's folder is touch
 from __future__ import annotations
 
 import re
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from cluster.local_files import home
-from infra.files import write_private
+from infra.files import open_private, write_private
 
 COMMAND = "spr-cluster ssh --setup"
 _MARK = f"# {COMMAND}"
@@ -38,8 +37,8 @@ def _remove(text: str) -> tuple[str, list[str]]:
         return ""
 
     kept = re.sub(
-        rf"^(?:{_MARK}\n)?{re.escape(_line())}[ \t\r]*(?:\n|\Z)"
-        rf'|^{_MARK}\nInclude "(?P<other>.*/ssh_config)"(?:\n|\Z)',
+        rf"^(?:{_MARK}\r?\n)?{re.escape(_line())}[ \t\r]*(?:\n|\Z)"
+        rf'|^{_MARK}\r?\nInclude "(?P<other>.*/ssh_config)"\r?(?:\n|\Z)',
         cut,
         text,
         flags=re.MULTILINE,
@@ -90,17 +89,6 @@ def _read() -> str:
 
 
 def _write(text: str) -> None:
-    """Replace the file atomically; a link to it stays a link, and its mode stays."""
-    path = _config().resolve()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".config-", delete=False) as file:
-        fresh = Path(file.name)
-        try:
-            file.write(text.encode("utf-8", "surrogateescape"))
-            file.flush()
-            fresh.chmod(mode)
-            fresh.replace(path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
+    """Replace the file atomically; a link to it stays a link."""
+    with open_private(_config().resolve()) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))

@@ -28,7 +28,7 @@ from cluster.nodes import Cluster
 from infra.ec2.key_pair import generate_key_pair, read_public
 from infra.errors import SprError
 from infra.local.machines.base_image import apt_sources, read_os_release
-from infra.local.machines.host import merge_pip_config, render_pip_config, used_ranges
+from infra.local.machines.host import local_sources, merge_pip_config, used_ranges
 from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_snapshot
 from jobs.__main__ import main
 from jobs.cli.bench import render
@@ -419,7 +419,7 @@ READERS = {
     "pip.conf": Reader(
         "pip.conf",
         lambda: b"[global]\nindex-url = https://a\ntimeout = 5\n[install]\nfind-links = a\n b\n",
-        lambda: render_pip_config(merge_pip_config([Path("pip.conf")], {})),
+        lambda: local_sources(merge_pip_config([Path("pip.conf")], {})),
     ),
     "resolv.conf": Reader(
         "resolv.conf",

@@ -133,7 +133,7 @@ def open_cloud(name: str, region: str | None, progress: Progress, *, buys: bool 
     Raises :class:`UsageError` if the name is unknown or the embedded cloud cannot run here.
     """
     if name == "local":
-        from infra.local import open_local_cloud  # noqa: PLC0415 - optional: needs moto
+        from infra.local.cloud import open_local_cloud  # noqa: PLC0415 - optional: needs moto
 
         return open_local_cloud(region or DEFAULT_REGION, progress)
     if name == "aws":

@@ -22,8 +22,8 @@ from infra.errors import SprError, UsageError
 # rsync's exit codes for lost connections and timeouts, and ssh's.
 _BROKEN = (10, 12, 20, 30, 35, 255)
 
-# rsync's exit code for a partial copy, and how its messages begin if only dangling links are missing.
-_PARTIAL, _DANGLING = 23, ("symlink has no referent: ", "rsync error: ")
+# rsync's exit code for a partial copy.
+_PARTIAL = 23
 
 _REMOTE = re.compile(r"(?:node)?(\d+):(.*)", re.DOTALL)
 
@@ -80,8 +80,9 @@ def run(request: CopyRequest) -> int:
         _require_source(Path(source.path), recursive=request.recursive)
     ctx = open_cluster(request)
     cluster = ctx.find_cluster()
-    ctx.require_ssh(cluster, cluster.node(source.node or target.node))
-    config = ctx.files.ssh_config
+    cluster.node(source.node or target.node)
+    ctx.require_key()
+    config = ctx.learn_nodes(cluster)
 
     def run_there(argv: list[str]) -> int:
         code = run_client(argv)
@@ -101,11 +102,10 @@ def run(request: CopyRequest) -> int:
                 Path(target.path).mkdir(parents=True, exist_ok=True)
         argv = build_argv(source, target, config, is_folder=is_folder, recursive=request.recursive)
         code = run_there(argv)
-    if code == _PARTIAL and is_folder and lacks_only_dangling_links(argv):
-        say("note: dangling links were not copied")
-        code = 0
     if code:
         hint = "the same command continues the copy" if code in _BROKEN else None
+        # Dangling links, for example.
+        hint = "rsync says above what was not copied" if code == _PARTIAL else hint
         raise SprError(f"{Path(argv[0]).name} failed with exit code {code}", hint=hint)
     return 0
 
@@ -156,10 +156,3 @@ def build_argv(
         argv = [scp, "-C", "-F", str(ssh_config), *(["-r"] if recursive else [])]
         return [*argv, str(source), str(target)]
     raise UsageError("neither rsync nor scp is installed on this machine")
-
-
-def lacks_only_dangling_links(rsync: list[str]) -> bool:
-    """Repeat a partial copy, and return whether only dangling links are missing."""
-    done = subprocess.run(rsync, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
-    others = [line for line in done.stderr.splitlines() if not line.startswith(_DANGLING)]
-    return done.returncode == _PARTIAL and not others

@@ -7,14 +7,11 @@ from cluster.cli.spec_options import SpecRequest, read_change
 from cluster.cli.verify import describe_failures, render_results
 from cluster.console.display import make_progress
 from cluster.console.output import emit, wrap
-from cluster.lifecycle.doctor import Examination, examine
+from cluster.lifecycle.doctor import NOBODY, Examination, examine
 from cluster.verify.results import Verdict, worst
 from infra.ec2.cluster_record import merge_options
 from infra.errors import SprError
 from provision.stacks.load import DEFAULT_STACK
-
-# A documentation address, in place of the ones that `up` looks up.
-_SOME_CIDRS = ("192.0.2.1/32",)
 
 
 def check(request: SpecRequest) -> int:
@@ -25,7 +22,7 @@ def check(request: SpecRequest) -> int:
     ctx = open_context(request, change.name, cloud)
     defaults = {"stack": DEFAULT_STACK, "amx_required": ctx.cloud.has_amx}
     record = ctx.find_record(only_own=True)
-    spec = merge_options(change.name, _SOME_CIDRS, change.given, record, defaults)
+    spec = merge_options(change.name, (NOBODY,), change.given, record, defaults)
     where = f"{ctx.cloud.name} {ctx.cloud.region}"
     with progress.phase(f"Examine {where}"):
         results = examine(Examination(ctx, spec, change, request.ssh_cidr))

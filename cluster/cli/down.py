@@ -90,7 +90,8 @@ def remove_cluster(ctx: Context, *, yes: bool, sure: bool, keep_image: bool = Fa
         except OSError as error:
             say(f"{error}; no other command may use the cluster meanwhile")
         approved = None if yes else _confirm(ctx)
-        approve = functools.partial(confirm_owner, ctx, sure=sure) if yes else lambda _: None
+        # What appears only after an empty search may be another user's.
+        approve = functools.partial(confirm_owner, ctx, sure=sure)
         with ctx.progress.phase(f"Remove cluster {ctx.name}"):
             try:
                 return down(

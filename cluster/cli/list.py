@@ -25,7 +25,6 @@ from cluster.overview import Overview, describe_regions, list_clusters
 from infra.aws.caller import Caller, short_owner
 from infra.aws.clients import connect, translate_boto_error
 from infra.aws.cloud import DEFAULT_REGION, Cloud, MissingCredentialsError, NoRegionError
-from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError
 from infra.wait import Progress
 from infra.words import counted
@@ -263,7 +262,7 @@ def run_gc(request: CollectRequest) -> int:
     wanted = [
         (cloud, each)
         for cloud, each in search.found
-        if _is_wanted(each, now, unfinished=request.all)
+        if each.is_orphan(now) or (request.all and not each.found.alive)
     ]
     for cloud, cluster in wanted:
         owner = _other_owner(search, cloud, cluster)
@@ -306,40 +305,22 @@ def _other_owner(search: _Search, cloud: Cloud, cluster: Overview) -> str:
 
 
 def _remove_all(
-    search: _Search,
-    clusters: Sequence[tuple[Cloud, Overview]],
-    *,
-    unfinished: bool,
+    search: _Search, clusters: Sequence[tuple[Cloud, Overview]], *, unfinished: bool
 ) -> list[tuple[Overview, SprError]]:
     """Remove clusters, continuing after failures; return those that failed, and why."""
     failed = []
     for cloud, cluster in clusters:
+        there, name, progress = replace(cloud, region=cluster.region), cluster.name, make_progress()
         try:
-            _remove(cloud, search.callers[cloud.name], cluster, unfinished=unfinished)
+            clients, files = connect(there), ClusterFiles.of(name)
+            clients.caller = search.callers[cloud.name]
+            ctx = Context(there, clients, files, progress, command="gc")
+            # If its owner has extended it since, `down` removes nothing.
+            seen, kept = cluster.found, not unfinished
+            with files.lock("gc"), progress.phase(f"Remove cluster {name}"):
+                down(ctx, name, approved=seen, keep_image=kept, is_new_kept=False)
         except Exception as error:
             if (reason := translate_boto_error(error)) is None:
                 raise
             failed.append((cluster, reason))
     return failed
-
-
-def _is_wanted(cluster: Overview, now: datetime, *, unfinished: bool) -> bool:
-    """Whether ``gc`` removes a cluster; ``unfinished`` includes those without machines."""
-    return cluster.is_orphan(now) or (unfinished and not cluster.found.alive)
-
-
-def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool) -> None:
-    there = replace(cloud, region=cluster.region)
-    progress = make_progress()
-    files = ClusterFiles.of(cluster.name)
-    clients = connect(there)
-    clients.caller = caller
-    # Its owner may have extended it while this command waited for an answer. (This looks before it takes the
-    # lock, which would make the cluster look busy.)
-    found = describe_inventory(clients.ec2, cluster.name)
-    if found and not _is_wanted(replace(cluster, found=found), utc_now(), unfinished=unfinished):
-        raise SprError("it is in use again")
-    with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
-        ctx = Context(there, clients, files, progress, command="gc")
-        approved = cluster.found
-        down(ctx, cluster.name, approved=approved, keep_image=not unfinished, is_new_kept=False)

@@ -38,7 +38,6 @@ from provision.stacks.load import load_stack
 _SHORTEST = timedelta(minutes=30)
 # For the answer to the question whether to buy, and a node's least use.
 _SPARE = timedelta(minutes=10)
-_LONG_THOUGHT = timedelta(minutes=2)
 _GUARDED = f"Second guard: AWS terminates machines that do not shut down ({COST})."
 _UNGUARDED = (
     "A machine that never boots does not shut down: --second-guard lets AWS terminate it as well "
@@ -70,11 +69,9 @@ class Proposal:
         """
         given, record = self.plan_input, self.plan_input.record
         old = parse_record(given.group.tags) if given.group else None
-        now = self.ctx.now()
-        late = now - record.created
-        if given.found.alive or (old and old.created == record.created) or late < _LONG_THOUGHT:
+        if given.found.alive or (old and old.created == record.created):
             return self
-        given = replace(given, record=record.begun(now))
+        given = replace(given, record=record.begun(self.ctx.now()))
         return replace(self, plan_input=given, plan=plan_up(given))
 
     @property

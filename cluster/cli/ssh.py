@@ -134,7 +134,8 @@ def run(request: SshRequest) -> int:
     ctx = open_cluster(request)
     cluster = ctx.find_cluster()
     found = cluster.node(node)
-    ctx.require_ssh(cluster, found)
+    ctx.require_key()
+    config = ctx.learn_nodes(cluster)
     command = command[1:] if command[:1] == ("--",) else command
     if request.no_shell and (command or not request.forward):
         raise UsageError("--no-shell needs -L, and no command")
@@ -145,7 +146,7 @@ def run(request: SshRequest) -> int:
         say(f"forwarding {', '.join(request.forward)} on {found.name}; Ctrl-C ends it")
     # Without a terminal there, Ctrl-C would leave the command running.
     terminal = ["-t", "-o", "LogLevel=ERROR"] if command and has_terminal() else []
-    argv = [client, "-F", str(ctx.files.ssh_config), *ports, *terminal, found.name, *command]
+    argv = [client, "-F", str(config), *ports, *terminal, found.name, *command]
     code = run_client(argv)
     if code == NOT_CONNECTED and ctx.access.repair_rule():
         if command:

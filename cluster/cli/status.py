@@ -23,7 +23,6 @@ from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD, describe_spot_notices
 from infra.ec2.inventory import ALL_KINDS, describe_terminated
-from infra.instance_types import BAKERS
 from infra.spec import is_baker
 from infra.words import counted, spoken_time
 
@@ -124,7 +123,7 @@ def _next_step(view: _View) -> str:
     alive, state = overview.found.alive, overview.state(view.now)
     is_unfinished = state in ("degraded", "no machines") or (alive and overview.is_idle_here)
     if is_baker(overview.name):
-        return f"To continue: {_bake_command(view)}" if is_unfinished else ""
+        return "To continue: run the same `spr-cluster bake` again" if is_unfinished else ""
     if has_begun(view.ctx) and (overview.is_owned_here or not overview.found.group):
         keep = " --keep-image" if overview.found.kept else ""
         return f"Its removal has begun. To continue: spr-cluster down {flags}{keep}"
@@ -137,19 +136,6 @@ def _next_step(view: _View) -> str:
         remove = f"to remove what is left: spr-cluster down {flags}"
         return f"No machines. To create new ones: spr-cluster up {flags}; {remove}"
     return f"No machines. To continue: spr-cluster up {flags}" if state == "no machines" else ""
-
-
-def _bake_command(view: _View) -> str:
-    """Return the command that continues an interrupted `bake`."""
-    cloud, name = view.ctx.cloud, view.overview.name
-    options = view.overview.record.options if view.overview.record else {}
-    stack = f" --stack {options['stack']}" if options else ""
-    # A cluster's name has a second digest if packages are installed.
-    packages = " --packages FILE" if name.count("-") > 1 else ""
-    types = options.get("instance_types", BAKERS)
-    machine = "" if types == BAKERS else f" --instance-type {','.join(types)}"
-    where = f"--cloud {cloud.name} --region {cloud.region}"
-    return f"spr-cluster bake{stack}{packages}{machine} {where}"
 
 
 def _follow_address(ctx: Context) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from cluster.console.output import terminal_width
+from cluster.console.output import pause_for_questions, terminal_width
 from infra.errors import DeadlineError
 from infra.wait import Progress
 
@@ -132,6 +133,7 @@ class TreeProgress:
         self._phases.append(phase)
         if self._depth == 0:
             self._live.start()
+            pause_for_questions(self.paused)
         self._depth += 1
         try:
             yield
@@ -142,6 +144,7 @@ class TreeProgress:
             phase.end = time.monotonic()
             self._depth -= 1
             if self._depth == 0:
+                pause_for_questions(nullcontext)
                 self._live.refresh()
                 self._live.stop()
                 self._phases.clear()
@@ -182,8 +185,9 @@ def make_console() -> Console:
 
 
 def make_progress() -> PlainProgress | TreeProgress:
-    """Return the tree on a terminal, plain lines elsewhere."""
-    return TreeProgress() if sys.stderr.isatty() else PlainProgress()
+    """Return the tree on a terminal that can redraw it, plain lines elsewhere."""
+    is_dumb = os.environ.get("TERM") == "dumb"
+    return TreeProgress() if sys.stderr.isatty() and not is_dumb else PlainProgress()
 
 
 def paused(progress: Progress) -> AbstractContextManager[None]:

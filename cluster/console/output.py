@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
 from cluster.console.options import Request
@@ -20,6 +21,7 @@ _COMMAND = re.compile(
 )
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _may_ask = False
+_pause: Callable[[], AbstractContextManager[None]] = nullcontext
 # An incomplete sequence is harmless without its end.
 _ESCAPE = re.compile(r"\x1b(?:[\]PX^_].*?(?:\x07|\x1b\\|$)|\[[0-?]*[ -/]*[@-~]?|[ -/]*[0-~]?)")
 
@@ -93,10 +95,17 @@ def has_terminal() -> bool:
     return _may_ask and sys.stdin.isatty() and sys.stdout.isatty()
 
 
+def pause_for_questions(pause: Callable[[], AbstractContextManager[None]]) -> None:
+    """Set what leaves the terminal to a question: a live display would draw over it."""
+    global _pause
+    _pause = pause
+
+
 def ask_for(what: str) -> str:
     """Ask for a line of text on the terminal."""
-    print(f"{what} ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip()
+    with _pause():
+        print(f"{what} ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip()
 
 
 def ask(question: str) -> bool:

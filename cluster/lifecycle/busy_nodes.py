@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from paramiko import ConfigParseError, SSHConfig
-
 from cluster.context import Context
 from cluster.nodes import rank_nodes
-from cluster.slurm.job_queue import job_is_running, list_queue
+from cluster.slurm.job_queue import how_to_end, list_queue
 from infra.ec2 import tags
-from infra.errors import HostError
+from infra.errors import HostError, UsageError
 from infra.plan.actions import Plan
 from infra.plan.planner import PlanInput
 from provision.host import Host
@@ -47,7 +45,11 @@ def check_busy_nodes(ctx: Context, plan_input: PlanInput, plan: Plan) -> None:
         ctx.events.record("checked", found, resources=sorted(taken))
     for address, (job, name) in busy.items():
         if address in removed or kept.get(address, name) != name:
-            raise job_is_running(job, ctx.flags)
+            end = how_to_end(job, ctx.flags)
+            raise UsageError(
+                f"job {job} is still running on this cluster",
+                hint=f"wait for it to end, or save a checkpoint and end it: {end}",
+            )
 
 
 def _find_busy(head: Host) -> dict[str, tuple[str, str]]:
@@ -55,11 +57,8 @@ def _find_busy(head: Host) -> dict[str, tuple[str, str]]:
     running = [job for job in list_queue(head) if not job.is_waiting]
     if not running:
         return {}
-    # The head knows the nodes by the names that the job knows.
-    text = head.run("# listing the nodes\ncat ~/.ssh/config").stdout
-    try:
-        config = SSHConfig.from_text(text)
-        names = {node: config.lookup(node)["hostname"] for job in running for node in job.nodes}
-    except (ConfigParseError, KeyError) as error:  # users may edit it
-        raise HostError(head.name, f"~/.ssh/config can't be read: {error}") from None
-    return {names[node]: (job.name, node) for job in running for node in job.nodes}
+    text = head.run("# listing the nodes\nsinfo --noheader --Node --format='%N %o'").stdout
+    # The shell's startup files may print other lines.
+    addresses = dict(line.split() for line in text.splitlines() if line.count(" ") == 1)
+    used = [(job.name, node) for job in running for node in job.nodes if node in addresses]
+    return {addresses[node]: (name, node) for name, node in used}

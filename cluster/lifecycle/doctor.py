@@ -62,7 +62,7 @@ from provision.stacks.load import load_stack
 # If the network drops packets, the SDK alone would try for minutes.
 _DEADLINE_S = 60.0
 # A documentation address: the request does not say who may use SSH, so none is looked up.
-_NOBODY = "192.0.2.1/32"
+NOBODY = "192.0.2.1/32"
 # boto3 can create clients in one thread only:
 # https://boto3.amazonaws.com/v1/documentation/api/latest/guide/clients.html
 _CLIENTS = ["ec2", "dry", "ssm", "quotas", "iam", "sts", "pricing", "scheduler", "organizations"]
@@ -369,7 +369,7 @@ def _tags_of(exam: Examination) -> dict[str, str]:
 def _purchase(exam: Examination) -> Iterable[CheckResult]:
     """Try the first purchase of `up` in each zone, as a dry run."""
     ctx, cluster = exam.ctx, exam.spec.name
-    plan_input = prepare(ctx, cluster, exam.change, _NOBODY)
+    plan_input = prepare(ctx, cluster, exam.change, NOBODY)
     plan = plan_up(plan_input)
     kind = next((action.kind for action in plan.actions if action.kind in _ROLES), None)
     if kind is None:

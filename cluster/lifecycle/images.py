@@ -84,13 +84,19 @@ def describe_our_images(cloud: Cloud, ec2: EC2Client) -> tuple[OurImage, ...]:
 
 
 def choose_images(images: Sequence[OurImage], ids: Iterable[str]) -> tuple[OurImage, ...]:
-    """Return the images with these IDs. Raises :class:`UsageError` for one that is not ours."""
+    """Return the images with these IDs. Raises :class:`UsageError` for one that is not ours, or in use."""
     known = {our.image.id: our for our in images}
     wanted = dict.fromkeys(ids)
     if foreign := [id_ for id_ in wanted if id_ not in known]:
         what = f"no image {foreign[0]!r} made by this tool"
         raise UsageError(what, hint="spr-cluster images shows them")
-    return tuple(known[id_] for id_ in wanted)
+    chosen = tuple(known[id_] for id_ in wanted)
+    for our in chosen:
+        if our.in_use:
+            raise UsageError(
+                f"image {our.image.id} is in use: cluster {our.cluster!r} has machines"
+            )
+    return chosen
 
 
 def delete_images(ec2: EC2Client, images: Sequence[OurImage], progress: Progress) -> None:

@@ -259,14 +259,6 @@ def how_to_end(job: str, flags: str) -> str:
     return f"spr-cluster cancel {job} {flags}".rstrip()
 
 
-def job_is_running(job: str, flags: str) -> UsageError:
-    """Return the error for a command that needs the nodes of a job."""
-    return UsageError(
-        f"job {job} is still running on this cluster",
-        hint=f"wait for it to end, or save a checkpoint and end it: {how_to_end(job, flags)}",
-    )
-
-
 _DEADLINE_S = 10.0
 ACTIVE = ("running", "waiting")
 

@@ -3,13 +3,3 @@
 A background process answers as EC2, SSM, STS, and Service Quotas through moto; podman runs the
 instances. Code outside this package sees only the endpoint URL in :class:`infra.aws.cloud.Cloud`.
 """
-
-from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
-
-__all__ = [
-    "LocalStatus",
-    "open_local_cloud",
-    "reset",
-    "status",
-    "stop",
-]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 import signal
@@ -12,13 +11,12 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infra.aws.cloud import Cloud
-from infra.errors import CloudError, DeadlineError, SprError, UsageError
+from infra.errors import CloudError, UsageError
 from infra.files import parse_object, read_text
 from infra.local.machines.base_image import (
     BASES,
@@ -41,12 +39,10 @@ from infra.local.machines.podman import (
 )
 from infra.local.state import (
     RESET_HINT,
-    SAVE_PATH,
     STATUS_PATH,
     ServerAddress,
     StateFolder,
     release_of,
-    snapshot_release,
 )
 from infra.wait import Progress, Silent, wait_until
 
@@ -169,16 +165,11 @@ def _base(folder: StateFolder) -> str:
     return name if name in BASES else DEFAULT_BASE
 
 
-def _prepare(folder: StateFolder, progress: Progress) -> BaseImage:
-    """Check what a server needs, and return the image that its machines start from."""
+def _start(folder: StateFolder, region: str, progress: Progress) -> None:
     check_prerequisites()
     check_pip_sources()
     folder.create()
-    return ensure_base_image(open_podman(folder.root), progress, _base(folder))
-
-
-def _start(folder: StateFolder, region: str, progress: Progress) -> None:
-    base = _prepare(folder, progress)
+    base = ensure_base_image(open_podman(folder.root), progress, _base(folder))
     _end_server(folder, signal.SIGKILL)
     with progress.phase("embedded cloud: start"):
         _run_server(folder, region, base)
@@ -232,30 +223,13 @@ def _find_server(
         ) from None
     except OSError:
         return None
-    own = release_of(recipe_hash(recipe(_base(folder))))
-    # Another moto could not load the state.
-    is_loadable = found.get("snapshots") == list(snapshot_release())
-    if is_loadable and found["release"] != own and _end_idle(folder, progress):
-        return _find_server(folder, region, progress)
-    return address, {"release": own, **found}
-
-
-def _end_idle(folder: StateFolder, progress: Progress) -> bool:
-    """End a server if another can replace it, and no instance runs and no image is being saved.
-
-    Returns whether it ended. Raises :class:`DeadlineError` if it does not end in time.
-    """
-    try:
+    if found["release"] != release_of(recipe_hash(recipe(_base(folder)))):
         containers = open_podman(folder.root).containers(f"{CLOUD_LABEL}={folder.key}")
-        if any(container.running for container in containers) or [*folder.images.glob("*.part")]:
-            return False
-        _prepare(folder, progress)
-        _save(folder)
-    except (OSError, SprError) as error:
-        logging.info("the embedded cloud's server stays: %s", error)
-        return False
-    _end_server(folder, signal.SIGTERM)
-    return True
+        if not any(container.running for container in containers):
+            # The current release's server continues from the saved state.
+            _end_server(folder, signal.SIGTERM)
+            return _find_server(folder, region, progress)
+    return address, found
 
 
 def _ask(folder: StateFolder, address: ServerAddress, page: str) -> dict[str, Any]:
@@ -294,26 +268,9 @@ def stop() -> None:
     check_root()
     folder = StateFolder.of_user()
     with folder.command_lock():
-        if folder.is_server_alive():
-            _save(folder)
-            _end_server(folder, signal.SIGTERM)
+        _end_server(folder, signal.SIGTERM)
         if _has_podman():
             stop_containers(open_podman(folder.root), folder)
-
-
-def _save(folder: StateFolder) -> None:
-    """Let the server save S3's objects before its end. Raises :class:`CloudError` if it can't."""
-    try:
-        if address := ServerAddress.read(folder):
-            _while_saving(folder, lambda: _ask(folder, address, SAVE_PATH))
-    except urllib.error.HTTPError as error:
-        if error.code == 500:  # others come from an earlier release's server
-            raise CloudError(
-                f"the embedded cloud still runs, because it can't save its buckets: {_reason(error)}",
-                hint=f"free disk space, or {RESET_HINT}",
-            ) from None
-    except OSError as error:
-        logging.info("the embedded cloud does not answer: %s", error)
 
 
 def reset(*, keep_base: bool, base: str = DEFAULT_BASE) -> None:
@@ -355,27 +312,12 @@ def _end_server(folder: StateFolder, how: signal.Signals) -> None:
             # The server leads its process group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, how)
-    _while_saving(
-        folder,
-        lambda: wait_until(
-            "end of the embedded cloud's server",
-            lambda: None if _server_pids(folder) else True,
-            deadline_s=_END_S,
-            every_s=0.5,
-        ),
+    wait_until(
+        f"end of the embedded cloud's server ({folder.log})",
+        lambda: None if _server_pids(folder) else True,
+        deadline_s=_END_S,
+        every_s=0.5,
     )
-
-
-def _while_saving(folder: StateFolder, wait: Callable[[], object]) -> None:
-    """Wait for the server, and again after a timeout while it saves large buckets."""
-    while True:
-        try:
-            wait()
-        except (TimeoutError, DeadlineError):
-            if not folder.is_saving():
-                raise
-        else:
-            return
 
 
 def _server_pids(folder: StateFolder) -> list[int]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import pickle
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -25,10 +25,10 @@ from infra.files import open_private, parse_as, read_text, write_private
 from infra.version import read_version
 
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
-# The server's own pages, next to EC2's API: one opens a region, and the other saves the buckets.
-STATUS_PATH, SAVE_PATH = "/spr-cluster/status", "/spr-cluster/save"
+# The server's own page, next to EC2's API, which opens a region.
+STATUS_PATH = "/spr-cluster/status"
 # A snapshot pickles moto's objects and ours, so only the same release of both may load it.
-_FORMAT = 7
+_FORMAT = 8
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -61,8 +61,9 @@ class StateFolder:
     base_file = _FolderPath("base")
     # One folder with a whole disk per AMI created here.
     images = _FolderPath("images")
-    # S3's buckets, saved every few minutes.
+    # S3's buckets, and a folder with the contents of their objects.
     buckets = _FolderPath("s3.pickle")
+    objects = _FolderPath("objects")
 
     @property
     def key(self) -> str:
@@ -138,14 +139,6 @@ class StateFolder:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def is_saving(self) -> bool:
-        """Return whether the server was still writing its buckets in the last ten minutes."""
-        try:
-            written = self.buckets.with_name(f"{self.buckets.name}.new").stat().st_mtime
-        except FileNotFoundError:
-            return False
-        return time.time() - written < 600
-
     def is_server_alive(self) -> bool:
         """Return whether a server holds its lock, which the kernel releases even after a crash."""
         try:
@@ -213,24 +206,9 @@ def release_of(base: str) -> list[str]:
 def save_snapshot(file: Path, backends: dict[str, Any]) -> None:
     """Save EC2's state in all regions in use, or S3's buckets."""
     moto, form = snapshot_release()
+    content = pickle.dumps({"format": form, "moto": moto}) + pickle.dumps(backends)
     with open_private(file) as opened:
-        opened.write(bytes(_DIGEST))
-        target = _Digesting(opened)
-        pickle.dump({"format": form, "moto": moto}, target)
-        pickle.dump(backends, target)
-        opened.seek(0)
-        opened.write(target.digest.digest())
-
-
-class _Digesting:
-    """Computes the digest of what it writes to a file, so that memory holds no copy of large buckets."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-
-    def write(self, content: Any) -> int:
-        self.digest.update(content)
-        return self._file.write(content)
+        opened.write(hashlib.sha256(content).digest() + content)
 
 
 def load_snapshot(file: Path) -> dict[str, Any]:
@@ -241,18 +219,16 @@ def load_snapshot(file: Path) -> dict[str, Any]:
     StateFolder(file.parent).check()
     moto, form = snapshot_release()
     try:
-        with file.open("rb") as opened:
-            expected, digest = opened.read(_DIGEST), hashlib.sha256()
-            for chunk in iter(partial(opened.read, 1 << 20), b""):
-                digest.update(chunk)
-            # Unpickling damaged data could allocate any amount of memory.
-            if expected != digest.digest():
-                raise ValueError("it is damaged, or from another release")
-            # Only this user can write to the folder, so its pickles are as safe as the user's other files.
-            opened.seek(_DIGEST)
-            header = pickle.load(opened)
-            if (header["format"], header["moto"]) == (form, moto):
-                return dict(pickle.load(opened))
+        saved = file.read_bytes()
+        digest, content = saved[:_DIGEST], saved[_DIGEST:]
+        # Unpickling damaged data could allocate any amount of memory.
+        if digest != hashlib.sha256(content).digest():
+            raise ValueError("it is damaged, or from another release")
+        # Only this user can write to the folder, so its pickles are as safe as the user's other files.
+        stream = io.BytesIO(content)
+        header = pickle.load(stream)
+        if (header["format"], header["moto"]) == (form, moto):
+            return dict(pickle.load(stream))
         reason = (
             f"written by moto {header['moto']} in format {header['format']}, "
             f"this is {moto} with format {form}"

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from cluster.cli.chosen_cluster import choose_cluster
 from cluster.console.display import make_progress
 from cluster.console.options import option, positive_int, switch
-from cluster.console.output import emit
+from cluster.console.output import emit, say
 from cluster.console.parser import Parser, add_request
 from infra.errors import DeadlineError, JobError, NoClusterError, SprError, UsageError
 from infra.wait import Progress, wait_until
@@ -94,12 +94,19 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
             require_files(found, context.cluster.flags)
     except (NoClusterError, LostFilesError) as error:
         fetch_from_bucket(look_in_bucket(request, error, one=True), outcome)
-        if isinstance(error, LostFilesError) or not request.on_finish:
+        if isinstance(error, LostFilesError):
             return 0
-        # There is no cluster, so the command runs here.
+        # There is no cluster, so nothing is removed, and the command runs here.
+        name = choose_cluster(request, tell=lambda _: None)
+        if request.down_when_done:
+            region = f" --region {request.region}" if request.region else ""
+            down = f"spr-cluster down --name {name}{region}"
+            say(f"--down-when-done: no nodes run; to remove what is left of the cluster: {down}")
+        if not request.on_finish:
+            return 0
         if not outcome.is_home:
             raise JobError(f"--on-finish was not run: {outcome.job} has not ended") from None
-        return run_command(request, outcome, choose_cluster(request, tell=lambda _: None))
+        return run_command(request, outcome, name)
     if found is None:
         raise UsageError(
             f"no job is running or queued {place}",

@@ -13,8 +13,10 @@ from typing import Any
 
 from moto.iam.models import iam_backends
 
-from infra.local.api.policy import Context, Request, keys_of_tags
+from infra.local.api.policy import Request
 from infra.local.api.requests import ApiCall
+
+Context = dict[str, str | tuple[str, ...]]
 
 # Resource kinds by the prefix of their ids; DescribeTags uses the same names.
 _KINDS = {
@@ -298,3 +300,9 @@ def scheduler_requests(call: ApiCall, account: str) -> Iterator[Request]:
     elif role := given.get("Target", {}).get("RoleArn"):
         passed = {**always, "iam:PassedToService": "scheduler.amazonaws.com"}
         yield Request("iam:PassRole", role, passed)
+
+
+def keys_of_tags(tags: Mapping[str, str]) -> Context:
+    """Return the condition keys for the tags in a call."""
+    keys: Context = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
+    return {**keys, "aws:TagKeys": tuple(tags)} if tags else keys

@@ -82,14 +82,6 @@ def test_a_job_that_does_not_ask_for_memory_gets_its_cores_share_on_every_node()
     assert f" DefMemPerCPU={489798 // 8} " in render_slurm_conf("bert", NODES, facts)
 
 
-def test_the_head_runs_the_queue_under_its_own_name() -> None:
-    facts = facts_of()
-    facts["node0"] = replace(facts["node0"], hostname="head-of-mine")
-    text = render_slurm_conf("bert", NODES, facts)
-    assert "SlurmctldHost=head-of-mine(172.31.0.10)\n" in text
-    assert "NodeName=node0 NodeHostname=head-of-mine NodeAddr=172.31.0.10 " in text
-
-
 def test_every_connection_has_a_new_key() -> None:
     first, second = (slurm_files("bert", NODES, facts_of()) for _ in range(2))
     key = f"{FOLDER}/munge.key"

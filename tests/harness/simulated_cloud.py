@@ -22,7 +22,7 @@ from cluster.lifecycle.down import Removed, down
 from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import ClusterFiles
-from cluster.nodes import Cluster, find_cluster
+from cluster.nodes import Cluster
 from infra.aws.cloud import Cloud
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.ec2.network import SecurityGroup
@@ -207,7 +207,7 @@ class SimulatedCloud:
         return group
 
     def cluster(self) -> Cluster:
-        return find_cluster(self.ec2, NAME)
+        return self.ctx.find_cluster()
 
     def left(self) -> list[str]:
         """All that exists, counted in the backend itself: no tag or filter hides anything."""

@@ -387,7 +387,7 @@ class SimulatedHost(StandInHost):
         return Result(0, row, "")
 
     def _list_nodes(self, _: str) -> Result:
-        rows = (f"Host {name}\n  HostName {at}\n" for name, at in self._state()["names"].items())
+        rows = (f"{name} {address}\n" for name, address in self._state()["names"].items())
         return Result(0, "".join(rows), "")
 
     def _extend(self, command: str) -> Result:

@@ -46,13 +46,11 @@ from infra.local.api.schedules import LocalScheduler
 from infra.local.machines.containers import NodeContainers
 from infra.local.machines.host import gateway_of
 from infra.local.state import (
-    SAVE_PATH,
     STATUS_PATH,
     StateFolder,
     load_snapshot,
     release_of,
     save_snapshot,
-    snapshot_release,
 )
 
 # A key in the snapshot, next to the regions.
@@ -196,7 +194,7 @@ class Application:
         if "/s3/aws4_request" in environ.get("HTTP_AUTHORIZATION", ""):
             return self.buckets(environ, start_response)
         with self.lock:
-            if path in (STATUS_PATH, SAVE_PATH):
+            if path == STATUS_PATH:
                 answer = self._answer_tool(environ)
             elif path.startswith("/moto-api"):
                 # moto's own API could erase the state without removing the containers.
@@ -275,15 +273,12 @@ class Application:
             self.on_call(call.action, moment)
 
     def _answer_tool(self, environ: dict[str, Any]) -> Reply:
-        """Answer this tool's commands: open a region, or save the buckets."""
+        """Open a region for this tool's commands, and describe it and the server."""
         given, wanted = environ.get("HTTP_AUTHORIZATION", ""), f"Bearer {self._credentials[1]}"
         if not hmac.compare_digest(given.encode(), wanted.encode()):
             return _FORBIDDEN
         region = parse_qs(environ.get("QUERY_STRING", "")).get("region", [""])[0]
         try:
-            if environ["PATH_INFO"] == SAVE_PATH:
-                self.buckets.save()
-                return json_reply({})
             self.open_region(region)
         except KeyError:
             return _NOT_FOUND
@@ -292,7 +287,7 @@ class Application:
             return json_reply(answer, "500 Internal Server Error")
         base = self.runtime.containers.base.reference.rpartition(":")[2]
         answer = {"gateway": gateway_of(self._regions[region].vpc_range)}
-        return json_reply({**answer, "release": release_of(base), "snapshots": snapshot_release()})
+        return json_reply({**answer, "release": release_of(base)})
 
 
 def answer_service_setting(call: ApiCall, *, is_set: bool = True) -> Reply:

@@ -20,13 +20,13 @@ from werkzeug.wrappers import Request as HttpRequest
 from werkzeug.wrappers import Response
 
 from infra.local.api.interceptors import is_signed_s3
+from infra.local.api.object_files import ObjectFile, keep_contents, remove_unused
 from infra.local.api.policy import Policy, Request, parse_policy
 from infra.local.api.sessions import Sessions
 from infra.local.state import StateFolder, load_snapshot, save_snapshot
 
 # S3's default, which moto lacks: https://docs.aws.amazon.com/AmazonS3/latest/userguide/default-encryption-faq.html
 _ENCRYPTION = {"Rule": {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}}
-_SAVE_EVERY_S = 120.0
 Refusal = tuple[int, str, str]
 """HTTP status, code, and message."""
 
@@ -155,7 +155,8 @@ class BucketServer:
     """A WSGI application that serves S3 without the lock of :class:`.Application`."""
 
     def __init__(self, folder: StateFolder) -> None:
-        self._file, self._moto = folder.buckets, create_backend_app("s3")
+        self._folder, self._moto = folder, create_backend_app("s3")
+        keep_contents(folder.objects)
         self.lock = threading.RLock()
         """Held while a bucket changes, and while buckets are saved."""
         self._is_saved, self._next_save = True, 0.0
@@ -167,28 +168,28 @@ class BucketServer:
 
         Raises :class:`CloudError` if they can't be read.
         """
-        buckets = load_snapshot(self._file)
+        buckets = load_snapshot(self._folder.buckets)
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.update(buckets)
         # moto's index of all accounts' buckets.
         s3_backends.bucket_accounts.update(dict.fromkeys(buckets, ("aws", DEFAULT_ACCOUNT_ID)))
 
     def save(self) -> None:
-        """Save all buckets, with their objects, if they have changed."""
+        """Save all buckets, except for their objects' contents, if they have changed."""
         with self.lock:
             if not self._is_saved:
-                save_snapshot(self._file, s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets)
+                ObjectFile.pickled.clear()
+                buckets = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets
+                save_snapshot(self._folder.buckets, buckets)
                 self._is_saved = True
+                remove_unused(self._folder.objects)
 
     def save_changes(self) -> None:
-        """Do :meth:`save` at most every two minutes, and for at most a tenth of the time."""
+        """Do :meth:`save` for at most a tenth of the time."""
         begun = time.monotonic()
-        if self._is_saved or begun < self._next_save:
-            return
-        try:
+        if begun >= self._next_save:
             self.save()
-        finally:
             ended = time.monotonic()
-            self._next_save = ended + max(_SAVE_EVERY_S, 10 * (ended - begun))
+            self._next_save = ended + 10 * (ended - begun)
 
     def __call__(
         self, environ: dict[str, Any], start_response: Any, region: str | None = None

@@ -38,7 +38,6 @@ _KEYS = (
     "kms:ViaService",
     "s3:prefix",
 )
-Context = dict[str, str | tuple[str, ...]]
 _VARIABLE = re.compile(r"\$\{([^}]+)\}")
 
 
@@ -52,12 +51,6 @@ class Request:
     action: str
     resource: str
     context: Mapping[str, str | tuple[str, ...]]
-
-
-def keys_of_tags(tags: Mapping[str, str]) -> Context:
-    """Return the condition keys for the tags in a call."""
-    keys: Context = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
-    return {**keys, "aws:TagKeys": tuple(tags)} if tags else keys
 
 
 @dataclass(frozen=True)

@@ -81,18 +81,19 @@ def bind(application: Application, folder: StateFolder) -> Any:
 
 
 def serve(server: Any, application: Application) -> None:
-    """Serve until the process ends. SIGTERM lets the current request finish, and saves the buckets."""
+    """Serve until SIGTERM, which lets the current request finish, and ends no server with unsaved buckets."""
 
     def end(_signal: int, _frame: object) -> None:
-        application.lock.acquire(timeout=30)
-        # No request may change a bucket after it has been saved.
-        application.buckets.lock.acquire()
+        has_finished = application.lock.acquire(timeout=30)
         try:
-            application.buckets.save()
+            # No request may change a bucket after it has been saved.
+            with application.buckets.lock:
+                application.buckets.save()
+                os._exit(0)
         except Exception:
-            logging.exception("saving the buckets")
-            os._exit(1)
-        os._exit(0)
+            logging.exception("saving the buckets before the end")
+        if has_finished:
+            application.lock.release()
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -168,63 +168,50 @@ def pip_config_files(environment: Mapping[str, str], home: Path) -> list[Path]:
 
 def merge_pip_config(
     files: Iterable[Path], environment: Mapping[str, str]
-) -> dict[str, dict[str, str]]:
+) -> configparser.RawConfigParser:
     """Merge this machine's pip settings about package sources: files, then `PIP_…` variables."""
-    merged: dict[str, dict[str, str]] = {"global": {}}
+    merged = configparser.RawConfigParser(strict=False, default_section="")
+    vars(merged)["optionxform"] = lambda name: name.lower().removeprefix("--").replace("_", "-")
+    merged.add_section("global")
     for file in files:
-        parser = configparser.RawConfigParser()
         try:
-            parser.read_string(read_text(file, ""), str(file))
+            merged.read_string(read_text(file, ""), str(file))
         except configparser.Error as error:
             raise UsageError(f"pip's configuration {file} can't be read: {error}") from None
-        for section in parser.sections():
-            for key, value in parser.items(section):
-                name = key.removeprefix("--").replace("_", "-")
-                if name in _PIP_OPTIONS:
-                    merged.setdefault(section, {})[name] = value
+    for section in merged.sections():
+        for name in merged.options(section):
+            if name not in _PIP_OPTIONS:
+                merged.remove_option(section, name)
     for variable, value in environment.items():
         name = variable.removeprefix("PIP_").lower().replace("_", "-")
         if variable.startswith("PIP_") and name in _PIP_OPTIONS and value:
             # A variable overrides all files, including their sections for single commands.
-            for options in merged.values():
-                options.pop(name, None)
-            merged["global"][name] = value
+            for section in merged.sections():
+                merged.remove_option(section, name)
+            merged.set("global", name, value)
     return merged
 
 
-def render_pip_config(config: Mapping[str, Mapping[str, str]]) -> str:
-    """Render a pip.conf with one list entry per line."""
-    lines: list[str] = []
-    for section, options in config.items():
-        lines.append(f"[{section}]")
-        for key, value in sorted(options.items()):
-            entries = value.split()
-            lines.append(f"{key} = {entries[0] if len(entries) == 1 else ''}".rstrip())
-            lines += [f"    {entry}" for entry in entries if len(entries) > 1]
-    return "\n".join(lines) + "\n"
-
-
-def local_sources(config: Mapping[str, Mapping[str, str]]) -> list[Path]:
+def local_sources(config: configparser.RawConfigParser) -> list[Path]:
     """Return the local folders that a configuration uses as package sources."""
+    keys = ("find-links", "index-url", "extra-index-url")
+    texts = (config.get(section, k, fallback="") for section in config.sections() for k in keys)
     folders: set[Path] = set()
-    for options in config.values():
-        for key in ("find-links", "index-url", "extra-index-url"):
-            for entry in options.get(key, "").split():
-                is_url = "://" in entry
-                path = Path(entry.removeprefix("file://")).expanduser()
-                if (is_url and not entry.startswith("file:///")) or not path.is_absolute():
-                    continue
-                # The pages of a simple index link to files next to it.
-                folder = path.parent if path.name == "simple" else path
-                if folder.exists() and folder != Path("/"):
-                    folders.add(folder.resolve() if folder.is_symlink() else folder)
+    for entry in " ".join(texts).split():
+        is_url = "://" in entry
+        path = Path(entry.removeprefix("file://")).expanduser()
+        if (is_url and not entry.startswith("file:///")) or not path.is_absolute():
+            continue
+        # The pages of a simple index link to files next to it.
+        folder = path.parent if path.name == "simple" else path
+        if folder.exists() and folder != Path("/"):
+            folders.add(folder.resolve() if folder.is_symlink() else folder)
     return sorted(folders)
 
 
-def check_pip_sources(environment: Mapping[str, str] | None = None) -> None:
+def check_pip_sources(environment: Mapping[str, str] = os.environ) -> None:
     """Raise :class:`UsageError` for a local package source that the nodes' user may not read."""
-    variables = os.environ if environment is None else environment
-    config = merge_pip_config(pip_config_files(variables, Path.home()), variables)
+    config = merge_pip_config(pip_config_files(environment, Path.home()), environment)
     for source in local_sources(config):
         needed = 0o5 if source.is_dir() else 0o4
         is_hidden = _ROOT_HOME in source.parents  # on the nodes as well
@@ -247,14 +234,14 @@ def ca_bundle(pip_cert: str, environment: Mapping[str, str]) -> Path | None:
     return None
 
 
-def node_mounts(pip_conf: Path, environment: Mapping[str, str] | None = None) -> tuple[Mount, ...]:
+def node_mounts(pip_conf: Path, environment: Mapping[str, str] = os.environ) -> tuple[Mount, ...]:
     """Write the nodes' pip.conf; return the host's files and folders to mount on every node."""
-    variables = os.environ if environment is None else environment
-    config = merge_pip_config(pip_config_files(variables, Path.home()), variables)
-    bundle = ca_bundle(config["global"].pop("cert", ""), variables)
+    config = merge_pip_config(pip_config_files(environment, Path.home()), environment)
+    bundle = ca_bundle(config.get("global", "cert", fallback=""), environment)
     # On the node, the host's certificates replace Debian's.
-    config["global"]["cert"] = CA_BUNDLE
-    pip_conf.write_text(render_pip_config(config))
+    config.set("global", "cert", CA_BUNDLE)
+    with pip_conf.open("w") as file:
+        config.write(file)
     pip_conf.chmod(0o644)
     mounts = [Mount(pip_conf, "/etc/pip.conf")]
     if bundle:

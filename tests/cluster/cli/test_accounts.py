@@ -10,6 +10,7 @@ import pytest
 
 from cluster.local_files import ClusterFiles
 from infra.aws.cloud import Cloud, open_aws_cloud
+from infra.ec2.inventory import Inventory
 from tests.harness.command_line import CommandLine, files_at_home
 from tests.infra.local.fakes import CREDENTIALS
 
@@ -200,7 +201,9 @@ def test_every_resource_names_its_owner(line: CommandLine) -> None:
     assert owners(line) == {_ANN}
 
 
-def test_somebody_elses_cluster_needs_yes_and_its_name(line: CommandLine) -> None:
+def test_somebody_elses_cluster_needs_yes_and_its_name(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line.begin("--nodes", "2")
     line.lose(line.ids()[1])
     machines = line.ids()
@@ -214,6 +217,9 @@ def test_somebody_elses_cluster_needs_yes_and_its_name(line: CommandLine) -> Non
                 f"cluster 'spr' belongs to {_ANN}, not to {_BOBS_ARN}\n"
                 "  → --yes with --name spr confirms"
             )
+    with monkeypatch.context() as patch:  # EC2 lists it only after the question
+        patch.setattr("cluster.cli.down.describe_inventory", lambda *_: Inventory())
+        assert "belongs to" in line.run("down").message
     assert line.ids() == machines
 
     line.must("repair", "--yes", "--name", "spr")

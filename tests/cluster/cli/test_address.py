@@ -98,13 +98,6 @@ def test_ssh_that_may_not_mend_the_rule_says_why_it_fails(moved: CommandLine) ->
     assert len(moved.ssh_calls) == 1
 
 
-def test_up_mends_it_without_a_question(moved: CommandLine) -> None:
-    moved.must("up", "--yes")
-
-    assert rule(moved) == [OTHER]
-    assert moved.must("jobs").code == 0
-
-
 def test_where_ssh_works_nothing_is_looked_up(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ _ON_A_CLUSTER = (
             f.stage(
                 "node0", "^timeout 20 squeue ", Result(0, "7|RUNNING|node[0-1]|None|squad-1\n", "")
             ),
-            f.stage("node0", "^# listing", Result(0, "Host node1\nHostName 172.31.0.5", "")),
+            f.stage("node0", "^# listing", Result(0, "node0 172.31.0.4\nnode1 172.31.0.5\n", "")),
         ),
         code=2,
     ),

@@ -17,7 +17,7 @@ from provision.stacks.load import load_stack
 from tests.fakes import health_answer
 from tests.golden import check_section
 from tests.harness import failures as f
-from tests.harness.command_line import CommandLine, files_at_home
+from tests.harness.command_line import CommandLine
 
 _GOLDEN = Path(__file__).parent / "golden" / "up.txt"
 # The head first, then an image, then the workers: the way with the most that can fail.
@@ -145,18 +145,6 @@ def test_a_failed_up_names_the_failure_what_is_left_and_how_to_remove_it(
     line: CommandLine, row: f.Row
 ) -> None:
     check_section(_GOLDEN, row.name, f.expect_failed_up(line, row))
-
-
-def test_the_commands_that_a_failed_up_names_remove_what_is_left(line: CommandLine) -> None:
-    line.cloud.faults(f.machines("no-amx", *range(1, 9)))
-    failed = line.run(*_UP.split())
-    assert f"To remove what exists: spr-cluster down {f.FLAGS}\n" in failed.err
-    line.cloud.faults("")
-
-    line.must("down", *f.FLAGS.split(), "--yes")
-
-    assert line.cloud.left() == []
-    assert files_at_home() == []
 
 
 def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:

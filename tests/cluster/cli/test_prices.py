@@ -156,17 +156,6 @@ def test_a_faster_disk_costs_more(line: CommandLine) -> None:
     assert usual["usd_per_hour"] - slow["usd_per_hour"] == pytest.approx(625 * 0.04 / 720, abs=2e-4)
 
 
-def test_a_denied_price_history_is_one_line(line: CommandLine) -> None:
-    line.cloud.faults(
-        '[[error]]\naction = "DescribeSpotPriceHistory"\ncode = "UnauthorizedOperation"\n'
-    )
-
-    text = line.must("up", "--dry-run", "--market", "spot").out
-
-    assert "Spot: today's price is unknown" in text
-    assert "Prices: no permission for DescribeSpotPriceHistory." in text
-
-
 # Types that the table does not know
 
 

@@ -17,8 +17,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster.console.display import PlainProgress, TreeProgress, format_seconds, format_table
-from cluster.console.output import wrap
+from cluster.console.display import (
+    PlainProgress,
+    TreeProgress,
+    format_seconds,
+    format_table,
+    make_progress,
+)
+from cluster.console.output import ask_for, wrap
 from infra.cost.prices import Price
 from infra.errors import DeadlineError
 from infra.spec import CLUSTER_NAME_RULE
@@ -85,6 +91,31 @@ def test_the_tree_shows_phases_notes_and_how_they_ended(monkeypatch: pytest.Monk
     assert drawn[3].strip().startswith("✗ Workers")
     assert drawn[4].strip().startswith("– Job")
     assert drawn[1].rstrip().endswith("0.0 s")
+
+
+@pytest.mark.parametrize(("term", "kind"), [("xterm", TreeProgress), ("dumb", PlainProgress)])
+def test_the_tree_is_for_terminals_that_can_redraw_it(
+    term: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", term)
+    assert type(make_progress()) is kind
+
+
+def test_the_tree_does_not_draw_over_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, drawing = TreeProgress(), list[bool]()
+
+    def note() -> str:
+        drawing.append(progress._live.is_started)
+        return ""
+
+    monkeypatch.setattr("sys.stdin.readline", note)
+    with progress.phase("Remove cluster"):
+        ask_for("Continue? [y/N]")
+        note()
+    ask_for("Continue? [y/N]")
+    note()
+    assert drawing == [False, True, False, False]
 
 
 def test_in_plain_lines_a_job_tells_a_twentieth_or_ten_seconds_at_a_time(

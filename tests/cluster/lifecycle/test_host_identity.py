@@ -139,18 +139,6 @@ def test_a_type_without_the_latest_console_is_asked_again_and_waited_for_a_while
     assert verified_by(events) == {head.instance.id: "console"}
 
 
-def test_a_stranger_is_not_trusted_on_a_type_without_the_latest_console(
-    cloud: SimulatedCloud, head: Node
-) -> None:
-    cloud.faults("[console]\nlatest = false\n")
-    cloud.engine.host_keys = lambda *_: (f"{STRANGER} root@somewhere",)  # type: ignore[method-assign]
-
-    with pytest.raises(
-        HostKeyError, match=r"\[node0\] the SSH host key pinned here for i-\w+ is not"
-    ):
-        check_head_identity(cloud.ctx, head)
-
-
 def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(cloud: SimulatedCloud) -> None:
     def pin_all_workers() -> None:
         workers = [i.id for i in cloud.found("instances").instances if i.role != "head"]

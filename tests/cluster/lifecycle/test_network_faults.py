@@ -120,15 +120,6 @@ def test_machines_behind_a_firewall_are_bought_and_nothing_is_shouted(
     assert cloud.cluster().is_whole
 
 
-def test_machines_on_which_no_ssh_server_works_are_kept_too(cloud: SimulatedCloud) -> None:
-    """What all of them have in common is not repaired by another purchase."""
-    cloud.faults('[[machine]]\nfate = "no-ssh"\n')
-
-    with pytest.raises(SprError, match=r"none of 1 node answers: .*connection refused"):
-        cloud.up(nodes=2)
-    assert len(cloud.purchases()) == 1
-
-
 def test_a_blocked_port_22_is_a_warning_because_it_may_be_open_to_ec2_alone(
     cloud: SimulatedCloud,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
 from cluster.local_files import ClusterFiles
-from cluster.nodes import Node, find_cluster
+from cluster.nodes import Node
 from cluster.slurm.job_queue import find_losses
 from infra.errors import JumpError, SprError, UsageError
 from provision.host import Host, Result
@@ -162,14 +162,6 @@ def test_with_an_image_or_a_proxy_only_the_agent_of_ssm_needs_a_way_out(
     assert nat.cluster().is_whole
 
 
-def test_a_cluster_stays_what_it_is(nat: SimulatedCloud) -> None:
-    nat.faults("")
-    nat.prepared(nodes=1)
-
-    with pytest.raises(UsageError, match="--private: cluster 'bert' was created without it"):
-        nat.plan(private=True)
-
-
 @pytest.mark.parametrize(
     ("jump", "fault", "lacks"),
     [
@@ -315,7 +307,7 @@ def test_a_proxy_replaces_the_route_and_is_remembered(cloud: SimulatedCloud) -> 
     cluster = cloud.up(nodes=2, private=True, proxy=proxy)
 
     def known() -> dict[str, str]:
-        return dict(find_cluster(cloud.ec2, cluster.name).environment)
+        return dict(cloud.cluster().environment)
 
     assert known()["https_proxy"] == known()["HTTPS_PROXY"] == proxy
     direct = known()["NO_PROXY"].split(",")

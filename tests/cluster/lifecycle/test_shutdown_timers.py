@@ -6,9 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from cluster.lifecycle.deadline import extend
 from infra.errors import HostsError
-from tests.harness.simulated_cloud import NAME, SimulatedCloud
+from tests.harness.simulated_cloud import SimulatedCloud
 
 
 def node(cloud: SimulatedCloud, rank: int) -> str:
@@ -58,13 +57,3 @@ def test_a_timer_that_can_not_be_started_fails_up_and_names_the_node(cloud: Simu
     with pytest.raises(HostsError, match=r"does not answer: Unit .* is masked") as caught:
         cloud.up(nodes=2)
     assert list(caught.value.outcomes) == ["node1"]
-
-
-def test_extend_starts_a_dead_timer(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2)
-    cloud.change_machine(node(cloud, 1), timer="dead")
-
-    record = extend(cloud.ctx, NAME, timedelta(minutes=1))
-
-    machine = cloud.machine(node(cloud, 1))
-    assert (machine["timer"], machine["expires"]) == ("runs", int(record.expires.timestamp()))

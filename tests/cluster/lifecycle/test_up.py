@@ -171,7 +171,7 @@ def test_a_cluster_is_found_again_by_its_tags_in_the_same_order(cloud: Simulated
     with pytest.raises(UsageError, match="no 'node9' in cluster 'bert': it has node0 to node2"):
         found.node("node9")
     with pytest.raises(UsageError, match="no cluster 'other' is running in us-east-1"):
-        find_cluster(cloud.ec2, "other")
+        find_cluster(cloud.ec2, cloud.ctx.cloud, "other", cloud.ctx.now())
 
 
 def test_a_cluster_whose_time_is_over_says_so(cloud: SimulatedCloud) -> None:

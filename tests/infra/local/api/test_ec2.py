@@ -211,6 +211,7 @@ def test_an_instance_runs_until_its_container_is_removed(
         podman.end(timed_cloud.container(other), 130)
         states = [timed_cloud.state_of(i) for i in (called, other, lost)]
     assert states == ["running", "running", "terminated"]
+    assert timed_cloud.describe(lost)["StateReason"]["Code"] == "Server.InternalError"
     assert refuse.call_count == 2
 
     assert timed_cloud.state_of(other) == "running"
@@ -288,15 +289,6 @@ def test_a_reboot_inside_restarts_the_container(fake_cloud: FakeCloud, podman: F
     podman.end(fake_cloud.container(instance_id), 129)
     assert fake_cloud.state_of(instance_id) == "running"
     assert podman.state[fake_cloud.container(instance_id)].running
-
-
-def test_an_instance_without_its_container_is_terminated(
-    fake_cloud: FakeCloud, podman: FakePodman
-) -> None:
-    (instance_id,) = fake_cloud.run()
-    podman.remove([fake_cloud.container(instance_id)])
-    assert fake_cloud.state_of(instance_id) == "terminated"
-    assert fake_cloud.describe(instance_id)["StateReason"]["Code"] == "Server.InternalError"
 
 
 # Images

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from moto.s3.models import s3_backends
@@ -64,11 +61,18 @@ def test_a_node_signs_for_its_own_region(
             assert refusal(s3.list_objects_v2, Bucket="team") == "InvalidAccessKeyId"
 
 
-def test_the_next_server_has_the_buckets_that_the_last_one_saved(fake_cloud: FakeCloud) -> None:
-    s3, buckets = fake_cloud.clients.s3, fake_cloud.application.buckets
+def test_the_next_server_has_the_buckets_and_files_of_their_objects_alone(
+    fake_cloud: FakeCloud,
+) -> None:
+    s3, buckets, folder = fake_cloud.clients.s3, fake_cloud.application.buckets, fake_cloud.folder
     s3.create_bucket(Bucket="team")
-    s3.put_object(Bucket="team", Key="a/b c", Body=b"model", Metadata={"job": "squad-1"})
-    buckets.save_changes()
+    for body in (b"old", b"model"):
+        s3.put_object(Bucket="team", Key="a/b c", Body=body, Metadata={"job": "squad-1"})
+    upload = s3.create_multipart_upload(Bucket="team", Key="parts")["UploadId"]
+    given: Any = {"Bucket": "team", "Key": "parts", "UploadId": upload}
+    part = s3.upload_part(**given, PartNumber=1, Body=b"part")
+    buckets.save()
+    assert {path.read_bytes() for path in folder.objects.iterdir()} == {b"model", b"part"}
     s3_backends.clear()
     s3_backends.bucket_accounts.clear()
     assert refusal(s3.head_bucket, Bucket="team") == "404"
@@ -77,10 +81,15 @@ def test_the_next_server_has_the_buckets_that_the_last_one_saved(fake_cloud: Fak
 
     found = s3.get_object(Bucket="team", Key="a/b c")
     assert (found["Body"].read(), found["Metadata"]) == (b"model", {"job": "squad-1"})
-    s3.delete_object(Bucket="team", Key="a/b c")
+    listed: Any = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    s3.complete_multipart_upload(**given, MultipartUpload=listed)
+    assert s3.get_object(Bucket="team", Key="parts")["Body"].read() == b"part"
+    for key in ("a/b c", "parts"):
+        s3.delete_object(Bucket="team", Key=key)
     s3.delete_bucket(Bucket="team")
     buckets.save()
-    assert load_snapshot(fake_cloud.folder.buckets) == {}
+    assert load_snapshot(folder.buckets) == {}
+    assert [*folder.objects.iterdir()] == []
 
 
 def test_damaged_buckets_are_refused_and_kept(
@@ -95,23 +104,6 @@ def test_damaged_buckets_are_refused_and_kept(
         pass
     assert "local reset" in str(caught.value.hint)
     assert folder.buckets.read_bytes() == b"damaged"
-
-
-def test_buckets_are_saved_only_every_few_minutes_even_if_the_disk_is_full(
-    fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    buckets = fake_cloud.application.buckets
-    fake_cloud.clients.s3.create_bucket(Bucket="team")
-    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        buckets.save_changes()
-    buckets.save_changes()
-    assert full.call_count == 1
-    assert list(fake_cloud.folder.root.glob("s3.*")) == []
-    buckets._next_save -= 125
-    with pytest.raises(OSError, match="No space left"):
-        buckets.save_changes()
 
 
 def test_buckets_are_saved_while_they_change(fake_cloud: FakeCloud) -> None:

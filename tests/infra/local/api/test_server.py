@@ -25,7 +25,6 @@ def test_the_watch_outlives_a_full_disk_and_saves_afterward(
     fake_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_WATCH_S", 0.01)
-    monkeypatch.setattr("infra.local.api.bucket_server._SAVE_EVERY_S", 0.01)
     application, folder = fake_cloud.application, fake_cloud.folder
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
     fake_cloud.clients.s3.create_bucket(Bucket="team")
@@ -42,20 +41,20 @@ def test_the_watch_outlives_a_full_disk_and_saves_afterward(
         assert resumed.state_of(instance_id) == "terminated"
 
 
-@pytest.mark.parametrize(("error", "code"), [(None, 0), (FULL, 1)])
-def test_the_end_of_a_server_whose_buckets_are_not_saved_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, error: OSError | None, code: int
-) -> None:
+def test_a_server_whose_buckets_are_not_saved_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, Any] = {}
     codes: list[int] = []
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(server, "watch", lambda _: None)
-    buckets = SimpleNamespace(lock=threading.RLock(), save=Mock(side_effect=error))
-    application: Any = SimpleNamespace(lock=threading.RLock(), buckets=buckets)
+    lock, save = threading.Lock(), Mock(side_effect=[FULL, None])
+    buckets = SimpleNamespace(lock=threading.RLock(), save=save)
+    application: Any = SimpleNamespace(lock=lock, buckets=buckets)
     server.serve(Mock(), application)
     handlers[signal.SIGTERM](signal.SIGTERM, None)
-    assert codes[0] == code
+    assert (codes, lock.locked()) == ([], False)
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert codes == [0]
 
 
 def test_looking_for_a_server_does_not_keep_one_from_starting(folder: StateFolder) -> None:

@@ -22,7 +22,6 @@ from infra.local.machines.host import (
     merge_pip_config,
     node_mounts,
     pip_config_files,
-    render_pip_config,
     used_ranges,
 )
 
@@ -121,13 +120,18 @@ def test_nodes_share_cpus_as_little_as_possible(
 # pip
 
 
+def merged(files: list[Path], environment: dict[str, str]) -> dict[str, dict[str, str]]:
+    config = merge_pip_config(files, environment)
+    return {section: dict(config[section]) for section in config.sections()}
+
+
 def test_pip_files_are_merged_in_pips_order(tmp_path: Path) -> None:
     weak, strong = tmp_path / "weak.conf", tmp_path / "strong.conf"
     weak.write_text("[global]\nindex-url = https://weak/simple\ncache-dir = /c\ntimeout = 5\n")
     strong.write_text(
         "[global]\nindex_url = https://strong/simple\n[install]\nfind-links =\n  /a\n  /b\n"
     )
-    assert merge_pip_config([weak, strong, tmp_path / "absent"], {}) == {
+    assert merged([weak, strong, tmp_path / "absent"], {}) == {
         "global": {"index-url": "https://strong/simple", "timeout": "5"},
         "install": {"find-links": "\n/a\n/b"},
     }
@@ -137,11 +141,8 @@ def test_variables_beat_every_file_and_section(tmp_path: Path) -> None:
     file = tmp_path / "pip.conf"
     file.write_text("[global]\nno-index = true\n[install]\nfind-links = /a\n")
     environment = {"PIP_FIND_LINKS": "/x /y", "PIP_TARGET": "/t", "PIP_NO_INDEX": "", "PATH": "/"}
-    merged = merge_pip_config([file], environment)
-    assert merged == {"global": {"no-index": "true", "find-links": "/x /y"}, "install": {}}
-    assert render_pip_config(merged) == (
-        "[global]\nfind-links =\n    /x\n    /y\nno-index = true\n[install]\n"
-    )
+    settings = {"global": {"no-index": "true", "find-links": "/x /y"}, "install": {}}
+    assert merged([file], environment) == settings
 
 
 def test_a_broken_pip_file_is_named(tmp_path: Path) -> None:
@@ -161,14 +162,12 @@ def test_folders_of_packages_are_found(tmp_path: Path) -> None:
     wheels, index = tmp_path / "wheels", tmp_path / "index"
     (index / "simple").mkdir(parents=True)
     wheels.mkdir()
-    config = {
-        "global": {
-            "find-links": f"{wheels} https://example.org/links {tmp_path}/absent",
-            "extra-index-url": f"file://{index}/simple https://example.org/simple",
-        }
+    environment = {
+        "PIP_FIND_LINKS": f"{wheels} https://example.org/links {tmp_path}/absent",
+        "PIP_EXTRA_INDEX_URL": f"file://{index}/simple https://example.org/simple",
     }
     # An index's pages link to files beside it, so the folder above is what is needed.
-    assert local_sources(config) == [index, wheels]
+    assert local_sources(merge_pip_config([], environment)) == [index, wheels]
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o700, 0o711, 0o754])
@@ -217,4 +216,4 @@ def test_nodes_see_the_machines_trust_and_pip_sources(tmp_path: Path) -> None:
         str(wheels): wheels,
     }
     text = (tmp_path / "node.conf").read_text()
-    assert text == f"[global]\ncert = {CA_BUNDLE}\nfind-links = {wheels}\n"
+    assert text == f"[global]\nfind-links = {wheels}\ncert = {CA_BUNDLE}\n\n"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from cluster.console.display import format_seconds
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, TABLE_DATE, TABLE_REGION
 from jobs.report.charts import ChartPoint
@@ -40,6 +41,11 @@ def format_number(value: float) -> str:
 def format_usd(value: float) -> str:
     """``$3.16``; small amounts with two significant digits."""
     return f"${value:,.2f}" if value >= 0.1 else f"${value:.2g}"
+
+
+def priced_row(name: str, seconds: float, usd: float | None) -> tuple[str, str, str]:
+    """Return a row with a time and its price, if that is known."""
+    return name, format_seconds(seconds), "–" if usd is None else format_usd(usd)
 
 
 def time_unit(span: float) -> tuple[float, str]:

@@ -157,7 +157,7 @@ class JobRecord:
         if self.usd_per_hour and now.usd_per_hour:
             node_s *= self.usd_per_hour / now.usd_per_hour
         where = ("cluster", "cloud", "region", "billed", "usd_per_hour", "price_source", "market")
-        changed = (*where, "bucket", "when", "boot_s", "idle_s", "former_s")
+        changed = (*where, "bucket", "when", "boot_s", "idle_s", "former_s", "node_share")
         known = {name: getattr(now, name) for name in changed}
         more = {name: now.more[name] for name in ("limit", "spent", "recovery") if name in now.more}
         known.update(resumed_s=node_s / now.nnodes, run_nodes=now.nnodes)

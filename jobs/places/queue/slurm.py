@@ -99,7 +99,11 @@ if [ -n "$job" ]; then
   ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
 fi
 rm -f {secrets}
-[ -s end.json ] || echo '{{"state": "cancelled", "exit_code": null}}' > end.json
+# With the times and nodes of a job that was killed: the limits of a resumed job count them.
+cancelled='"state": "cancelled", "exit_code": null'
+[ -s end.json ] ||
+  sed 's/}}$/, '"$cancelled"', "ended": '"$(date +%s.%N)"'}}/' begin.json > end.json 2>/dev/null ||
+  echo "{{$cancelled}}" > end.json
 # A worker that becomes the head must not start it again.
 tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c \
   'ssh -n -o ConnectTimeout=5 @ "cd {root} && touch cancelled && rm -f {secrets}" || :' 2>/dev/null

@@ -47,10 +47,8 @@ def main() -> int:
     head = HeadFolder(
         launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG, job.nodes[0]
     )
-    ending = launch.spec.ending
-    counts = len(job.nodes), len(launch.pinning)
-    limits = ending.max_time_s, ending.budget, ending.paid_node_s, ending.node_share
-    deadline = Deadline(*limits, *counts, resumes=bool(launch.spec.recovery.resumed_job))
+    counts, resumes = (len(job.nodes), len(launch.pinning)), bool(launch.spec.recovery.resumed_job)
+    deadline = Deadline(launch.spec.ending, *counts, resumes=resumes)
     watcher = Watcher(launch, job, LogWatch(_LOG, _LOG.stat().st_size), deadline)
     supervisor = Supervisor(watcher, head)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.on_term())
@@ -92,7 +90,7 @@ class Supervisor:
         watcher.deadline.first = float(self.began["first"])
         watcher.deadline.starts = self.began["starts"]
         watcher.lifetime.ask()
-        if late := watcher.deadline.find_end():
+        if late := watcher.deadline.find_end(measured_s=watcher.log.measured_s):
             watcher.leaving = late
             announce(event="note", text=f"{late['message']}; the job does not start")
             return self._finish(STOPPED)
@@ -135,8 +133,7 @@ class Supervisor:
                 text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
                 announce(event="note", text=text)
             announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
-            took = float(last.get(_CHECKPOINT_S) or 0.0)
-            self.watcher.log.measured_s = self.watcher.deadline.measured_s = took
+            self.watcher.log.measured_s = float(last.get(_CHECKPOINT_S) or 0.0)
         known = {
             "first": last.get("first", now),
             "starts": [*last.get("starts", []), [now, len(job.nodes)]],

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..storage import ownership
 from .commands import ask, run_ssh, succeeds
+from .watch import say
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
@@ -101,7 +102,7 @@ class HeadFolder:
         """Copy the results."""
         if self.remote and not any(self._send_results() for _ in range(_RESULT_TRIES)):
             here = socket.gethostname()
-            print(f"The results are on {here}; copying them to {self.remote} failed.", flush=True)
+            say(f"The results are on {here}; copying them to {self.remote} failed.")
 
     def _send_results(self) -> bool:
         packing = render_pack(self.folder, node=self.node, first=True)

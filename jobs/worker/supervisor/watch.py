@@ -268,6 +268,10 @@ class Poll:
 
 def announce(*, amid_line: bool = False, **fields: object) -> None:
     """Print an event to the job's log, as a rank does; ``amid_line`` starts a new line first."""
-    # The log's disk may be full.
+    say("\n" * amid_line + render_event(fields, os.environ.get(MARK, "")))
+
+
+def say(text: str) -> None:
+    """Print text to the job's log, whose disk may be full."""
     with suppress(OSError):
-        print("\n" * amid_line + render_event(fields, os.environ.get(MARK, "")), flush=True)
+        print(text, flush=True)

@@ -181,9 +181,8 @@ class Watcher:
     def _stop_if_leaving(self) -> None:
         if self.stopping or self.log.failed_at is not None:
             return
-        self.deadline.checkpoint_s = self.log.checkpoint_s
-        self.deadline.measured_s = self.log.measured_s
-        self.leaving = self._find_notice() or self.deadline.find_end()
+        times = self.log.checkpoint_s, self.log.measured_s
+        self.leaving = self._find_notice() or self.deadline.find_end(*times)
         if self.returned and not self.leaving and time.monotonic() - self._begin > GROW_S:
             text = f"{' and '.join(self.returned)} can be used again"
             self.leaving = blame(self.job.nodes[0], self.job.nodes, 1, text)

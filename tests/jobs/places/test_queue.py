@@ -17,7 +17,7 @@ import pytest
 
 from infra.errors import HostError, HostKeyError, JobError, UsageError
 from jobs.places.files import place_files, worker_files
-from jobs.places.launcher import JobEnd
+from jobs.places.launcher import JobEnd, parse_end
 from jobs.places.plan import STOP_SECONDS, JobPaths
 from jobs.places.queue import slurm as queue
 from jobs.places.queue.history import list_jobs
@@ -629,6 +629,11 @@ def test_cancel_kills_what_ignores_signals(head: ThisMachine, grace_s: int) -> N
     assert is_gone(int(Path(paths.root, "waiting").read_text()))
     (found,) = list_jobs(head)
     assert (found.state, found.exit_code) == ("cancelled", None)
+    # What it took counts for the limits of a resumed run, also if the job comes from its bucket.
+    killed = parse_end(Path(paths.end).read_text())
+    assert killed
+    assert killed.node_s() > 0
+    assert killed.nodes == ("node0",)
     end, _, _ = follow(head, submit(head, "echo it can run again"))
     assert end.state == "succeeded"
 

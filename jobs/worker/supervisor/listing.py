@@ -12,7 +12,7 @@ from typing import Any
 
 from ..runtime.checkpoint_names import CHECKPOINTS, newest
 from ..runtime.events import mark_of, prefix_of
-from .commands import ask_slurm, find_missing
+from .commands import ask, find_missing
 from .deadline import count_node_s
 
 # Maximum time to copy a job's files, then for Slurm to accept the job.
@@ -22,7 +22,7 @@ _TAIL = 1 << 16
 
 def queued_jobs() -> dict[str, list[str]] | None:
     """Return Slurm's state, reason, and nodes of each job by name; None if Slurm does not answer."""
-    text = ask_slurm(["squeue", "--noheader", "--format=%T|%r|%N|%j"])
+    text = ask(["squeue", "--noheader", "--format=%T|%r|%N|%j"])
     if text is None:
         return None
     rows = [line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3]

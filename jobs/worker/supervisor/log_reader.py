@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from .commands import ask_slurm, find_missing
+from .commands import ask, find_missing
 
 # squeue is slower than reading the log, so it runs less often.
 _READ_S, _ASK_S, _SOON_S = 0.05, 1.0, 0.2
@@ -102,7 +102,7 @@ def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
         if time.monotonic() - asked >= (_SOON_S if ended else _ASK_S):
             asked = time.monotonic()
             # "" if the job is not in the queue; None if Slurm does not answer.
-            state = ask_slurm(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
+            state = ask(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
             # While the job runs, its end may be the work of its program.
             is_over = ended and (state is None or state.startswith("COMPLETING"))
             over = is_over or state == ""

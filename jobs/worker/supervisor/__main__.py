@@ -168,7 +168,7 @@ class Supervisor:
         return code
 
     def _close(self, content: dict[str, Any]) -> None:
-        """Bring a job with this outcome to its end."""
+        """Bring a job with this outcome to its end, after its results are in its bucket, if it has one."""
         head, launch = self.head, self.watcher.launch
         # Slurm kills this process 30 s after the loss of a node, and soon if the job is canceled.
         self.on_term = lambda: self._write_end(content)
@@ -180,7 +180,16 @@ class Supervisor:
         text, forget = json.dumps(content), f"rm -f {SECRETS}"
         send_file(launch.folder, self._others(), END, text, before=forget)
         head.remove(SECRETS)
-        self._store(content)
+        nodes = content.get("nodes") or self.watcher.job.nodes
+        storing = Storing(launch, head, nodes)
+        why = storing.finish()
+        storing.run_command(content["state"])
+        head.finish()
+        # Last and on the head: others wait for this file.
+        self._write_end({**content, "push_error": why or None})
+        # This file and the last lines of the log.
+        if not why and (late := storing.store()[1]):
+            head.write(END, {**content, "push_error": late})
 
     def _hurries(self, content: dict[str, Any]) -> bool:
         """Return whether Slurm ends this process soon."""
@@ -189,19 +198,6 @@ class Supervisor:
     def _others(self) -> list[str]:
         launch = self.watcher.launch
         return [name for name in launch.pinning if name != launch.head]
-
-    def _store(self, content: dict[str, Any]) -> None:
-        """Write the job's end on the head, after its results are in its bucket, if it has one."""
-        nodes = content.get("nodes") or self.watcher.job.nodes
-        storing = Storing(self.watcher.launch, self.head, nodes)
-        why = storing.finish()
-        storing.run_command(content["state"])
-        self.head.finish()
-        # Last and on the head: others wait for this file.
-        self._write_end({**content, "push_error": why or None})
-        # This file and the last lines of the log.
-        if not why and (late := storing.store()[1]):
-            self.head.write(END, {**content, "push_error": late})
 
     def _write_end(self, content: dict[str, Any]) -> None:
         """Write the job's end; no SIGTERM writes it again."""

@@ -77,12 +77,12 @@ _DAMAGE = (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirector
 
 
 def worker_files() -> dict[str, Path]:
-    """Return the code of ``jobs/worker`` by file name on the nodes, where its package is ``worker``.
+    """Return the code and samples of ``jobs/worker`` by file name on the nodes: in the package ``worker``.
 
     The folder of :mod:`spr_cluster` there has nothing else that could hide a program's own modules.
     """
     root = Path(worker.__file__).parent
-    sources = sorted(root.rglob("*.py"))
+    sources = sorted(path for path in root.rglob("*.*") if path.suffix != ".pyc" and path.is_file())
     files = {f"code/worker/{source.relative_to(root)}": source for source in sources}
     names = root.parents[1] / "spr_cluster/__init__.py"  # a package above this one
     return {**files, "code/worker/program/imports/spr_cluster/__init__.py": names}

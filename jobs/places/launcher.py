@@ -209,13 +209,6 @@ def choose_job(
     return found[-1]
 
 
-def choose_shown(
-    jobs: tuple[JobSummary, ...], job_id: str | None, place: str = "on the head"
-) -> JobSummary:
-    """Return the job with that ID, the only active one, or if none is active, the newest."""
-    return choose_active(jobs, job_id, place) or choose_job(jobs, job_id, place)
-
-
 def choose_several(
     jobs: tuple[JobSummary, ...], job_id: str | None, place: str, *, every: bool
 ) -> list[JobSummary]:

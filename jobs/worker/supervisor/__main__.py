@@ -47,8 +47,8 @@ def main() -> int:
     head = HeadFolder(
         launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG, job.nodes[0]
     )
-    counts, resumes = (len(job.nodes), len(launch.pinning)), bool(launch.spec.recovery.resumed_job)
-    deadline = Deadline(launch.spec.ending, *counts, resumes=resumes)
+    resumes = bool(launch.spec.recovery.resumed_job)
+    deadline = Deadline(launch.spec.ending, len(launch.pinning), resumes=resumes)
     watcher = Watcher(launch, job, LogWatch(_LOG, _LOG.stat().st_size), deadline)
     supervisor = Supervisor(watcher, head)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.on_term())
@@ -87,7 +87,6 @@ class Supervisor:
             return 0
         self._begin()
         head.copy_log(size)
-        watcher.deadline.first = float(self.began["first"])
         watcher.deadline.starts = self.began["starts"]
         watcher.lifetime.ask()
         if late := watcher.deadline.find_end(measured_s=watcher.log.measured_s):

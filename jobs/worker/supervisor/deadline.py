@@ -65,16 +65,13 @@ class Deadline:
     """When a job has to end. `extend` may move the end of the cluster's time to live."""
 
     ending: Ending = field(default_factory=Ending)
-    used: int = 1
     nodes: int = 1
-    """How many nodes the job uses, and how many stay only for it after the time to live."""
+    """How many stay only for it after the time to live."""
+    starts: Sequence[tuple[float, int]] = field(default_factory=lambda: ((time.time(), 1),))
+    """When its attempts began, and on how many nodes."""
     expires: float | None = None
     over: float = math.inf
     """When the cluster's time to live ends."""
-    began: float = field(default_factory=time.time)
-    first: float = field(default_factory=time.time)
-    starts: Sequence[tuple[float, int]] = ()
-    """When its attempts began, and on how many nodes."""
     resumes: bool = False
     """Whether the limits are what earlier runs of the job left of them."""
 
@@ -100,10 +97,10 @@ class Deadline:
     def _paid_s(self) -> float:
         if not self.ending.paid_node_s:
             return math.inf
-        share, began = self.ending.node_share, self.starts[-1][0] if self.starts else self.first
+        share, (began, used) = self.ending.node_share, self.starts[-1]
         earlier = count_node_s(self.starts[:-1], began, share, self.over, self.nodes)
         left, own = max(0.0, self.ending.paid_node_s - earlier), max(0.0, self.over - began)
-        return began - self.first + paid_s(left, own, self.used * share, self.nodes)
+        return began - self.starts[0][0] + paid_s(left, own, used * share, self.nodes)
 
     def find_end(self, checkpoint_s: float = 0.0, measured_s: float = 0.0) -> dict[str, Any]:
         """Return the deadline as the reason to stop now; {} if there is time left.
@@ -114,8 +111,8 @@ class Deadline:
         return self._find_limit(checkpoint_s, measured_s) or self._find_expiry(checkpoint_s)
 
     def _find_limit(self, checkpoint_s: float, measured_s: float) -> dict[str, Any]:
-        longest = self.longest_s(measured_s)
-        limit = self.first + longest
+        first, longest = self.starts[0][0], self.longest_s(measured_s)
+        limit = first + longest
         if not self.ending.max_time_s or time.time() <= limit:
             return {}
         of = "what was left of " if self.resumes else ""
@@ -125,11 +122,11 @@ class Deadline:
             paid = f"pays for no more than {longest / 60:.1f} min and a checkpoint"
             message = f"{of}--budget ${self.ending.budget:g} {paid}"
         until = limit + time_to_save(checkpoint_s, SAVE_S)
-        return {"message": message, "until": min(until, self.first + self._paid_s)}
+        return {"message": message, "until": min(until, first + self._paid_s)}
 
     def _find_expiry(self, checkpoint_s: float) -> dict[str, Any]:
         at = self.expires
-        if at is None or time.time() < at - lead_before(at, self.began, checkpoint_s):
+        if at is None or time.time() < at - lead_before(at, self.starts[-1][0], checkpoint_s):
             return {}
         over = time.strftime("%H:%M UTC", time.gmtime(at))
         message = f"the cluster's time to live is over at {over}"

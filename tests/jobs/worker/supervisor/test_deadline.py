@@ -101,7 +101,7 @@ def test_a_job_saves_a_checkpoint_at_its_longest_time_and_has_failed(head: ThisM
 
 
 def test_a_job_has_three_times_as_long_as_its_last_checkpoint_took() -> None:
-    deadline = Deadline(Ending(max_time_s=90.0), first=time.time() - 91)
+    deadline = Deadline(Ending(max_time_s=90.0), starts=[(time.time() - 91, 1)])
     assert deadline.find_end(1.0)["until"] == pytest.approx(time.time() + 119, abs=2)
     assert deadline.find_end(100.0)["until"] == pytest.approx(time.time() + 299, abs=2)
 
@@ -119,8 +119,8 @@ def test_a_job_at_its_limit_says_which(
 ) -> None:
     """With both, the limit is the shorter one, computed at the submission."""
     ending = Ending(max_time_s=90.0, budget=budget, paid_node_s=paid_node_s)
-    assert not Deadline(ending, first=time.time() - 60).find_end()
-    ended = Deadline(ending, first=time.time() - 91, resumes=resumes).find_end()
+    assert not Deadline(ending, starts=[(time.time() - 60, 1)]).find_end()
+    ended = Deadline(ending, starts=[(time.time() - 91, 1)], resumes=resumes).find_end()
     assert ended["message"] == message
 
 
@@ -131,7 +131,7 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
     """The budget pays for four hours of its one node, whose time to live ends after four hours."""
     submitted = time.time()
     ending = Ending(max_time_s=5 * 3600.0, budget=4.0, paid_node_s=4 * 3600.0)
-    deadline = Deadline(ending, used=1, nodes=4, first=submitted + waited * 3600)
+    deadline = Deadline(ending, 4, [(submitted + waited * 3600, 1)])
     assert deadline.longest_s() == 4 * 3600 - SAVE_S
     over = int(submitted) + 4 * 3600
     deadline.take(f"{over} {over + 9 * 3600} 0")
@@ -145,8 +145,7 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
 def test_a_budget_counts_the_nodes_of_each_attempt(share: float, over: float, hours: float) -> None:
     """It pays for four hours of a node; the first attempt was on two, for an hour."""
     ending = Ending(max_time_s=9e9, budget=4.0, paid_node_s=4 * 3600.0, node_share=share)
-    deadline = Deadline(ending, used=1, nodes=4, over=over * 3600, first=0.0)
-    deadline.starts = [(0.0, 2), (3600.0, 1)]
+    deadline = Deadline(ending, 4, [(0.0, 2), (3600.0, 1)], over=over * 3600)
     assert deadline.longest_s() == pytest.approx(3600 * hours - SAVE_S)
 
 
@@ -157,7 +156,7 @@ def test_saving_a_checkpoint_takes_no_more_than_the_budget(
     """An estimate of how long it may take does not shorten the job."""
     first = time.time() - longest - 1
     ending = Ending(max_time_s=5000.0, budget=1.0, paid_node_s=paid)
-    deadline = Deadline(ending, first=first)
+    deadline = Deadline(ending, starts=[(first, 1)])
     assert deadline.longest_s(measured_s) == longest
     assert deadline.find_end(275.0, measured_s)["until"] == first + paid
 

@@ -148,11 +148,10 @@ class JobRecord:
 
         More nodes than this run has, or a higher price, count as more time.
         """
-        lasted = (end.seconds or 0.0) + end.earlier_s
         before = self.resumed_s + self.boot_s + self.idle_s + self.former_s
-        if end.ended and (self.boot_s or self.idle_s):  # the nodes had nothing else to do before
-            waited = (end.ended - datetime.fromisoformat(self.when)).total_seconds() - lasted
-            before += max(0.0, waited)
+        begun = end.first or end.began
+        if begun and (self.boot_s or self.idle_s):  # the nodes had nothing else to do before
+            before += max(0.0, (begun - datetime.fromisoformat(self.when)).total_seconds())
         node_s = end.node_s() + before * (self.run_nodes or self.nnodes)
         if self.usd_per_hour and now.usd_per_hour:
             node_s *= self.usd_per_hour / now.usd_per_hour

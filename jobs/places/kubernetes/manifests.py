@@ -295,11 +295,8 @@ def job_comments(
 
 
 def _describe_placement(shape: NodeShape, placement: Placement, size: PodSize) -> str:
-    ranks, threads, workers = (
-        placement.nproc_per_node,
-        placement.omp_threads,
-        placement.ccl_workers,
-    )
+    ranks, workers = placement.nproc_per_node, placement.ccl_workers
+    threads = placement.omp_threads
     each = f"({threads} + {workers} for oneCCL)" if workers else str(threads)
     return (
         f"{ranks} x {each} = {ranks * (threads + workers)} of a node's {shape.cores} cores, "

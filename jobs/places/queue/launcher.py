@@ -81,7 +81,7 @@ class QueueLauncher:
         # Programs that report steps can also save a checkpoint.
         saves = job.unfinished or job.expected_end is not None
         grace = 0 if at_once else CHECKPOINT_SECONDS if saves else STOP_SECONDS
-        return stop_job(self._slurm, JobPaths(job.job), grace, on_log)
+        return stop_job(SlurmLauncher(self.head, self.flags), JobPaths(job.job), grace, on_log)
 
     def fetch(
         self, job: str, results: Path, note: Callable[[str], None], *, all_checkpoints: bool = False
@@ -104,7 +104,3 @@ class QueueLauncher:
         stored = Stored(job.job, self.flags, ctx.cloud.flag, job.bucket, job.unfinished)
         lost.hint = stored.what_is_left(is_gone=ctx.is_gone())
         return over or lost
-
-    @property
-    def _slurm(self) -> SlurmLauncher:
-        return SlurmLauncher(self.head, self.flags)

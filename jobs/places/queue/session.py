@@ -252,7 +252,7 @@ class JobSession:
             if self.before:
                 first = read_record(self.head, self.paths)
                 text = first.resumed_as(record, self.before).render()
-                self.head.put(text.encode(), self.paths.new_record)
+                self.head.put(text.encode(), self.paths.uploaded(RECORD))
             self.launcher.submit(launch, self.paths, plan.variables)
         except BaseException:
             is_over = (is_sent and self._withdraw(plan)) or not is_submitted

@@ -161,22 +161,21 @@ class Watcher:
         self._stop_if_leaving()
         self._note_lost_node()
         now, failed = time.monotonic(), self.log.failed_at
+        save_s = time_to_save(
+            self.log.checkpoint_s, LEAST_S
+        )  # a checkpoint is written between two steps
         if self.stopping and self._forwarded_at is None:
             self._forwarded_at = now
             self._forward(self._process.pid)
         if (failed is not None and now - failed > ERROR_GRACE_S) or self._is_left(now):
             self.kill()
-        elif not self.hang and (silent := self._find_stall(now)):
+        elif not self.hang and (silent := self.log.steps.stalled(now, save_s)):
             message = f"no step for {silent / 60:.0f} min: a rank hangs"
             self.hang = {"message": message, "lost_peer": True}
             self.kill()
         elif self._idle and (silent := self._idle.find(self.log.offset, now)):
             self._warn_idle(self._idle, silent)
         return False
-
-    def _find_stall(self, now: float) -> float:
-        # A checkpoint is written between two steps.
-        return self.log.steps.stalled(now, time_to_save(self.log.checkpoint_s, LEAST_S))
 
     def _stop_if_leaving(self) -> None:
         if self.stopping or self.log.failed_at is not None:

@@ -116,12 +116,6 @@ def test_only_allowed_cpus_are_used_even_if_only_a_sibling_is() -> None:
     assert cpus(placement) == [(1, 2, 7)]
 
 
-def test_nodes_with_different_cpu_numbers_get_separate_masks() -> None:
-    placement = plan(machine(4, allowed="0-1"), machine(4, allowed="2-3"), ppn=2)
-
-    assert [cpus(placement, node) for node in (0, 1)] == [[(0,), (1,)], [(2,), (3,)]]
-
-
 def test_the_smallest_node_decides_and_idle_cores_are_reported() -> None:
     placement = plan(machine(32), machine(8))
 

@@ -69,7 +69,7 @@ def test_a_job_saves_a_checkpoint_before_the_deadline_and_is_not_requeued(
     message = f"the cluster's time to live is over at {at}"
     assert (end.state, end.attempt) == ("failed", 1)
     assert end.message == f"{message}; checkpoint step-000007 is kept"
-    assert Path(paths.output, "checkpoint").read_text() == "kept\n"
+    assert Path(paths.root, "output", "checkpoint").read_text() == "kept\n"
     assert f"{message}; saving a checkpoint and stopping" in log
     assert "resumed" not in log
     assert json.loads(Path(paths.end).read_text())["deadline"] is True
@@ -96,7 +96,7 @@ def test_a_job_saves_a_checkpoint_at_its_longest_time_and_has_failed(head: ThisM
 
     message = "it took longer than --max-time, 0.025 min"
     assert (end.state, end.attempt, end.message) == ("failed", 1, message)
-    assert Path(paths.output, "checkpoint").exists()
+    assert Path(paths.root, "output", "checkpoint").exists()
     assert f"{message}; stopping" in log
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,6 @@ class JobEnd:
         if self.first is None or self.began is None:
             return 0.0
         return round(max(0.0, (self.began - self.first).total_seconds()), 3)
-
-    @property
-    def earlier_node_s(self) -> float:
-        """The same in seconds of one node."""
-        return round(replace(self, ended=self.began).node_s(), 3)
 
     def node_s(self, share: float = 1.0, over: float = math.inf, nodes: int = 0) -> float:
         """Return for how many seconds of one node it pays: see :func:`count_node_s`."""

@@ -16,12 +16,14 @@ from typing import Any
 from infra.words import counted, format_size
 from jobs.worker.spec import JobSpec
 from jobs.worker.supervisor.deadline import SAVE_S
-from jobs.worker.supervisor.launch import BEGIN, END
+from jobs.worker.supervisor.launch import END
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STOP_SECONDS = 10
 """Default time between a request to stop and a kill."""
 RECORD, SCRIPT = "job.json", "run.sh"
+FETCHED = "fetched"
+"""In a job's folder, read by :mod:`cluster.slurm.job_queue`: all output older than it was fetched."""
 PACKAGES = "packages"
 """In a job's folder: a link to the packages that were installed for it."""
 SITE = "site"
@@ -218,19 +220,9 @@ class JobPaths:
         return f"{self.root}/log"
 
     @property
-    def begin(self) -> str:
-        """Start time and nodes of the last attempt."""
-        return f"{self.root}/{BEGIN}"
-
-    @property
     def end(self) -> str:
         """How the job ended."""
         return f"{self.root}/{END}"
-
-    @property
-    def fetched(self) -> str:
-        """A marker: all output older than it was fetched. :mod:`cluster.slurm.job_queue` reads it."""
-        return f"{self.root}/fetched"
 
 
 def own_folder(results: Path) -> Path:

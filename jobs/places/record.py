@@ -50,20 +50,6 @@ class CloudInfo:
 
 
 @dataclass(frozen=True)
-class Unused:
-    """What a cluster cost before a job, in seconds of each of the job's nodes.
-
-    ``boot_s`` is the time since the nodes' launch, for the first job there, and ``idle_s``, for a later job,
-    since the end of the jobs before; 0 if one was running or waiting. ``former_s`` is that of machines which
-    the cluster no longer has.
-    """
-
-    boot_s: float = 0.0
-    idle_s: float = 0.0
-    former_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class JobRecord:
     """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
 
@@ -74,7 +60,10 @@ class JobRecord:
     ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
     ``seconds`` is how long the last attempt ran, ``earlier_s`` what passed before it since the first one
     began, ``earlier_node_s`` the same in seconds of one node, and ``resumed_s`` what the runs that it resumes
-    took, with what was before them. For ``boot_s``, ``idle_s``, and ``former_s``, see :class:`Unused`.
+    took, with what was before them.
+    What the cluster cost before, in seconds of each of the job's nodes: ``boot_s`` is the time since their
+    launch, for the first job there, and ``idle_s``, for a later job, since the end of the jobs before; 0 if
+    one was running or waiting. ``former_s`` is that of machines which the cluster no longer has.
     ``run_nodes`` is the number of nodes on which a resumed job starts, and of which these are seconds; 0 for
     ``nnodes``.
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
@@ -138,7 +127,7 @@ class JobRecord:
             ended=end.ended.isoformat(timespec="seconds") if end.ended else None,
             seconds=end.seconds,
             earlier_s=end.earlier_s,
-            earlier_node_s=end.earlier_node_s,
+            earlier_node_s=round(replace(end, ended=end.began).node_s(), 3),
             exit_code=end.exit_code,
             state=end.state,
         )

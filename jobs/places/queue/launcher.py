@@ -13,7 +13,7 @@ from jobs.places import files
 from jobs.places.launcher import RUNNING, Fetched, JobSummary
 from jobs.places.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
 from jobs.places.queue import history
-from jobs.places.queue.history import LostHeadError, Stored, describe_expiry, explain_expiry
+from jobs.places.queue.history import LostHeadError, describe_expiry, explain_expiry, what_is_left
 from jobs.places.queue.job_output import stop_job
 from jobs.places.queue.slurm import SlurmLauncher
 from jobs.places.record import claim_results
@@ -101,6 +101,6 @@ class QueueLauncher:
         ctx = self.context
         over = explain_expiry(job.job, ctx.find_expiry(), ctx.now(), self.flags, gone)
         lost = LostHeadError(job.job, gone)
-        stored = Stored(job.job, self.flags, ctx.cloud.flag, job.bucket, job.unfinished)
-        lost.hint = stored.what_is_left(is_gone=ctx.is_gone())
+        known = job.job, self.flags, ctx.cloud.flag, (job.bucket, job.unfinished)
+        lost.hint = what_is_left(*known, is_gone=ctx.is_gone())
         return over or lost

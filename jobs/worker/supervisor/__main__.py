@@ -133,10 +133,8 @@ class Supervisor:
                 announce(event="note", text=text)
             announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
             self.watcher.log.measured_s = float(last.get(_CHECKPOINT_S) or 0.0)
-        known = {
-            "first": last.get("first", now),
-            "starts": [*last.get("starts", []), [now, len(job.nodes)]],
-        }
+        starts = [*last.get("starts", []), [now, len(job.nodes)]]
+        known = {"first": starts[0][0], "starts": starts}
         self.began = {
             "began": now,
             **known,
@@ -207,7 +205,7 @@ class Supervisor:
         """Print the reason and requeue the job, unless Slurm has; return whether it is queued."""
         job, cause = self.watcher.job, find_cause(self.watcher)
         text = f"{describe(cause) or 'a rank or node was lost'}; the job will run again"
-        cut = self.watcher.log.ends_amid_line
+        cut = bool(self.watcher.log.partial)
         announce(amid_line=cut, event="note", text=f"attempt {job.attempt} ended: {text}")
         known = {name: cause.get(name) for name in ("rank", "host", "message")}
         known[_CHECKPOINT_S] = self.watcher.log.measured_s

@@ -24,12 +24,6 @@ def time_to_save(checkpoint_s: float, least_s: float) -> float:
     return max(least_s, CHECKPOINTS * checkpoint_s)
 
 
-def lead_before(deadline: float, began: float, checkpoint_s: float = 0.0) -> float:
-    """Return how long before the deadline a job stops that takes this long for a checkpoint. Pure."""
-    share = min(max((deadline - began) * _SHARE, _LEAST_S), _MOST_S)
-    return time_to_save(checkpoint_s, share)
-
-
 def paid_s(node_s: float, own_s: float, used: float, nodes: int) -> float:
     """Return how long so many seconds of one node pay for a job. Pure.
 
@@ -126,7 +120,10 @@ class Deadline:
 
     def _find_expiry(self, checkpoint_s: float) -> dict[str, Any]:
         at = self.expires
-        if at is None or time.time() < at - lead_before(at, self.starts[-1][0], checkpoint_s):
+        if at is None:
+            return {}
+        share = min(max((at - self.starts[-1][0]) * _SHARE, _LEAST_S), _MOST_S)
+        if time.time() < at - time_to_save(checkpoint_s, share):
             return {}
         over = time.strftime("%H:%M UTC", time.gmtime(at))
         message = f"the cluster's time to live is over at {over}"

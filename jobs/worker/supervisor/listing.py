@@ -33,11 +33,9 @@ def queued_jobs() -> dict[str, list[str]] | None:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; {} if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return {}
 
 
 def disk_kib(folder: Path) -> int:

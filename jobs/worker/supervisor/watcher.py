@@ -161,9 +161,8 @@ class Watcher:
         self._stop_if_leaving()
         self._note_lost_node()
         now, failed = time.monotonic(), self.log.failed_at
-        save_s = time_to_save(
-            self.log.checkpoint_s, LEAST_S
-        )  # a checkpoint is written between two steps
+        # A checkpoint is written between two steps.
+        save_s = time_to_save(self.log.checkpoint_s, LEAST_S)
         if self.stopping and self._forwarded_at is None:
             self._forwarded_at = now
             self._forward(self._process.pid)
@@ -187,7 +186,8 @@ class Watcher:
             self.leaving = blame(self.job.nodes[0], self.job.nodes, 1, text)
         if self.leaving:
             # A program may or may not save one.
-            how = "saving a checkpoint and stopping" if self._trains else "stopping"
+            trains = self.launch.spec.work.task not in ("", "predict")
+            how = "saving a checkpoint and stopping" if trains else "stopping"
             announce(event="note", text=f"{self.leaving['message']}; {how}")
             self.stop()
 
@@ -219,10 +219,6 @@ class Watcher:
             self.wait(lambda: bool(self._find_notice()), WAIT_S)
         if is_full or not self.log.errors:
             self.leaving = self._find_notice()
-
-    @property
-    def _trains(self) -> bool:
-        return self.launch.spec.work.task not in ("", "predict")
 
     def _find_notice(self) -> dict[str, Any]:
         return describe_notice(self.notices, self.job.nodes, self.launch.nproc_per_node)

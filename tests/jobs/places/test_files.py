@@ -39,7 +39,7 @@ def paths(head: ThisMachine) -> JobPaths:
     paths = JobPaths("squad-1", home=str(head.home))
     place_files(head, paths, {"code/x": b""})
     Path(paths.log).write_text("said\n")
-    write(paths.begin, json.dumps({"nodes": ["node0", "node1"], "outcome": OUTCOME}))
+    write(f"{paths.root}/begin.json", json.dumps({"nodes": ["node0", "node1"], "outcome": OUTCOME}))
     return paths
 
 
@@ -121,7 +121,9 @@ def test_results_are_fetched_and_stay_inside_the_target(
     fetch(head, paths, target, print)
 
     assert files_in(target) == ["job/log", "model/w", "results.json"]
-    assert Path(paths.fetched).is_file(), "`down` asks about results that were never fetched"
+    assert Path(paths.root, "fetched").is_file(), (
+        "`down` asks about results that were never fetched"
+    )
 
 
 _BLOCK = b"x" * (100 << 10)
@@ -231,7 +233,7 @@ def test_what_was_written_after_the_fetch_began_is_not_fetched(
     said: list[str] = []
     fetch(head, paths, tmp_path, said.append)
 
-    marked = Path(paths.fetched).stat().st_mtime_ns
+    marked = Path(paths.root, "fetched").stat().st_mtime_ns
     late = [
         path.name
         for path in Path(paths.root, "output").rglob("*")
@@ -321,19 +323,19 @@ def test_what_is_left_on_a_node_is_missing(
     missing = fetch(head, paths, tmp_path / "results", print).missing
 
     assert missing == ("only on node0: work/large (0 MB)",)
-    assert not Path(paths.fetched).exists()
+    assert not Path(paths.root, "fetched").exists()
 
 
 def test_what_is_fetched_of_a_running_job_does_not_count(head: ThisMachine, tmp_path: Path) -> None:
     """Its first node, or its workers, may have older files that come to the head later."""
     paths = submit(head, "until [ -e go ]; do sleep 0.05; done")
     fetch(head, paths, tmp_path / "early", print)
-    assert not Path(paths.fetched).exists()
+    assert not Path(paths.root, "fetched").exists()
 
     Path(paths.root, "go").touch()
     SlurmLauncher(head).follow(paths, lambda _: None, lambda _: None)
     fetch(head, paths, tmp_path / "late", print)
-    assert Path(paths.fetched).exists()
+    assert Path(paths.root, "fetched").exists()
 
 
 def test_archive_members_outside_the_target_are_skipped(tmp_path: Path) -> None:

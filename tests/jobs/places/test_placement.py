@@ -153,11 +153,6 @@ def test_a_refusal_of_an_uneven_split_names_the_even_ones() -> None:
     assert caught.value.hint == "use one of: 1, 2, 4, 6, 12"
 
 
-def test_more_ranks_than_cores_are_refused_with_the_node() -> None:
-    with pytest.raises(UsageError, match="--ppn 3: node1 has 2 physical cores"):
-        plan(machine(6), machine(2), ppn=3)
-
-
 def test_workers_that_leave_no_core_to_compute_are_refused() -> None:
     with pytest.raises(
         UsageError, match=r"--ppn 2 --ccl-workers 4: node0 has 8 .* 4 oneCCL workers"

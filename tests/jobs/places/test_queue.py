@@ -272,7 +272,7 @@ def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: Th
     there = head.connect("node1") / "spr-jobs/squad-1/first.json"
     paths = submit(head, "sleep 1")
     follow(head, paths)
-    begin = Path(paths.begin)
+    begin = Path(paths.root, "begin.json")
     first = json.loads(begin.read_text())["first"]
     assert json.loads(there.read_text()) == {"first": first, "starts": [[first, 1]]}
 
@@ -511,7 +511,7 @@ def test_an_attempt_that_finds_an_outcome_brings_the_job_to_its_whole_end(
         head.slurm_command("scontrol", "update", f"nodename={name}", "state=down")
     paths = submit(head, "echo again")
     outcome = {"state": state, "exit_code": 0, "nodes": ["node0"]}
-    Path(paths.begin).write_text(json.dumps({"attempt": 1, "outcome": outcome}))
+    Path(paths.root, "begin.json").write_text(json.dumps({"attempt": 1, "outcome": outcome}))
     head.slurm_command("scontrol", "update", "nodename=node1", "state=resume")
 
     end, lines, _ = follow(head, paths)
@@ -799,19 +799,6 @@ def test_an_end_that_its_program_wrote_does_not_end_a_second_attempt(head: ThisM
     end, _, _ = follow(head, paths)
     # A follower may believe the forged end for a moment, and miss the last lines; the log has them.
     assert (end.attempt, Path(paths.log).read_text().splitlines()[-1]) == (2, "resumed")
-
-
-@pytest.mark.parametrize("content", ["killed\n", '{"state": 3}'])
-def test_a_damaged_end_is_no_end(
-    head: ThisMachine, content: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue, "END_S", 0.0)
-    paths = JobPaths("squad-1", str(head.home))
-    Path(paths.root).mkdir(parents=True)
-    Path(paths.log).touch()
-    Path(paths.end).write_text(content)
-    with pytest.raises(JobError, match="job squad-1 is lost"):
-        follow(head, paths)
 
 
 def test_a_job_gets_no_variables_of_its_submission(head: ThisMachine) -> None:

@@ -15,7 +15,7 @@ from infra.errors import UsageError
 from infra.words import parse_duration
 from jobs.cli.shared.chosen_job import JobRequest, job_argument, open_launcher
 from jobs.cli.shared.job_display import render_event
-from jobs.places.launcher import choose_shown, require_files
+from jobs.places.launcher import choose_active, choose_job, require_files
 from jobs.worker.runtime.events import mark_of, parse_event
 
 
@@ -58,7 +58,9 @@ def run_logs(request: LogsRequest) -> int:
         raise UsageError("--since needs event timestamps, which only the log of rank 0 has")
     since = parse_duration(request.since, "--since") if request.since else None
     launcher = open_launcher(request)
-    found = choose_shown(launcher.list_jobs(), request.job, launcher.place)
+    asked = launcher.list_jobs(), request.job, launcher.place
+    # Without a name: the only active job or, if none is, the newest.
+    found = choose_active(*asked) or choose_job(*asked)
     show = request.sink or _show_line
     printer = LogPrinter(found.job, show, utc_now() - since if since else None)
     if request.element is not None:

@@ -21,7 +21,7 @@ from infra.errors import ConnectionLostError, HostError, JobError, SprError, Usa
 from infra.words import format_size
 from jobs import worker
 from jobs.places.launcher import Fetched
-from jobs.places.plan import JobPaths, own_folder
+from jobs.places.plan import FETCHED, JobPaths, own_folder
 from jobs.places.record import complete_record
 from jobs.worker.storage import ownership
 from provision.host import Host
@@ -56,12 +56,12 @@ echo removed
 _COLLECT = """# collecting the results
 cd {root} || exit
 now=$(date +%s.%N)
-if [ -s {end} ] || {{ queue=$(squeue --noheader --name={job} --format=%A) && [ -z "$queue" ]; }}; then
+if [ -s end.json ] || {{ queue=$(squeue --noheader --name={job} --format=%A) && [ -z "$queue" ]; }}; then
   echo at "$now"
 fi
 tail -n +2 ~/hosts | sed 's/^/logs /'
-! grep -qs '"gather_output": true' {record} || \
-  grep -o '"nodes": [[][^]]*' {begin} | head -n 1 | grep -o 'node[0-9][0-9]*' |
+! grep -qs '"gather_output": true' job.json || \
+  grep -o '"nodes": [[][^]]*' begin.json | head -n 1 | grep -o 'node[0-9][0-9]*' |
   tail -n +2 | sed 's/^/output /'
 """
 # What a user has at the top of the output, but for these names, is at the top of the results.
@@ -77,12 +77,12 @@ _DAMAGE = (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirector
 
 
 def worker_files() -> dict[str, Path]:
-    """Return the code of ``jobs/worker`` by file name on the nodes, where its package is ``worker``.
+    """Return the code and samples of ``jobs/worker`` by file name on the nodes: in the package ``worker``.
 
     The folder of :mod:`spr_cluster` there has nothing else that could hide a program's own modules.
     """
     root = Path(worker.__file__).parent
-    sources = sorted(root.rglob("*.py"))
+    sources = sorted(path for path in root.rglob("*.*") if path.suffix != ".pyc" and path.is_file())
     files = {f"code/worker/{source.relative_to(root)}": source for source in sources}
     names = root.parents[1] / "spr_cluster/__init__.py"  # a package above this one
     return {**files, "code/worker/program/imports/spr_cluster/__init__.py": names}
@@ -254,8 +254,7 @@ def _fetch(
     *,
     all_checkpoints: bool,
 ) -> Fetched:
-    names = {"root": paths.root, "record": paths.record, "begin": paths.begin, "end": paths.end}
-    rows = head.run(_COLLECT.format(**names, job=paths.job_id)).stdout.splitlines()
+    rows = head.run(_COLLECT.format(root=paths.root, job=paths.job_id)).stdout.splitlines()
     asked = [tuple(row.split()) for row in rows if row.count(" ") == 1]
     options = {"folder": paths.root, "limit": ownership.WORK_LIMIT}
     options["all_checkpoints"] = all_checkpoints
@@ -289,7 +288,7 @@ def _fetch(
     known = {"node0": own, **{node: report for node, report in reports.items() if report}}
     fetched = describe_reports(known, target, missing)
     at = next((value for key, value in asked if key == "at"), None)
-    mark = f"touch -d @{at} {paths.fetched}; " if at and not fetched.missing else ""
+    mark = f"touch -d @{at} {paths.root}/{FETCHED}; " if at and not fetched.missing else ""
     ended = head.run(f"{mark}cat {paths.end} 2>/dev/null || true")
     complete_record(target, ended.stdout)
     return fetched

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,6 @@ class JobEnd:
         if self.first is None or self.began is None:
             return 0.0
         return round(max(0.0, (self.began - self.first).total_seconds()), 3)
-
-    @property
-    def earlier_node_s(self) -> float:
-        """The same in seconds of one node."""
-        return round(replace(self, ended=self.began).node_s(), 3)
 
     def node_s(self, share: float = 1.0, over: float = math.inf, nodes: int = 0) -> float:
         """Return for how many seconds of one node it pays: see :func:`count_node_s`."""
@@ -207,13 +202,6 @@ def choose_job(
         last = ", ".join(job.job for job in jobs[-5:])
         raise UsageError(f"there is no job {job_id} {place}", hint=f"the last ones are {last}")
     return found[-1]
-
-
-def choose_shown(
-    jobs: tuple[JobSummary, ...], job_id: str | None, place: str = "on the head"
-) -> JobSummary:
-    """Return the job with that ID, the only active one, or if none is active, the newest."""
-    return choose_active(jobs, job_id, place) or choose_job(jobs, job_id, place)
 
 
 def choose_several(

@@ -198,10 +198,11 @@ def resolve(
         excluded.write_text("".join(f"{name}\n" for name in kept))
         options = ["--excludes", str(excluded), "--output-file", str(preferred)]
         options += ["--no-deps"] if packages.is_lock else ["--constraints", str(constraints)]
+        stacks = "".join(f"{name}=={version}\n" for name, version in installed.items())
         pins: dict[str, str] = {}
         sources: Sources | None = None
         while sources != (sources := main + _sources_for(packages, stack, pins.values())):
-            preferred.write_text(_pins(installed))
+            preferred.write_text(stacks)
             found = resolver.resolve(lines, target, sources, _RESOLVE_S, *options, binary=False)
             if found.error:
                 raise UsageError(f"{packages.source}: {found.error}", hint=packages.hint)
@@ -253,10 +254,6 @@ def _is_kept(name: str, kept: Mapping[str, str]) -> bool:
 def _name(line: str) -> str:
     one = parse_line(line)
     return canonicalize_name(one.name) if one else ""
-
-
-def _pins(versions: Mapping[str, str]) -> str:
-    return "".join(f"{name}=={version}\n" for name, version in versions.items())
 
 
 def _parse(text: str) -> dict[str, str]:

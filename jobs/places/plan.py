@@ -16,11 +16,14 @@ from typing import Any
 from infra.words import counted, format_size
 from jobs.worker.spec import JobSpec
 from jobs.worker.supervisor.deadline import SAVE_S
-from jobs.worker.supervisor.launch import BEGIN, END, LAUNCH
+from jobs.worker.supervisor.launch import END
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STOP_SECONDS = 10
 """Default time between a request to stop and a kill."""
+RECORD, SCRIPT = "job.json", "run.sh"
+FETCHED = "fetched"
+"""In a job's folder, read by :mod:`cluster.slurm.job_queue`: all output older than it was fetched."""
 PACKAGES = "packages"
 """In a job's folder: a link to the packages that were installed for it."""
 SITE = "site"
@@ -199,28 +202,13 @@ class JobPaths:
         return f"{self.root}/code"
 
     @property
-    def output(self) -> str:
-        return f"{self.root}/output"
-
-    @property
     def record(self) -> str:
         """The job's record at submission."""
         return f"{self.root}/{RECORD}"
 
-    @property
-    def new_script(self) -> str:
-        """The batch script as uploaded; it becomes ``run.sh`` when the queue takes the job."""
-        return f"{self.root}/run.sh.{self.new}"
-
-    @property
-    def new_launch(self) -> str:
-        """The launch as uploaded; it becomes ``launch.json`` together with the batch script."""
-        return f"{self.root}/{LAUNCH}.{self.new}"
-
-    @property
-    def new_record(self) -> str:
-        """The record of a resumed job as uploaded; it becomes ``job.json`` in the same way."""
-        return f"{self.record}.{self.new}"
+    def uploaded(self, name: str) -> str:
+        """The path of a file as uploaded; it gets its name when the queue takes the job."""
+        return f"{self.root}/{name}.{self.new}"
 
     @property
     def new(self) -> str:
@@ -232,22 +220,9 @@ class JobPaths:
         return f"{self.root}/log"
 
     @property
-    def begin(self) -> str:
-        """Start time and nodes of the last attempt."""
-        return f"{self.root}/{BEGIN}"
-
-    @property
     def end(self) -> str:
         """How the job ended."""
         return f"{self.root}/{END}"
-
-    @property
-    def fetched(self) -> str:
-        """A marker: all output older than it was fetched. :mod:`cluster.slurm.job_queue` reads it."""
-        return f"{self.root}/fetched"
-
-
-RECORD = "job.json"
 
 
 def own_folder(results: Path) -> Path:

@@ -52,20 +52,6 @@ class CloudInfo:
 
 
 @dataclass(frozen=True)
-class Unused:
-    """What a cluster cost before a job, in seconds of each of the job's nodes.
-
-    ``boot_s`` is the time since the nodes' launch, for the first job there, and ``idle_s``, for a later job,
-    since the end of the jobs before; 0 if one was running or waiting. ``former_s`` is that of machines which
-    the cluster no longer has.
-    """
-
-    boot_s: float = 0.0
-    idle_s: float = 0.0
-    former_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class JobRecord:
     """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
 
@@ -76,7 +62,10 @@ class JobRecord:
     ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
     ``seconds`` is how long the last attempt ran, ``earlier_s`` what passed before it since the first one
     began, ``earlier_node_s`` the same in seconds of one node, and ``resumed_s`` what the runs that it resumes
-    took, with what was before them. For ``boot_s``, ``idle_s``, and ``former_s``, see :class:`Unused`.
+    took, with what was before them.
+    What the cluster cost before, in seconds of each of the job's nodes: ``boot_s`` is the time since their
+    launch, for the first job there, and ``idle_s``, for a later job, since the end of the jobs before; 0 if
+    one was running or waiting. ``former_s`` is that of machines which the cluster no longer has.
     ``run_nodes`` is the number of nodes on which a resumed job starts, and of which these are seconds; 0 for
     ``nnodes``.
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
@@ -140,7 +129,7 @@ class JobRecord:
             ended=end.ended.isoformat(timespec="seconds") if end.ended else None,
             seconds=end.seconds,
             earlier_s=end.earlier_s,
-            earlier_node_s=end.earlier_node_s,
+            earlier_node_s=round(replace(end, ended=end.began).node_s(), 3),
             exit_code=end.exit_code,
             state=end.state,
         )
@@ -150,16 +139,15 @@ class JobRecord:
 
         More nodes than this run has, or a higher price, count as more time.
         """
-        lasted = (end.seconds or 0.0) + end.earlier_s
         before = self.resumed_s + self.boot_s + self.idle_s + self.former_s
-        if end.ended and (self.boot_s or self.idle_s):  # the nodes had nothing else to do before
-            waited = (end.ended - datetime.fromisoformat(self.when)).total_seconds() - lasted
-            before += max(0.0, waited)
+        begun = end.first or end.began
+        if begun and (self.boot_s or self.idle_s):  # the nodes had nothing else to do before
+            before += max(0.0, (begun - datetime.fromisoformat(self.when)).total_seconds())
         node_s = end.node_s() + before * (self.run_nodes or self.nnodes)
         if self.usd_per_hour and now.usd_per_hour:
             node_s *= self.usd_per_hour / now.usd_per_hour
         where = ("cluster", "cloud", "region", "billed", "usd_per_hour", "price_source", "market")
-        changed = (*where, "bucket", "when", "boot_s", "idle_s", "former_s")
+        changed = (*where, "bucket", "when", "boot_s", "idle_s", "former_s", "node_share")
         known = {name: getattr(now, name) for name in changed}
         more = {name: now.more[name] for name in ("limit", "spent", "recovery") if name in now.more}
         known.update(resumed_s=node_s / now.nnodes, run_nodes=now.nnodes)

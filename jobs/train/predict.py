@@ -304,7 +304,8 @@ def model_on_head(
 
 
 def _folders_of(job: str) -> tuple[str, str]:
-    return f"{JobPaths(job).output}/model", f"{JobPaths(job).root}/model"
+    root = JobPaths(job).root
+    return f"{root}/output/model", f"{root}/model"
 
 
 def _place(head: Host, folder: str, model: Path | None, rows: bytes) -> None:

@@ -111,9 +111,9 @@ def whole_cluster() -> Cluster:
 
 def mpirun_line(head: FakeHost, paths: JobPaths = PATHS) -> str:
     """The mpirun command of a job that was submitted, on the first nodes of the cluster."""
-    script = head.files[paths.new_script].decode()
+    script = head.files[paths.uploaded("run.sh")].decode()
     nodes = int(script.partition("--nodes=")[2].splitlines()[0])
-    launch = parse_launch(head.files[paths.new_launch].decode())
+    launch = parse_launch(head.files[paths.uploaded("launch.json")].decode())
     return shlex.join(build_argv(launch, list(launch.pinning)[:nodes], NODES[0].private_ip))
 
 

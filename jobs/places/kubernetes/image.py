@@ -8,7 +8,6 @@ from pathlib import Path
 from jobs import worker
 from jobs.places.files import worker_files
 from jobs.places.placement import Preload
-from jobs.worker.tasks import TASKS
 from provision.install import EXAMPLES, VENV
 from provision.stacks.stack import Stack, pip_options, render_import_check, render_requirements
 
@@ -57,16 +56,7 @@ def find_preloads(stack: Stack) -> Preload:
 
 def sample_in_image(path: Path) -> str:
     """Return the path of a task's sample data in the image."""
-    return f"{CODE}/{_in_code(path)}"
-
-
-def _samples() -> list[Path]:
-    samples = (getattr(task.demo, "data", None) for task in TASKS.values())
-    return [Path(sample) for sample in samples if sample]
-
-
-def _in_code(path: Path) -> str:
-    return f"worker/{path.relative_to(Path(worker.__file__).parent)}"
+    return f"{CODE}/worker/{path.relative_to(Path(worker.__file__).parent)}"
 
 
 def build_files(
@@ -76,7 +66,6 @@ def build_files(
     return {
         "Dockerfile": render_dockerfile(stack, image, packages).encode(),
         "requirements.txt": render_requirements(stack).encode(),
-        **{f"code/{_in_code(path)}": path for path in _samples()},
         **worker_files(),
     }
 

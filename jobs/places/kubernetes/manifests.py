@@ -295,11 +295,8 @@ def job_comments(
 
 
 def _describe_placement(shape: NodeShape, placement: Placement, size: PodSize) -> str:
-    ranks, threads, workers = (
-        placement.nproc_per_node,
-        placement.omp_threads,
-        placement.ccl_workers,
-    )
+    ranks, workers = placement.nproc_per_node, placement.ccl_workers
+    threads = placement.omp_threads
     each = f"({threads} + {workers} for oneCCL)" if workers else str(threads)
     return (
         f"{ranks} x {each} = {ranks * (threads + workers)} of a node's {shape.cores} cores, "
@@ -365,7 +362,7 @@ class Rendered:
     @property
     def is_reference(self) -> bool:
         """Whether the job runs transformers' script, which has its own results and metrics."""
-        return _is_reference(self.plan)
+        return self.plan.module == "worker.program"
 
     def yaml_files(self) -> dict[str, str]:
         """Return the manifests as commented YAML, by file name."""
@@ -378,17 +375,15 @@ class Rendered:
         return render_yaml(render_copy_pod(self.pods), {})
 
 
-def _is_reference(plan: JobPlan) -> bool:
-    return plan.module == "worker.program"
-
-
 def render(plan: JobPlan, pods: PodOptions, stack: Stack) -> Rendered:
     """Return a plan's image, claim, and job. Raises :class:`UsageError` for nodes that don't fit it."""
     placement, size = place_pod(
         pods.shape, plan.spec.resources.placement, plan.backend, find_preloads(stack)
     )
     # Only the published recipe runs transformers' example; GitHub may be out of reach.
-    in_image = stack if _is_reference(plan) else stack.model_copy(update={"examples": ""})
+    in_image = (
+        stack if plan.module == "worker.program" else stack.model_copy(update={"examples": ""})
+    )
     return Rendered(
         plan=plan,
         pods=pods,

@@ -70,34 +70,26 @@ class LostHeadError(JobError):
         super().__init__(f"job {job} ended with its head node: {why}")
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A job of a cluster, and where its folder is stored in S3: below ``bucket``, unless that is "".
+def what_is_left(job: str, flags: str, cloud: str, kept: tuple[str, bool], *, is_gone: bool) -> str:
+    """Return the hint after the loss of the head, or if ``is_gone``, of all nodes.
 
-    ``resumes`` says that `train --resume` can continue it, ``cloud`` is the option for the bucket's cloud.
+    ``kept`` is the URL below which the job's folder is stored, "" for none, and whether `train --resume` can
+    continue it from there; ``cloud`` is the option for that bucket's cloud.
     """
-
-    job: str
-    flags: str
-    cloud: str = ""
-    bucket: str = ""
-    resumes: bool = False
-
-    def what_is_left(self, *, is_gone: bool) -> str:
-        """Return the hint after the loss of the head, or if ``is_gone``, of all nodes."""
-        if not is_gone:
-            return (
-                f"`spr-cluster repair {self.flags}` makes a worker the head, where a job with retries "
-                f"starts again; to follow it: spr-cluster attach {self.job} {self.flags}"
-            )
-        lines = [f"the cluster is gone: `spr-cluster up {self.flags}` creates a new one"]
-        if self.bucket:
-            place, task = f"{self.bucket}/{self.job}", self.job.partition("-")[0]
-            if self.resumes:
-                how = f"spr-cluster train {task} --resume {place} {self.flags}"
-                lines.append(f"to continue there from the job's last checkpoint: {how}")
-            lines.append(f"to get what the job stored: spr-cluster fetch {place}{self.cloud}")
-        return "\n  → ".join(lines)
+    if not is_gone:
+        return (
+            f"`spr-cluster repair {flags}` makes a worker the head, where a job with retries "
+            f"starts again; to follow it: spr-cluster attach {job} {flags}"
+        )
+    lines = [f"the cluster is gone: `spr-cluster up {flags}` creates a new one"]
+    bucket, resumes = kept
+    if bucket:
+        place, task = f"{bucket}/{job}", job.partition("-")[0]
+        if resumes:
+            how = f"spr-cluster train {task} --resume {place} {flags}"
+            lines.append(f"to continue there from the job's last checkpoint: {how}")
+        lines.append(f"to get what the job stored: spr-cluster fetch {place}{cloud}")
+    return "\n  → ".join(lines)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from jobs.places import files
 from jobs.places.launcher import RUNNING, Fetched, JobSummary
 from jobs.places.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
 from jobs.places.queue import history
-from jobs.places.queue.history import LostHeadError, Stored, describe_expiry, explain_expiry
+from jobs.places.queue.history import LostHeadError, describe_expiry, explain_expiry, what_is_left
 from jobs.places.queue.job_output import stop_job
 from jobs.places.queue.slurm import SlurmLauncher
 from jobs.places.record import claim_results
@@ -81,7 +81,7 @@ class QueueLauncher:
         # Programs that report steps can also save a checkpoint.
         saves = job.unfinished or job.expected_end is not None
         grace = 0 if at_once else CHECKPOINT_SECONDS if saves else STOP_SECONDS
-        return stop_job(self._slurm, JobPaths(job.job), grace, on_log)
+        return stop_job(SlurmLauncher(self.head, self.flags), JobPaths(job.job), grace, on_log)
 
     def fetch(
         self, job: str, results: Path, note: Callable[[str], None], *, all_checkpoints: bool = False
@@ -101,10 +101,6 @@ class QueueLauncher:
         ctx = self.context
         over = explain_expiry(job.job, ctx.find_expiry(), ctx.now(), self.flags, gone)
         lost = LostHeadError(job.job, gone)
-        stored = Stored(job.job, self.flags, ctx.cloud.flag, job.bucket, job.unfinished)
-        lost.hint = stored.what_is_left(is_gone=ctx.is_gone())
+        known = job.job, self.flags, ctx.cloud.flag, (job.bucket, job.unfinished)
+        lost.hint = what_is_left(*known, is_gone=ctx.is_gone())
         return over or lost
-
-    @property
-    def _slurm(self) -> SlurmLauncher:
-        return SlurmLauncher(self.head, self.flags)

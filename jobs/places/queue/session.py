@@ -37,9 +37,9 @@ from jobs.places.plan import (
 from jobs.places.queue.history import (
     ExpiryWatch,
     LostHeadError,
-    Stored,
     describe_expiry,
     list_jobs,
+    what_is_left,
 )
 from jobs.places.queue.job_output import (
     Event,
@@ -53,7 +53,6 @@ from jobs.places.queue.slurm import SlurmLauncher, build_launch, render_command
 from jobs.places.record import (
     CloudInfo,
     JobRecord,
-    Unused,
     claim_results,
     read_record,
     release_results,
@@ -130,7 +129,8 @@ class JobSession:
     context: JobContext
     launcher: SlurmLauncher
     paths: JobPaths
-    unused: Unused = field(default_factory=Unused)
+    unused: Mapping[str, Any] = field(default_factory=dict)
+    """What the cluster cost before the job, as in its record."""
     before: JobSummary | None = None
     """The job that is resumed, as its last run left it."""
     _facts: dict[str, HostFacts] = field(default_factory=dict)
@@ -252,7 +252,7 @@ class JobSession:
             if self.before:
                 first = read_record(self.head, self.paths)
                 text = first.resumed_as(record, self.before).render()
-                self.head.put(text.encode(), self.paths.new_record)
+                self.head.put(text.encode(), self.paths.uploaded(RECORD))
             self.launcher.submit(launch, self.paths, plan.variables)
         except BaseException:
             is_over = (is_sent and self._withdraw(plan)) or not is_submitted
@@ -307,8 +307,8 @@ class JobSession:
                 end = self.launcher.follow(self.paths, *sinks)
         except (JobError, HostError) as error:
             if isinstance(error, LostHeadError):
-                stored = Stored(job, flags, context.cloud.flag, *kept)
-                error.hint = stored.what_is_left(is_gone=context.is_gone())
+                known = job, flags, context.cloud.flag, kept
+                error.hint = what_is_left(*known, is_gone=context.is_gone())
             raise (expiry.explain(job, error.message) or error) from None
         except KeyboardInterrupt as interrupt:
             self.head.close()
@@ -359,7 +359,7 @@ class JobSession:
             watch.see_eta(expected.median_s)
         return expected
 
-    def _find_unused(self, listed: Sequence[JobSummary], nodes: int) -> Unused:
+    def _find_unused(self, listed: Sequence[JobSummary], nodes: int) -> dict[str, float]:
         """Return what the cluster cost since the jobs before, or since its launch if there were none."""
         cluster, now = self.context.cluster, self.context.now
         launched = [node.instance.launch_time for node in cluster.nodes]
@@ -367,11 +367,11 @@ class JobSession:
         here = [job for job in listed if (job.ended or job.began or job.submitted) >= launched[0]]
         since = max((job.ended for job in here if job.ended), default=None)
         if any(job.is_active for job in listed) or (here and not since):
-            return Unused()
+            return {}
         waits = [(now - max(each, since or each)).total_seconds() for each in launched]
         waited = max(0.0, sum(waits) / len(waits))
         former_s = self.context.count_former_s(since) / nodes
-        return Unused(0.0 if since else waited, waited if since else 0.0, former_s)
+        return {"idle_s" if since else "boot_s": waited, "former_s": former_s}
 
     def _record(self, plan: JobPlan, placement: Placement, launch: Launch) -> JobRecord:
         context = self.context
@@ -400,7 +400,7 @@ class JobSession:
             memory_gib=resources.memory_gib,
             node_share=self.share_of(resources),
             when=context.now.isoformat(timespec="seconds"),
-            **asdict(self.unused),
+            **self.unused,
             more={
                 **plan.details,
                 **({"results": str(plan.results)} if plan.results else {}),

@@ -19,7 +19,7 @@ from infra.words import counted
 from jobs.places.environment import CCL_SETUP, rank_environment
 from jobs.places.launcher import JobEnd, parse_end
 from jobs.places.placement import Placement
-from jobs.places.plan import STOP_SECONDS, JobPaths, JobPlan
+from jobs.places.plan import SCRIPT, STOP_SECONDS, JobPaths, JobPlan
 from jobs.places.queue.history import LostHeadError, list_jobs
 from jobs.worker.runtime.events import MARK, mark_of, prefix_of
 from jobs.worker.runtime.process import FOLDER
@@ -99,7 +99,11 @@ if [ -n "$job" ]; then
   ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
 fi
 rm -f {secrets}
-[ -s end.json ] || echo '{{"state": "cancelled", "exit_code": null}}' > end.json
+# With the times and nodes of a job that was killed: the limits of a resumed job count them.
+cancelled='"state": "cancelled", "exit_code": null'
+[ -s end.json ] ||
+  sed 's/}}$/, '"$cancelled"', "ended": '"$(date +%s.%N)"'}}/' begin.json > end.json 2>/dev/null ||
+  echo "{{$cancelled}}" > end.json
 # A worker that becomes the head must not start it again.
 tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c \
   'ssh -n -o ConnectTimeout=5 @ "cd {root} && touch cancelled && rm -f {secrets}" || :' 2>/dev/null
@@ -208,9 +212,10 @@ class SlurmLauncher:
         Raises :class:`UsageError` if a job to resume is in the queue, :class:`JobError` if that refuses.
         """
         if variables:
-            self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.{paths.new}")
-        self.head.put(launch.render(), paths.new_launch)
-        self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
+            self.head.put(json.dumps([*variables]).encode(), paths.uploaded(SECRETS))
+        self.head.put(launch.render(), paths.uploaded(LAUNCH))
+        script = render_batch_script(launch, paths).encode()
+        self.head.put(script, paths.uploaded(SCRIPT), 0o700)
         values = {
             "job": paths.job_id,
             "root": paths.root,
@@ -220,8 +225,8 @@ class SlurmLauncher:
             "active": str(_ACTIVE),
         }
         lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
-        script = resources.files("jobs.places.queue").joinpath("submit.sh").read_text()
-        done = self.head.run("\n".join(["# submitting a job", *lines, script]), check=False)
+        submit = resources.files("jobs.places.queue").joinpath("submit.sh").read_text()
+        done = self.head.run("\n".join(["# submitting a job", *lines, submit]), check=False)
         if done.exit_code == _ACTIVE:
             raise UsageError(
                 f"job {paths.job_id} is queued or running already",

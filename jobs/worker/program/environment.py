@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..runtime.errors import PlacementError
+from ..runtime.errors import WorkerError
 from ..runtime.output import state_folder
 from ..runtime.process import explain_kill, read_identity, read_local_place
 
@@ -31,7 +31,7 @@ def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return this rank's ``env://`` variables for torch, derived from its launcher's.
 
     https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization.
-    Raises :class:`BackendError` if the launcher's are incomplete.
+    Raises :class:`WorkerError` if the launcher's are incomplete.
     """
     identity, local = read_identity(environ), read_local_place(environ)
     return {
@@ -108,4 +108,4 @@ def requested_threads() -> int:
     try:
         return int(os.environ["OMP_NUM_THREADS"])
     except (KeyError, ValueError) as error:
-        raise PlacementError(f"OMP_NUM_THREADS is not set to a number: {error}") from error
+        raise WorkerError(f"OMP_NUM_THREADS is not set to a number: {error}") from error

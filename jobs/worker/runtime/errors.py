@@ -27,14 +27,6 @@ class ModelError(WorkerError):
     """The model can't be loaded, or does not fit the options."""
 
 
-class BackendError(WorkerError):
-    """The ranks can't connect, or the requested backend is not available."""
-
-
-class PlacementError(WorkerError):
-    """The rank's CPUs, threads, or memory differ from the plan; the message names both sides."""
-
-
 class CheckpointError(WorkerError):
     """A checkpoint can't be written, read, or resumed with these options."""
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .cores import CoreShare, LocalCore, divide, group_by_node, read_cores, share_cores
-from .errors import PlacementError
+from .errors import WorkerError
 from .process import by_torchrun, choose_interface, read_local_place
 
 VARIABLE = "SPR_PLACEMENT"
@@ -67,13 +67,13 @@ def render_plan(places: Iterable[RankPlacement]) -> str:
 
 
 def read_plan(environ: Mapping[str, str]) -> RankPlacement | None:
-    """Return this rank's plan, or ``None`` without one. Raises :class:`PlacementError`."""
+    """Return this rank's plan, or ``None`` without one. Raises :class:`WorkerError`."""
     if VARIABLE not in environ:
         return None
     try:
         return RankPlacement(**json.loads(environ[VARIABLE])[int(environ["MPI_LOCALRANKID"])])
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise PlacementError(
+        raise WorkerError(
             f"{VARIABLE} has no plan for local rank {environ.get('MPI_LOCALRANKID')}: {error!r}"
         ) from error
 
@@ -89,7 +89,7 @@ def take_place(
     of threads (:func:`share_out`): in ``environ``, and with ``lower_threads`` if OpenMP has already read it.
 
     The main thread must call it before starting others, which inherit its policy. Raises
-    :class:`PlacementError` if they differ.
+    :class:`WorkerError` if they differ.
     """
     choose_interface(environ)
     asked = environ.get("OMP_NUM_THREADS")
@@ -158,7 +158,7 @@ def _take_own_cores(environ: MutableMapping[str, str]) -> RankPlacement | None:
     """Pin the calling thread to this rank's cores, and return the plan; ``None`` without threads.
 
     Threads started later inherit it. oneCCL gets from ``environ`` what mpirun would tell it about the
-    ranks. Raises :class:`BackendError` for invalid torchrun variables.
+    ranks. Raises :class:`WorkerError` for invalid torchrun variables.
     """
     asked, workers = environ.get("OMP_NUM_THREADS", ""), environ.get("CCL_WORKER_COUNT", "")
     if not asked.isdecimal():
@@ -198,7 +198,7 @@ def _require_equal(plan: RankPlacement, found: RankPlacement) -> None:
     if plan.memory not in (None, found.memory) and len(list(_NODES.glob("node[0-9]*"))) > 1:
         wrong.append(f"memory policy {plan.memory} planned, {found.memory} found")
     if wrong:
-        raise PlacementError(
+        raise WorkerError(
             f"this rank does not run where it was planned to: {'; '.join(wrong)}",
             hint="check whether the node sets OMP_, KMP_, I_MPI_, or GOMP_ variables, or limits the "
             "CPUs that processes may use",

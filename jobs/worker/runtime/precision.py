@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .errors import BackendError
+from .errors import WorkerError
 
 CPUINFO = Path("/proc/cpuinfo")
 BF16_FLAGS = ("amx_bf16", "avx512_bf16")
@@ -59,13 +59,13 @@ def read_cpu_flags(path: Path = CPUINFO, environ: Mapping[str, str] = os.environ
 def choose_precision(asked: str, flags_by_host: Mapping[str, frozenset[str]]) -> Precision:
     """Resolve ``--dtype`` for these machines: ``auto`` chooses bf16 only if it is fast on all.
 
-    Raises :class:`BackendError` for int8 if one of them can't compute it.
+    Raises :class:`WorkerError` for int8 if one of them can't compute it.
     """
     if asked == "int8":
         lacking = [host for host, flags in flags_by_host.items() if not flags & {*INT8_FLAGS}]
         if lacking:
             needed = " or ".join(INT8_FLAGS)
-            raise BackendError(
+            raise WorkerError(
                 f"--dtype int8 needs {needed}: missing on {', '.join(lacking)}",
                 hint="use --dtype auto",
             )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import BackendError, first_line
+from .errors import WorkerError, first_line
 
 STOPPED = 128 + signal.SIGTERM
 """143: the exit code of a run that stopped cleanly on request."""
@@ -81,7 +81,7 @@ class RankIdentity(NamedTuple):
 def read_identity(environ: Mapping[str, str]) -> RankIdentity:
     """Return this process's identity from mpirun or torchrun; without either, it is alone.
 
-    Raises :class:`BackendError`.
+    Raises :class:`WorkerError`.
     """
     names = next((pair for pair in (_MPIRUN, _TORCHRUN) if {*pair} & environ.keys()), None)
     if names is None:
@@ -90,11 +90,11 @@ def read_identity(environ: Mapping[str, str]) -> RankIdentity:
         rank, size = (int(environ[name]) for name in names)
         identity = RankIdentity(rank, size, int(environ.get(PLANNED, 0)))
     except (KeyError, ValueError) as error:
-        raise BackendError(f"{' and '.join(names)} are not both set to numbers: {error}") from error
+        raise WorkerError(f"{' and '.join(names)} are not both set to numbers: {error}") from error
     if not 0 <= identity.rank < identity.size:
-        raise BackendError(f"{names[0]} {identity.rank} does not fit {names[1]} {identity.size}")
+        raise WorkerError(f"{names[0]} {identity.rank} does not fit {names[1]} {identity.size}")
     if identity.size > 1 and not environ.get("MASTER_ADDR"):
-        raise BackendError("MASTER_ADDR is not set: the ranks can't find rank 0")
+        raise WorkerError("MASTER_ADDR is not set: the ranks can't find rank 0")
     return identity
 
 
@@ -112,13 +112,13 @@ VARIABLES = "environment.json"
 
 
 def read_words(path: Path) -> list[str]:
-    """Return the user's ``NAME=VALUE`` words. Raises :class:`BackendError` if the file is damaged."""
+    """Return the user's ``NAME=VALUE`` words. Raises :class:`WorkerError` if the file is damaged."""
     try:
         words = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BackendError(f"{path} can't be read: {first_line(error)}") from error
+        raise WorkerError(f"{path} can't be read: {first_line(error)}") from error
     if not isinstance(words, list) or not all(isinstance(w, str) and "=" in w for w in words):
-        raise BackendError(f"{path} is not a list of NAME=VALUE")
+        raise WorkerError(f"{path} is not a list of NAME=VALUE")
     return words
 
 
@@ -150,7 +150,7 @@ def read_local_place(environ: Mapping[str, str]) -> LocalPlace:
     try:
         return LocalPlace(int(environ.get(names[0], "0")), int(environ.get(names[1], "1")))
     except ValueError as error:
-        raise BackendError(f"{' and '.join(names)} are not numbers: {error}") from error
+        raise WorkerError(f"{' and '.join(names)} are not numbers: {error}") from error
 
 
 def by_torchrun(environ: Mapping[str, str]) -> bool:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import BackendError, first_line
+from .errors import WorkerError, first_line
 from .pinning import beside_computing
 from .process import LocalPlace, RankIdentity, read_identity, read_local_place
 
@@ -44,7 +44,7 @@ def choose_backend(asked: str) -> Backend:
         importlib.import_module(CCL_MODULE)  # registers itself with torch.distributed
     except ImportError as error:
         if asked == "ccl":
-            raise BackendError(
+            raise WorkerError(
                 f"--backend ccl needs {CCL_MODULE}: {first_line(error)}",
                 hint="use a stack that has it, or --backend gloo",
             ) from error
@@ -123,7 +123,7 @@ def send_to_all(own: Tensor, group: Any) -> tuple[Tensor, dist.Work]:
 
 @contextmanager
 def join(asked_backend: str, environ: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
-    """Connect the ranks inside a ``with`` block. Raises :class:`BackendError`.
+    """Connect the ranks inside a ``with`` block. Raises :class:`WorkerError`.
 
     The group is left only after success: after a failure, leaving could wait for ranks that are gone or
     stuck. The process then exits and ends them through :func:`.process.abort_all`.
@@ -157,7 +157,7 @@ def _connect(identity: RankIdentity, backend: str, environ: Mapping[str, str]) -
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         address = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT', 29500)}"
-        raise BackendError(
+        raise WorkerError(
             f"rank {rank} of {size} can't join the others over {backend}: {first_line(error)}",
             hint=f"every node must reach {address}, and GLOO_SOCKET_IFNAME must name the interface",
         ) from error

@@ -221,7 +221,7 @@ class Sender(threading.Thread):
                 self._retry(partial(tracker.log, points))
             tracker.finish(succeeded=bool(self._succeeded))
         except Exception as error:
-            self.turn_off(_explain(error))
+            self.turn_off(without_secrets(first_line(error)))
 
     def _next(self) -> list[Point]:
         """Wait for points; return none at the end."""
@@ -242,8 +242,9 @@ class Sender(threading.Thread):
                 if is_last or self._off:
                     raise
                 if not has_failed:
+                    why = without_secrets(first_line(error))
                     again = f"trying again every {RETRY_SECONDS:.0f} s"
-                    self._note(f"warning: {self.name} gets no metrics: {_explain(error)}; {again}")
+                    self._note(f"warning: {self.name} gets no metrics: {why}; {again}")
                 has_failed = True
                 with self._changed:
                     self._changed.wait_for(lambda: self._succeeded is not None, RETRY_SECONDS)
@@ -328,10 +329,6 @@ def _end(senders: Sequence[Sender], seconds: float, *, succeeded: bool) -> None:
         sender.join(max(0.0, deadline - time.monotonic()))
         if sender.is_alive():
             sender.turn_off(f"it did not answer within {seconds:.0f} s")
-
-
-def _explain(error: Exception) -> str:
-    return without_secrets(first_line(error))
 
 
 def without_secrets(text: str) -> str:

@@ -47,10 +47,8 @@ def main() -> int:
     head = HeadFolder(
         launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG, job.nodes[0]
     )
-    ending = launch.spec.ending
-    counts = len(job.nodes), len(launch.pinning)
-    limits = ending.max_time_s, ending.budget, ending.paid_node_s, ending.node_share
-    deadline = Deadline(*limits, *counts, resumes=bool(launch.spec.recovery.resumed_job))
+    resumes = bool(launch.spec.recovery.resumed_job)
+    deadline = Deadline(launch.spec.ending, len(launch.pinning), resumes=resumes)
     watcher = Watcher(launch, job, LogWatch(_LOG, _LOG.stat().st_size), deadline)
     supervisor = Supervisor(watcher, head)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.on_term())
@@ -89,10 +87,9 @@ class Supervisor:
             return 0
         self._begin()
         head.copy_log(size)
-        watcher.deadline.first = float(self.began["first"])
         watcher.deadline.starts = self.began["starts"]
         watcher.lifetime.ask()
-        if late := watcher.deadline.find_end():
+        if late := watcher.deadline.find_end(measured_s=watcher.log.measured_s):
             watcher.leaving = late
             announce(event="note", text=f"{late['message']}; the job does not start")
             return self._finish(STOPPED)
@@ -135,12 +132,9 @@ class Supervisor:
                 text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
                 announce(event="note", text=text)
             announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
-            took = float(last.get(_CHECKPOINT_S) or 0.0)
-            self.watcher.log.measured_s = self.watcher.deadline.measured_s = took
-        known = {
-            "first": last.get("first", now),
-            "starts": [*last.get("starts", []), [now, len(job.nodes)]],
-        }
+            self.watcher.log.measured_s = float(last.get(_CHECKPOINT_S) or 0.0)
+        starts = [*last.get("starts", []), [now, len(job.nodes)]]
+        known = {"first": starts[0][0], "starts": starts}
         self.began = {
             "began": now,
             **known,
@@ -171,7 +165,7 @@ class Supervisor:
         return code
 
     def _close(self, content: dict[str, Any]) -> None:
-        """Bring a job with this outcome to its end."""
+        """Bring a job with this outcome to its end, after its results are in its bucket, if it has one."""
         head, launch = self.head, self.watcher.launch
         # Slurm kills this process 30 s after the loss of a node, and soon if the job is canceled.
         self.on_term = lambda: self._write_end(content)
@@ -183,7 +177,16 @@ class Supervisor:
         text, forget = json.dumps(content), f"rm -f {SECRETS}"
         send_file(launch.folder, self._others(), END, text, before=forget)
         head.remove(SECRETS)
-        self._store(content)
+        nodes = content.get("nodes") or self.watcher.job.nodes
+        storing = Storing(launch, head, nodes)
+        why = storing.finish()
+        storing.run_command(content["state"])
+        head.finish()
+        # Last and on the head: others wait for this file.
+        self._write_end({**content, "push_error": why or None})
+        # This file and the last lines of the log.
+        if not why and (late := storing.store()[1]):
+            head.write(END, {**content, "push_error": late})
 
     def _hurries(self, content: dict[str, Any]) -> bool:
         """Return whether Slurm ends this process soon."""
@@ -192,19 +195,6 @@ class Supervisor:
     def _others(self) -> list[str]:
         launch = self.watcher.launch
         return [name for name in launch.pinning if name != launch.head]
-
-    def _store(self, content: dict[str, Any]) -> None:
-        """Write the job's end on the head, after its results are in its bucket, if it has one."""
-        nodes = content.get("nodes") or self.watcher.job.nodes
-        storing = Storing(self.watcher.launch, self.head, nodes)
-        why = storing.finish()
-        storing.run_command(content["state"])
-        self.head.finish()
-        # Last and on the head: others wait for this file.
-        self._write_end({**content, "push_error": why or None})
-        # This file and the last lines of the log.
-        if not why and (late := storing.store()[1]):
-            self.head.write(END, {**content, "push_error": late})
 
     def _write_end(self, content: dict[str, Any]) -> None:
         """Write the job's end; no SIGTERM writes it again."""
@@ -215,7 +205,7 @@ class Supervisor:
         """Print the reason and requeue the job, unless Slurm has; return whether it is queued."""
         job, cause = self.watcher.job, find_cause(self.watcher)
         text = f"{describe(cause) or 'a rank or node was lost'}; the job will run again"
-        cut = self.watcher.log.ends_amid_line
+        cut = bool(self.watcher.log.partial)
         announce(amid_line=cut, event="note", text=f"attempt {job.attempt} ended: {text}")
         known = {name: cause.get(name) for name in ("rank", "host", "message")}
         known[_CHECKPOINT_S] = self.watcher.log.measured_s

@@ -127,16 +127,15 @@ def describe_dead(code: int, node: str, ended: str | None = None) -> dict[str, A
 
     ``ended`` is Slurm's word for the end of a job that did not record it.
     """
+    message = f"its batch process on {node} ended with exit code {code}"
     if ended == NODE_FAIL:
         message = f"one of its nodes went down before {node}, the first, recorded the end"
-        return {"host": node, "message": message, "lost_peer": True}
-    if ended:
+    elif ended:
         message = f"all its processes on {node} were killed, the batch process among them"
-        return {"host": node, "message": f"{message} (Slurm: {ended})", "lost_peer": True}
-    if code > 128:
+        message += f" (Slurm: {ended})"
+    elif code > 128:
         message = f"its batch process on {node} was killed by signal {code - 128}"
-        return {"host": node, "message": message, "lost_peer": True}
-    return {"host": node, "message": f"its batch process on {node} ended with exit code {code}"}
+    return {"host": node, "message": message, "lost_peer": bool(ended) or code > 128}
 
 
 def describe(cause: Mapping[str, Any]) -> str:

@@ -43,23 +43,19 @@ REPORT = "limited"
 """In a job's folder on a node: why the node ended a job that shares it."""
 
 
-def ask(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> str | None:
-    """Return a command's output; ``None`` if it fails. ``options`` are ``subprocess.run``'s."""
-    options.update(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    printed = _run(argv, timeout_s, options)
-    return None if printed is None else printed.decode(errors="replace")
+def ask(argv: Sequence[str], timeout_s: float = _TIMEOUT_S) -> str | None:
+    """Return a command's output; ``None`` if it fails: if Slurm does not answer, for one."""
+    with suppress(OSError):
+        found = Running(argv, timeout_s).wait()
+        return None if found.why else found.printed
+    return None
 
 
-def succeeds(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> bool:
-    """Return whether a command succeeds."""
-    return _run(argv, timeout_s, options) is not None
-
-
-def _run(argv: list[str], timeout_s: float, options: dict[str, Any]) -> bytes | None:
-    try:
-        return subprocess.run(argv, timeout=timeout_s, check=True, **options).stdout or b""
-    except (OSError, subprocess.SubprocessError):
-        return None
+def succeeds(argv: Sequence[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> bool:
+    """Return whether a command succeeds. ``options`` are ``subprocess.run``'s."""
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(argv, timeout=timeout_s, check=False, **options).returncode == 0
+    return False
 
 
 def run_ssh(argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -123,17 +119,11 @@ def _read_all(file: IO[bytes]) -> str:
         return file.read().decode(errors="replace").strip()
 
 
-def ask_slurm(argv: list[str]) -> str | None:
-    """Return a Slurm command's output; ``None`` if Slurm does not answer."""
-    text = ask(argv, stderr=subprocess.DEVNULL)
-    return None if text is None else text.strip()
-
-
 def find_missing(reason: str) -> str:
     """Return which nodes are unavailable and why; "None" if that is no longer so."""
     if not reason.startswith(_MISSING):
         return reason
-    nodes = ask_slurm(["sinfo", "--noheader", "--Node", _GONE, "--format=%t %N %E"])
+    nodes = ask(["sinfo", "--noheader", "--Node", _GONE, "--format=%t %N %E"])
     if nodes is None:
         return reason
     drained = [line.split(" ", 1)[1] for line in nodes.splitlines() if line.startswith("dr")]
@@ -209,6 +199,5 @@ class SlurmJob:
         succeeds(["scontrol", "update", f"jobid={self.id}", "requeue=0"])
 
 
-def _ask(argv: list[str]) -> str:
-    # Without Slurm's errors: callers retry, and the log is the job's.
-    return ask_slurm(argv) or ""
+def _ask(argv: Sequence[str]) -> str:
+    return ask(argv) or ""  # callers ask again

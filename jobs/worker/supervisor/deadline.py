@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..spec import Ending
+
 SHOW = ("sudo", "-n", "sh", "/run/spr-cluster/expiry", "show")
-"""Prints the lifetime that the node's guard knows."""
+"""Prints the lifetime that the node's guard knows: end, latest end, and grace period."""
 _SHARE, _LEAST_S, _MOST_S = 1 / 8, 20.0, 300.0
 CHECKPOINTS = 3
 """How many times as long as its last checkpoint took a job has to save one more, and to copy it."""
@@ -20,21 +22,6 @@ SAVE_S = 120.0
 def time_to_save(checkpoint_s: float, least_s: float) -> float:
     """Return how long a job may take to save a checkpoint if its last one took so long. Pure."""
     return max(least_s, CHECKPOINTS * checkpoint_s)
-
-
-def parse_deadline(text: str, *, is_limited: bool) -> float | None:
-    """Return a job's deadline from ``D LATEST GRACE_S``. Pure."""
-    words = text.split()
-    if len(words) != 3 or not all(word.isdecimal() for word in words):
-        return None
-    expires, latest, grace = map(float, words)
-    return max(expires, latest - grace) if is_limited else expires
-
-
-def lead_before(deadline: float, began: float, checkpoint_s: float = 0.0) -> float:
-    """Return how long before the deadline a job stops that takes this long for a checkpoint. Pure."""
-    share = min(max((deadline - began) * _SHARE, _LEAST_S), _MOST_S)
-    return time_to_save(checkpoint_s, share)
 
 
 def paid_s(node_s: float, own_s: float, used: float, nodes: int) -> float:
@@ -71,69 +58,73 @@ def count_node_s(
 class Deadline:
     """When a job has to end. `extend` may move the end of the cluster's time to live."""
 
-    max_time_s: float = 0.0
-    """The job's own limit, since ``first``, its first start; 0 for none."""
-    budget: float = 0.0
-    paid_node_s: float = 0.0
-    share: float = 1.0
-    """What it pays of each node's price until all nodes stay only for it."""
-    used: int = 1
+    ending: Ending = field(default_factory=Ending)
     nodes: int = 1
+    """How many stay only for it after the time to live."""
+    starts: Sequence[tuple[float, int]] = field(default_factory=lambda: ((time.time(), 1),))
+    """When its attempts began, and on how many nodes."""
     expires: float | None = None
     over: float = math.inf
     """When the cluster's time to live ends."""
-    began: float = field(default_factory=time.time)
-    first: float = field(default_factory=time.time)
-    starts: Sequence[tuple[float, int]] = ()
-    """When its attempts began, and on how many nodes."""
     resumes: bool = False
     """Whether the limits are what earlier runs of the job left of them."""
-    checkpoint_s: float = 0.0
-    """How long its last checkpoint took, or its first one may take."""
-    measured_s: float = 0.0
-    """How long its last checkpoint took: a budget does not shorten for an estimate."""
 
     def take(self, text: str) -> None:
-        """Process what the guard prints; a guard that fails once has not changed its mind."""
-        self.over = parse_deadline(text, is_limited=False) or self.over
-        self.expires = parse_deadline(text, is_limited=self.max_time_s > 0) or self.expires
+        """Process ``D LATEST GRACE_S``; a guard that fails once has not changed its mind."""
+        words = text.split()
+        if len(words) == 3 and all(word.isdecimal() for word in words):
+            self.over, latest, grace = map(float, words)
+            self.expires = max(self.over, latest - grace) if self.ending.max_time_s else self.over
 
-    @property
-    def longest_s(self) -> float:
-        """How long it may take: one that waited in the queue has less time before it keeps all nodes."""
-        return max(0.0, min(self.max_time_s, self._paid_s - time_to_save(self.measured_s, SAVE_S)))
+    def longest_s(self, measured_s: float = 0.0) -> float:
+        """Return how long it may take; its last checkpoint took ``measured_s``.
+
+        One that waited in the queue has less time before it keeps all nodes, so its budget pays for less.
+        """
+        return max(0.0, min(self.ending.max_time_s, self._work_s(measured_s)))
+
+    def _work_s(self, measured_s: float) -> float:
+        """Return how long its budget pays for it, with enough left to save a checkpoint."""
+        return self._paid_s - time_to_save(measured_s, SAVE_S)
 
     @property
     def _paid_s(self) -> float:
-        """How long its budget pays for it."""
-        if not self.paid_node_s:
+        if not self.ending.paid_node_s:
             return math.inf
-        began = self.starts[-1][0] if self.starts else self.first
-        earlier = count_node_s(self.starts[:-1], began, self.share, self.over, self.nodes)
-        left, own = max(0.0, self.paid_node_s - earlier), max(0.0, self.over - began)
-        return began - self.first + paid_s(left, own, self.used * self.share, self.nodes)
+        share, (began, used) = self.ending.node_share, self.starts[-1]
+        earlier = count_node_s(self.starts[:-1], began, share, self.over, self.nodes)
+        left, own = max(0.0, self.ending.paid_node_s - earlier), max(0.0, self.over - began)
+        return began - self.starts[0][0] + paid_s(left, own, used * share, self.nodes)
 
-    def find_end(self) -> dict[str, Any]:
+    def find_end(self, checkpoint_s: float = 0.0, measured_s: float = 0.0) -> dict[str, Any]:
         """Return the deadline as the reason to stop now; {} if there is time left.
 
-        ``until`` is when the ranks are killed.
+        Its last checkpoint took ``measured_s``; the next one may take ``checkpoint_s``. ``until`` is when
+        the ranks are killed.
         """
-        longest = self.longest_s
-        limit = self.first + longest
-        if self.max_time_s and time.time() > limit:
-            of = "what was left of " if self.resumes else ""
-            message = f"it took longer than {of}--max-time, {longest / 60:g} min"
-            if self.budget:
-                paid = f"pays for no more than {longest / 60:.1f} min and a checkpoint"
-                message = f"{of}--budget ${self.budget:g} {paid}"
-            until = limit + time_to_save(self.checkpoint_s, SAVE_S)
-            return {"message": message, "until": min(until, self.first + self._paid_s)}
+        return self._find_limit(checkpoint_s, measured_s) or self._find_expiry(checkpoint_s)
+
+    def _find_limit(self, checkpoint_s: float, measured_s: float) -> dict[str, Any]:
+        first, longest = self.starts[0][0], self.longest_s(measured_s)
+        limit = first + longest
+        if not self.ending.max_time_s or time.time() <= limit:
+            return {}
+        of = "what was left of " if self.resumes else ""
+        message = f"it took longer than {of}--max-time, {longest / 60:g} min"
+        # The limit was computed from the budget, unless --max-time is shorter.
+        if self._work_s(measured_s) < self.ending.max_time_s + 1:
+            paid = f"pays for no more than {longest / 60:.1f} min and a checkpoint"
+            message = f"{of}--budget ${self.ending.budget:g} {paid}"
+        until = limit + time_to_save(checkpoint_s, SAVE_S)
+        return {"message": message, "until": min(until, first + self._paid_s)}
+
+    def _find_expiry(self, checkpoint_s: float) -> dict[str, Any]:
         at = self.expires
-        if at is None or time.time() < at - lead_before(at, self.began, self.checkpoint_s):
+        if at is None:
+            return {}
+        share = min(max((at - self.starts[-1][0]) * _SHARE, _LEAST_S), _MOST_S)
+        if time.time() < at - time_to_save(checkpoint_s, share):
             return {}
         over = time.strftime("%H:%M UTC", time.gmtime(at))
-        return {
-            "message": f"the cluster's time to live is over at {over}",
-            "deadline": True,
-            "until": at,
-        }
+        message = f"the cluster's time to live is over at {over}"
+        return {"message": message, "deadline": True, "until": at}

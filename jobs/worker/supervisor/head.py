@@ -17,6 +17,7 @@ from typing import Any
 
 from ..storage import ownership
 from .commands import ask, run_ssh, succeeds
+from .watch import say
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
@@ -101,7 +102,7 @@ class HeadFolder:
         """Copy the results."""
         if self.remote and not any(self._send_results() for _ in range(_RESULT_TRIES)):
             here = socket.gethostname()
-            print(f"The results are on {here}; copying them to {self.remote} failed.", flush=True)
+            say(f"The results are on {here}; copying them to {self.remote} failed.")
 
     def _send_results(self) -> bool:
         packing = render_pack(self.folder, node=self.node, first=True)
@@ -124,37 +125,25 @@ class HeadFolder:
     def _copy_log(self) -> None:
         """Send the log's new bytes until the head has all, over as many connections as that takes."""
         begin: int | None = None
-        sent, pipe = 0, None
         while True:
-            last = self._ended.wait(_TRIES_S / 4)
-            if pipe is None:
-                there = self._remote_size()
-                if there is None:
-                    time.sleep(_TRIES_S)
-                    continue
-                begin = there if begin is None else begin
-                sent = self._offset + there - begin
-                if last and sent >= self.log.stat().st_size:
-                    return
-                pipe = self._open_pipe(there)
-            try:
-                sent += self._send(pipe, sent)
-            except OSError:
-                last = True
-            if last:
-                self._close(pipe)
-                pipe = None
-
-    def _send(self, pipe: subprocess.Popen[bytes], sent: int) -> int:
-        with self.log.open("rb") as file:
-            file.seek(sent)
-            new = file.read()
-        assert pipe.stdin is not None
-        if pipe.poll() is not None:
-            raise BrokenPipeError
-        pipe.stdin.write(new)
-        pipe.stdin.flush()
-        return len(new)
+            there = self._remote_size()
+            if there is None:
+                time.sleep(_TRIES_S)
+                continue
+            begin = there if begin is None else begin
+            sent = self._offset + there - begin
+            if self._ended.is_set() and sent >= self.log.stat().st_size:
+                return
+            pipe = self._open_pipe(there)
+            assert pipe.stdin is not None
+            with self.log.open("rb") as file, suppress(OSError):
+                file.seek(sent)
+                has_ended = False
+                while pipe.poll() is None and not has_ended:
+                    has_ended = self._ended.wait(_TRIES_S / 4)
+                    pipe.stdin.write(file.read())
+                    pipe.stdin.flush()
+            self._close(pipe)
 
     def _open_pipe(self, at: int) -> subprocess.Popen[bytes]:
         """Return a process that writes to the head's log from a position."""

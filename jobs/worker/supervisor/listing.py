@@ -12,7 +12,7 @@ from typing import Any
 
 from ..runtime.checkpoint_names import CHECKPOINTS, newest
 from ..runtime.events import mark_of, prefix_of
-from .commands import ask_slurm, find_missing
+from .commands import ask, find_missing
 from .deadline import count_node_s
 
 # Maximum time to copy a job's files, then for Slurm to accept the job.
@@ -22,7 +22,7 @@ _TAIL = 1 << 16
 
 def queued_jobs() -> dict[str, list[str]] | None:
     """Return Slurm's state, reason, and nodes of each job by name; None if Slurm does not answer."""
-    text = ask_slurm(["squeue", "--noheader", "--format=%T|%r|%N|%j"])
+    text = ask(["squeue", "--noheader", "--format=%T|%r|%N|%j"])
     if text is None:
         return None
     rows = [line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3]
@@ -31,13 +31,11 @@ def queued_jobs() -> dict[str, list[str]] | None:
     return {row[3]: row[:3] for row in rows}
 
 
-def read(path: Path) -> dict[str, object]:
+def read(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; {} if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return {}
 
 
 def disk_kib(folder: Path) -> int:
@@ -88,36 +86,29 @@ def spending(folder: Path) -> dict[str, Any]:
     it resumes.
     """
     record, begin = read(folder / "job.json"), read(folder / "begin.json")
-    found: dict[str, Any] = {"began": begin["began"]} if "began" in begin else {}
-    found.update(spent_s=0.0, spent_usd=0.0)
-    with contextlib.suppress(KeyError, TypeError):
-        spent = record["more"]["spent"]  # type: ignore[index]
+    found: dict[str, Any] = {"spent_s": 0.0, "spent_usd": 0.0}
+    with contextlib.suppress(KeyError, TypeError, AttributeError):  # of a damaged or missing file
+        spent = record.get("more", {}).get("spent") or {"seconds": 0.0, "usd": 0.0}
         found.update(spent_s=spent["seconds"], spent_usd=spent["usd"])
-    with contextlib.suppress(KeyError, TypeError):
-        ending = read(folder / "launch.json")["spec"]["ending"]  # type: ignore[index]
-        found.update({name: ending[name] for name in ("budget", "max_time_s")})
-        if ending["max_time_s"]:
-            found["max_time_s"] = ending["max_time_s"] + found["spent_s"]
-    usd, share = record.get("usd_per_hour"), record.get("node_share")
-    nodes = record.get("run_nodes") or record.get("nnodes")
-    each = usd * (share if isinstance(share, float) else 1.0) if isinstance(usd, float) else 0.0
-    if each and isinstance(nodes, int):
-        found["usd_per_hour"] = each * nodes
-    with contextlib.suppress(KeyError, TypeError):
-        began: Any = begin["began"]
-        starts: Any = begin["starts"]
-        found["spent_s"] += began - starts[0][0]
+        if ending := read_spec(folder, "ending"):
+            limit_s = ending["max_time_s"]
+            found.update(budget=ending["budget"], max_time_s=limit_s and limit_s + spent["seconds"])
+        each = (record.get("usd_per_hour") or 0.0) * record.get("node_share", 1.0)
+        if each:
+            found["usd_per_hour"] = each * (record.get("run_nodes") or record["nnodes"])
+        began, starts = begin["began"], begin["starts"]
+        found.update(began=began, spent_s=found["spent_s"] + began - starts[0][0])
         found["spent_usd"] += each * count_node_s(starts, began) / 3600
         if each:
             found["usd_per_hour"] = each * starts[-1][1]
     return found
 
 
-def bucket_of(folder: Path) -> str:
-    """Return where a job is stored as well, as it was submitted; "" for nowhere."""
-    with contextlib.suppress(KeyError, TypeError):
-        return str(read(folder / "launch.json")["spec"]["storage"]["bucket"] or "")  # type: ignore[index]
-    return ""
+def read_spec(folder: Path, part: str) -> dict[str, Any]:
+    """Return a part of a job's value, as it was submitted last; {} if that is unknown."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return dict(read(folder / "launch.json")["spec"][part])
+    return {}
 
 
 def is_on_lost_head(folder: Path) -> bool:
@@ -156,7 +147,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, obje
         "end": read(folder / "end.json"),
         "coming": is_coming(folder),
         "on_lost_head": is_on_lost_head(folder),
-        "bucket": bucket_of(folder),
+        "bucket": str(read_spec(folder, "storage").get("bucket") or ""),
         "cancelled": (folder / "cancelled").exists(),
         "has_model": any((output / "model").glob("*config.json")),  # or that of adapters
         "unfinished": record.get("resumable") is True and not (output / "results.json").exists(),

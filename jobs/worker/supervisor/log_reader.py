@@ -10,18 +10,20 @@ unfinished line that rewrites itself looks now.
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import time
 from pathlib import Path
 
-from .commands import ask_slurm, find_missing
+from .commands import ask, find_missing
 
 # squeue is slower than reading the log, so it runs less often.
 _READ_S, _ASK_S, _SOON_S = 0.05, 1.0, 0.2
 _BLOCK = 1 << 20
 LONGEST = 1 << 16
 """Longer lines are split into pieces of this many bytes."""
+_LONG = re.compile(rb"^.{%d,}" % (LONGEST + 1), re.MULTILINE)
 _STATE = 1000
 
 
@@ -42,15 +44,12 @@ class LogReader:
         block = self._file.read(_BLOCK)
         if not block:
             return b"" if self._reopen() else None
-        whole, end, self._rest = (self._rest + block).rpartition(b"\n")
-        if not self._skip and len(self._rest) <= LONGEST and not _may_be_longer(whole + end):
+        whole, end, self._rest = _LONG.sub(_cut, self._rest + block).rpartition(b"\n")
+        if not self._skip:
             return whole + end
-        lines = [piece for line in whole.split(b"\n") for piece in _cut(line)] if end else []
-        *pieces, self._rest = _cut(self._rest)
-        lines += pieces
-        skipped = min(self._skip, len(lines))
-        self._skip -= skipped
-        return b"\n".join([*lines[skipped:], b""])
+        *skipped, left = (whole + end).split(b"\n", self._skip)
+        self._skip -= len(skipped)
+        return left
 
     def rest(self) -> bytes:
         """Return a last line that lacks its newline."""
@@ -72,14 +71,8 @@ class LogReader:
         return True
 
 
-def _may_be_longer(lines: bytes) -> bool:
-    """Whether a line may be too long; millions of lines are not checked one by one."""
-    half = LONGEST // 2
-    return any(lines.find(b"\n", at, at + half) < 0 for at in range(0, len(lines), half))
-
-
-def _cut(line: bytes) -> list[bytes]:
-    return [line[begin : begin + LONGEST] for begin in range(0, max(1, len(line)), LONGEST)]
+def _cut(line: re.Match[bytes]) -> bytes:
+    return b"\n".join(line[0][at : at + LONGEST] for at in range(0, len(line[0]), LONGEST))
 
 
 def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
@@ -102,7 +95,7 @@ def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
         if time.monotonic() - asked >= (_SOON_S if ended else _ASK_S):
             asked = time.monotonic()
             # "" if the job is not in the queue; None if Slurm does not answer.
-            state = ask_slurm(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
+            state = ask(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
             # While the job runs, its end may be the work of its program.
             is_over = ended and (state is None or state.startswith("COMPLETING"))
             over = is_over or state == ""

@@ -15,7 +15,7 @@ from .head import SSH, HeadFolder, render_pack, render_unpack
 from .launch import Launch
 from .nodes import send_files
 from .transfers import render_push
-from .watch import announce
+from .watch import announce, say
 
 _RECORD = "job.json"
 _COMMAND_S = 600.0
@@ -84,6 +84,6 @@ class Storing:
         script = f"cd {shlex.quote(folder)} && {words} 2>&1"
         done = Running(self.head.argv(script), _COMMAND_S + 30).wait()
         if done.printed:
-            print(done.printed, flush=True)
+            say(done.printed)
         if done.why:
             announce(event="note", text=f"warning: --on-finish: {done.why}")

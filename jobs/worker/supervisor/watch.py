@@ -143,17 +143,13 @@ class LogWatch:
     steps: StallDetector = field(default_factory=StallDetector)
     has_begun: bool = False
     """Whether ranks are running: from then on, program output may look like mpirun's messages."""
-    _partial: bytes = b""
+    partial: bytes = b""
+    """A line without its end, which may have been cut off, as by a full disk."""
 
     @property
     def checkpoint_s(self) -> float:
         """How long a checkpoint takes, as far as is known."""
         return self.measured_s or self.estimate_s
-
-    @property
-    def ends_amid_line(self) -> bool:
-        """Whether a line was cut off, as by a full disk."""
-        return bool(self._partial)
 
     def poll(self) -> None:
         """Read what is new."""
@@ -165,10 +161,10 @@ class LogWatch:
     def _read(self, new: bytes) -> None:
         self.offset += len(new)
         self.disk_full = self.disk_full or _FULL in new
-        whole, end, rest = (self._partial + new).rpartition(b"\n")
+        whole, end, rest = (self.partial + new).rpartition(b"\n")
         # Such as a progress bar's. Its beginning and its end may each be an event.
         is_long = len(rest) > LONGEST
-        self._partial = rest[: LONGEST // 2] + rest[-LONGEST // 2 :] if is_long else rest
+        self.partial = rest[: LONGEST // 2] + rest[-LONGEST // 2 :] if is_long else rest
         # In one batch: a program may print millions of lines per second.
         is_ours = not self.has_begun or any(word in whole for word in _WORDS)
         for line in whole.split(b"\n") if end and is_ours else ():
@@ -268,6 +264,10 @@ class Poll:
 
 def announce(*, amid_line: bool = False, **fields: object) -> None:
     """Print an event to the job's log, as a rank does; ``amid_line`` starts a new line first."""
-    # The log's disk may be full.
+    say("\n" * amid_line + render_event(fields, os.environ.get(MARK, "")))
+
+
+def say(text: str) -> None:
+    """Print text to the job's log, whose disk may be full."""
     with suppress(OSError):
-        print("\n" * amid_line + render_event(fields, os.environ.get(MARK, "")), flush=True)
+        print(text, flush=True)

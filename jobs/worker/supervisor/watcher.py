@@ -161,12 +161,14 @@ class Watcher:
         self._stop_if_leaving()
         self._note_lost_node()
         now, failed = time.monotonic(), self.log.failed_at
+        # A checkpoint is written between two steps.
+        save_s = time_to_save(self.log.checkpoint_s, LEAST_S)
         if self.stopping and self._forwarded_at is None:
             self._forwarded_at = now
             self._forward(self._process.pid)
         if (failed is not None and now - failed > ERROR_GRACE_S) or self._is_left(now):
             self.kill()
-        elif not self.hang and (silent := self._find_stall(now)):
+        elif not self.hang and (silent := self.log.steps.stalled(now, save_s)):
             message = f"no step for {silent / 60:.0f} min: a rank hangs"
             self.hang = {"message": message, "lost_peer": True}
             self.kill()
@@ -174,22 +176,18 @@ class Watcher:
             self._warn_idle(self._idle, silent)
         return False
 
-    def _find_stall(self, now: float) -> float:
-        # A checkpoint is written between two steps.
-        return self.log.steps.stalled(now, time_to_save(self.log.checkpoint_s, LEAST_S))
-
     def _stop_if_leaving(self) -> None:
         if self.stopping or self.log.failed_at is not None:
             return
-        self.deadline.checkpoint_s = self.log.checkpoint_s
-        self.deadline.measured_s = self.log.measured_s
-        self.leaving = self._find_notice() or self.deadline.find_end()
+        times = self.log.checkpoint_s, self.log.measured_s
+        self.leaving = self._find_notice() or self.deadline.find_end(*times)
         if self.returned and not self.leaving and time.monotonic() - self._begin > GROW_S:
             text = f"{' and '.join(self.returned)} can be used again"
             self.leaving = blame(self.job.nodes[0], self.job.nodes, 1, text)
         if self.leaving:
             # A program may or may not save one.
-            how = "saving a checkpoint and stopping" if self._trains else "stopping"
+            trains = self.launch.spec.work.task not in ("", "predict")
+            how = "saving a checkpoint and stopping" if trains else "stopping"
             announce(event="note", text=f"{self.leaving['message']}; {how}")
             self.stop()
 
@@ -221,10 +219,6 @@ class Watcher:
             self.wait(lambda: bool(self._find_notice()), WAIT_S)
         if is_full or not self.log.errors:
             self.leaving = self._find_notice()
-
-    @property
-    def _trains(self) -> bool:
-        return self.launch.spec.work.task not in ("", "predict")
 
     def _find_notice(self) -> dict[str, Any]:
         return describe_notice(self.notices, self.job.nodes, self.launch.nproc_per_node)

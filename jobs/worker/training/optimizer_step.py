@@ -28,7 +28,7 @@ from ..fast.first_token import skip_other_tokens
 from ..fast.int8 import LEAST_SIZE
 from ..fast.optimizer import MasterAdamW, group_parameters, halve_weights
 from ..fast.parts import INT8_PRODUCTS, find_parts
-from ..runtime.errors import BackendError, first_line
+from ..runtime.errors import WorkerError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TextOptions, TrainOptions
 
@@ -65,12 +65,12 @@ class StepTimer:
 
 
 def load_ipex() -> Any:
-    """Return Intel Extension for PyTorch. Raises :class:`BackendError` if it can't be imported."""
+    """Return Intel Extension for PyTorch. Raises :class:`WorkerError` if it can't be imported."""
     try:
         return importlib.import_module(IPEX_MODULE)
     # If torch's version does not match, it raises OSError or SystemExit.
     except (Exception, SystemExit) as error:
-        raise BackendError(
+        raise WorkerError(
             f"--ipex needs {IPEX_MODULE}: {first_line(error)}",
             hint="use a stack that has it, or omit --ipex: torch uses AMX without it",
         ) from error
@@ -210,7 +210,7 @@ def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, An
             model, optimizer=optimizer, dtype=wanted, inplace=True
         )
     except AssertionError as error:  # the CPU lacks an instruction
-        raise BackendError(
+        raise WorkerError(
             f"--ipex can't train in {dtype} on this CPU: {first_line(error)}",
             hint="use --dtype auto, or omit --ipex",
         ) from error

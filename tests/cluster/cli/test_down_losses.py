@@ -16,7 +16,7 @@ from cluster.local_files import ClusterFiles
 from cluster.slurm import job_queue
 from infra.errors import HostError
 from jobs.places.files import worker_files
-from jobs.places.plan import JobPaths
+from jobs.places.plan import FETCHED, JobPaths
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.jobs.context import SUBMITTED
@@ -317,5 +317,5 @@ def test_the_script_finds_jobs_in_the_queue(head: Path) -> None:
 
 def test_the_marker_lies_where_the_script_looks(head: Path) -> None:
     paths = JobPaths("squad-1", str(head))
-    assert paths.fetched == str(head / "spr-jobs/squad-1/fetched")
+    assert Path(paths.root, FETCHED) == head / "spr-jobs/squad-1/fetched"
     assert paths.record == str(head / "spr-jobs/squad-1/job.json")

@@ -39,7 +39,7 @@ def paths(head: ThisMachine) -> JobPaths:
     paths = JobPaths("squad-1", home=str(head.home))
     place_files(head, paths, {"code/x": b""})
     Path(paths.log).write_text("said\n")
-    write(paths.begin, json.dumps({"nodes": ["node0", "node1"], "outcome": OUTCOME}))
+    write(f"{paths.root}/begin.json", json.dumps({"nodes": ["node0", "node1"], "outcome": OUTCOME}))
     return paths
 
 
@@ -114,14 +114,16 @@ def test_a_job_that_was_not_submitted_leaves_no_files(
 def test_results_are_fetched_and_stay_inside_the_target(
     head: ThisMachine, paths: JobPaths, tmp_path: Path
 ) -> None:
-    write(f"{paths.output}/results.json", "{}")
-    write(f"{paths.output}/model/w", "w")
+    write(f"{paths.root}/output/results.json", "{}")
+    write(f"{paths.root}/output/model/w", "w")
     target = tmp_path / "results 'here'"
 
     fetch(head, paths, target, print)
 
     assert files_in(target) == ["job/log", "model/w", "results.json"]
-    assert Path(paths.fetched).is_file(), "`down` asks about results that were never fetched"
+    assert Path(paths.root, "fetched").is_file(), (
+        "`down` asks about results that were never fetched"
+    )
 
 
 _BLOCK = b"x" * (100 << 10)
@@ -173,7 +175,7 @@ def test_a_fetch_that_fails_leaves_nothing_on_the_head_and_no_half_of_a_file_her
     cut_after: int,
     failure: Exception,
 ) -> None:
-    write(f"{paths.output}/model/w", "w" * 5000)
+    write(f"{paths.root}/output/model/w", "w" * 5000)
     target, before = tmp_path / "results", files_in(head.home)
     download = head.download
 
@@ -196,7 +198,7 @@ def test_a_fetch_that_fails_leaves_nothing_on_the_head_and_no_half_of_a_file_her
 def test_two_fetches_of_a_job_at_the_same_time(
     head: ThisMachine, paths: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(f"{paths.output}/model/w", "w" * 5000)
+    write(f"{paths.root}/output/model/w", "w" * 5000)
     write(paths.record, replace(SUBMITTED, gather_output=False).render())
     write(head.connect("node1") / paths.relative_root / "output.state/logs/rank-1.log", "said")
     download = head.download
@@ -219,20 +221,24 @@ def test_what_was_written_after_the_fetch_began_is_not_fetched(
     head: ThisMachine, paths: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`down` asks about it; and how much has arrived is said."""
-    write(f"{paths.output}/model/w", "w" * 9000)
+    write(f"{paths.root}/output/model/w", "w" * 9000)
     download = head.download
 
     def write_more(command: str) -> Iterator[bytes]:
         yield from download(command)
-        write(f"{paths.output}/later")
+        write(f"{paths.root}/output/later")
 
     monkeypatch.setattr(head, "download", write_more)
     monkeypatch.setattr("jobs.places.files._NOTED", 4096)
     said: list[str] = []
     fetch(head, paths, tmp_path, said.append)
 
-    marked = Path(paths.fetched).stat().st_mtime_ns
-    late = [path.name for path in Path(paths.output).rglob("*") if path.stat().st_mtime_ns > marked]
+    marked = Path(paths.root, "fetched").stat().st_mtime_ns
+    late = [
+        path.name
+        for path in Path(paths.root, "output").rglob("*")
+        if path.stat().st_mtime_ns > marked
+    ]
     assert (late, said[0]) == (["later"], "4.9 KiB")
 
 
@@ -244,7 +250,7 @@ def test_the_workers_output_is_fetched_if_the_job_wants_it(
 ) -> None:
     """By `fetch` alone, too: the command that submitted the job may have lost its terminal."""
     worker = head.connect("node1", "node2").parent / "node1" / paths.relative_root
-    write(f"{paths.output}/mine")
+    write(f"{paths.root}/output/mine")
     write(worker / "output/theirs")
     write(head.root / "node2" / paths.relative_root / "output/of another attempt")
     write(paths.record, replace(SUBMITTED, gather_output=gathers).render())
@@ -261,8 +267,8 @@ def test_every_ranks_files_are_fetched_without_checkpoints(
 ) -> None:
     worker = head.connect("node1") / paths.relative_root
     for name in ("logs/rank-0.log", "checkpoints/step-000001/state.pt"):
-        write(f"{paths.output}.state/{name}")
-    write(f"{paths.output}/results.json")
+        write(f"{paths.root}/output.state/{name}")
+    write(f"{paths.root}/output/results.json")
     for name in ("logs/rank-1.log", "metrics/rank-1.jsonl"):
         write(worker / "output.state" / name)
     write(worker / "output/model/w")
@@ -271,18 +277,6 @@ def test_every_ranks_files_are_fetched_without_checkpoints(
 
     ranks = ["job/logs/rank-0.log", "job/logs/rank-1.log", "job/metrics/rank-1.jsonl"]
     assert files_in(tmp_path / "results") == ["job/log", *ranks, "results.json"]
-
-
-def test_no_name_in_the_output_means_anything(
-    head: ThisMachine, paths: JobPaths, tmp_path: Path
-) -> None:
-    names = ["checkpoints/step-000500/weights.pt", "model/checkpoint-1500/w", "log/x", "job.json/y"]
-    for name in names:
-        write(f"{paths.output}/{name}")
-
-    fetch(head, paths, tmp_path / "results", print)
-
-    assert files_in(tmp_path / "results") == sorted([*names, "job/log"])
 
 
 def test_checkpoints_of_a_failed_program_on_a_worker_are_fetched(
@@ -329,19 +323,19 @@ def test_what_is_left_on_a_node_is_missing(
     missing = fetch(head, paths, tmp_path / "results", print).missing
 
     assert missing == ("only on node0: work/large (0 MB)",)
-    assert not Path(paths.fetched).exists()
+    assert not Path(paths.root, "fetched").exists()
 
 
 def test_what_is_fetched_of_a_running_job_does_not_count(head: ThisMachine, tmp_path: Path) -> None:
     """Its first node, or its workers, may have older files that come to the head later."""
     paths = submit(head, "until [ -e go ]; do sleep 0.05; done")
     fetch(head, paths, tmp_path / "early", print)
-    assert not Path(paths.fetched).exists()
+    assert not Path(paths.root, "fetched").exists()
 
     Path(paths.root, "go").touch()
     SlurmLauncher(head).follow(paths, lambda _: None, lambda _: None)
     fetch(head, paths, tmp_path / "late", print)
-    assert Path(paths.fetched).exists()
+    assert Path(paths.root, "fetched").exists()
 
 
 def test_archive_members_outside_the_target_are_skipped(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from provision.ssh import LINE_BYTES, whole_lines
 from tests.fakes import FakeHost
 from tests.harness.hostile_text import HOSTILE
 from tests.jobs.context import job_context
+from tests.jobs.places.this_machine import wait_for
 
 PATHS = JobPaths("squad-1")
 DONE = JobEnd("succeeded", 0)
@@ -51,6 +51,7 @@ from jobs.places.queue.job_output import JobOutput
 from jobs.places.plan import JobPaths
 from jobs.places.queue.session import JobSession
 from tests.jobs.context import job_context
+from tests.jobs.places.this_machine import wait_for
 
 LOG = Path(sys.argv[1])
 
@@ -120,51 +121,29 @@ def watch(launcher: StandIn, output: JobOutput, log: list[str] | None = None) ->
     return session.watch(output, Path("here"), is_limited=False, kept=("", False))
 
 
-@pytest.fixture
-def follower(tmp_path: Path) -> Callable[..., tuple[subprocess.Popen[bytes], int, Path]]:
-    """Starts a command on a terminal of its own; returns it with the terminal and its log."""
+@pytest.mark.parametrize(
+    ("lines", "ignores", "said"), [(1200, False, "following\n"), (20, True, "ended\n")]
+)
+def test_a_job_goes_on_when_its_terminal_closes(
+    tmp_path: Path, lines: int, ignores: bool, said: str
+) -> None:
+    """A command that ignores it, as with `nohup`, follows to the end, also without a display."""
+    terminal, end = pty.openpty()
 
-    def begin(lines: int, *, ignores: bool = False) -> tuple[subprocess.Popen[bytes], int, Path]:
-        terminal, end = pty.openpty()
+    def enter() -> None:
+        os.setsid()
+        fcntl.ioctl(end, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores else signal.SIG_DFL)
 
-        def enter() -> None:
-            os.setsid()
-            fcntl.ioctl(end, termios.TIOCSCTTY, 0)
-            signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores else signal.SIG_DFL)
-
-        log = tmp_path / "log"
-        process = subprocess.Popen(
-            [sys.executable, "-c", _FOLLOWER, str(log), str(lines)],
-            stdin=end,
-            stdout=end,
-            stderr=end,
-            cwd=Path(__file__).parents[3],
-            preexec_fn=enter,
-        )
+    log, folder = tmp_path / "log", Path(__file__).parents[3]
+    argv, streams = [sys.executable, "-c", _FOLLOWER, str(log), str(lines)], (end,) * 3
+    with subprocess.Popen(argv, -1, None, *streams, cwd=folder, preexec_fn=enter) as process:
         os.close(end)
-        deadline = time.monotonic() + 60
-        while not log.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return process, terminal, log
-
-    return begin
-
-
-def test_a_job_goes_on_when_its_terminal_closes(follower: Any) -> None:
-    process, terminal, log = follower(1200)
-    os.close(terminal)
-
-    assert process.wait(60) == 129
-    assert log.read_text() == "following\n"
-
-
-def test_a_command_that_ignores_the_hang_up_follows_to_the_end(follower: Any) -> None:
-    """`nohup`, and `trap '' HUP`: even the display's terminal may be gone."""
-    process, terminal, log = follower(20, ignores=True)
-    os.close(terminal)
-
-    process.wait(60)
-    assert log.read_text() == "ended\n"
+        wait_for(log.exists)
+        os.close(terminal)
+        code = process.wait(60)
+    assert log.read_text() == said
+    assert ignores or code == 129
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt(), HangupError()], ids=["Ctrl-C", "hang-up"])

@@ -172,14 +172,6 @@ def test_masks_and_worker_cores_of_two_ranks() -> None:
     ]
 
 
-def test_a_mask_may_be_longer_than_a_word() -> None:
-    found = environment(words(command_for(machine(192, sockets=2, numa=2, smt=True))))
-
-    masks = [int(mask, 16) for mask in found["I_MPI_PIN_DOMAIN"][1:-1].split(",")]
-    assert masks == [(1 << 96) - 1, ((1 << 96) - 1) << 96]
-    assert masks == sorted(masks)
-
-
 def test_nodes_with_different_cpus_get_separate_argument_sets() -> None:
     command = command_for(machine(2, allowed="0"), machine(2, allowed="1"))
     sets = " ".join(words(command)).split(" : ")

@@ -116,12 +116,6 @@ def test_only_allowed_cpus_are_used_even_if_only_a_sibling_is() -> None:
     assert cpus(placement) == [(1, 2, 7)]
 
 
-def test_nodes_with_different_cpu_numbers_get_separate_masks() -> None:
-    placement = plan(machine(4, allowed="0-1"), machine(4, allowed="2-3"), ppn=2)
-
-    assert [cpus(placement, node) for node in (0, 1)] == [[(0,), (1,)], [(2,), (3,)]]
-
-
 def test_the_smallest_node_decides_and_idle_cores_are_reported() -> None:
     placement = plan(machine(32), machine(8))
 
@@ -157,11 +151,6 @@ def test_a_refusal_of_an_uneven_split_names_the_even_ones() -> None:
     with pytest.raises(UsageError) as caught:
         plan(machine(12, numa=2), ppn=5)
     assert caught.value.hint == "use one of: 1, 2, 4, 6, 12"
-
-
-def test_more_ranks_than_cores_are_refused_with_the_node() -> None:
-    with pytest.raises(UsageError, match="--ppn 3: node1 has 2 physical cores"):
-        plan(machine(6), machine(2), ppn=3)
 
 
 def test_workers_that_leave_no_core_to_compute_are_refused() -> None:

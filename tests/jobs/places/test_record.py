@@ -63,13 +63,14 @@ def test_a_resumed_job_has_paid_for_all_of_its_runs(
     when = ended - timedelta(seconds=400)
     first = replace(SUBMITTED, when=when.isoformat(), boot_s=boot, resumed_s=30, usd_per_hour=6.5)
     now = replace(SUBMITTED, nnodes=nodes, usd_per_hour=price, idle_s=90, former_s=9, when="now")
+    now = replace(now, node_share=0.25)  # of other nodes, its cores are another share
 
     found = first.resumed_as(replace(now, argv=("new",), cluster="other"), end)
 
     assert found.resumed_s == pytest.approx(node_s / nodes)
     here = {"cluster": "other", "usd_per_hour": price, "when": "now"}
     before = {"boot_s": 0.0, "idle_s": 90, "former_s": 9, "resumed_s": found.resumed_s}
-    before["run_nodes"] = nodes
+    before |= {"run_nodes": nodes, "node_share": 0.25}
     assert found == replace(first, **here, **before)  # type: ignore[arg-type]
 
 

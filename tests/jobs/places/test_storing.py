@@ -112,8 +112,8 @@ def test_output_of_workers_is_stored_too(
     paths = JobPaths("squad-1", home=str(cluster.home))
     record = json.dumps({"gather_output": gathers}).encode()
     place_files(cluster, paths, {**worker_files(), "job.json": record})
-    files = f"{paths.output}.state/logs/rank-1.log {paths.output}/one"
-    folders = f"{paths.output}.state/logs {paths.output}"
+    files = f"{paths.root}/output.state/logs/rank-1.log {paths.root}/output/one"
+    folders = f"{paths.root}/output.state/logs {paths.root}/output"
     run(cluster, f"ssh node1 'mkdir -p {folders} && echo one | tee {files}'")
 
     wait_for(Path(paths.root, "pushed.json").exists)

@@ -174,7 +174,7 @@ def test_only_so_many_nodes_are_used(tmp_path: Path) -> None:
     start(hosts, program_request(tmp_path, nodes=2, placement=PlacementOptions(nproc_per_node=2)))
 
     assert f"-ppn 2 -wdir {PATHS.root} -n 4 " in mpirun_line(hosts["node0"], PATHS)
-    launch = parse_launch(hosts["node0"].files[PATHS.new_launch].decode())
+    launch = parse_launch(hosts["node0"].files[PATHS.uploaded("launch.json")].decode())
     assert [*launch.pinning] == ["node0", "node1", "node2"], "whichever are free"
     assert json.loads((tmp_path / "job/job.json").read_text())["nnodes"] == 2
     with pytest.raises(UsageError, match="--nodes 4: cluster bert has 3 nodes"):

@@ -88,7 +88,7 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert f"{BASE_MODEL} /home/me/base" in script
     assert f"job {PATHS.job_id} resumes from step-000040" in log
     assert not any("distributing the job's files" in each for each in hosts["node0"].commands)
-    kept = json.loads(hosts["node0"].files[PATHS.new_record])
+    kept = json.loads(hosts["node0"].files[PATHS.uploaded("job.json")])
     changed = {**json.loads(RECORD.render()), "when": kept["when"], "boot_s": kept["boot_s"]}
     spent, recovery = {"seconds": 0.0, "usd": 0.0}, {"retries": 0, "least_nodes": 0}
     more = {"spent": spent, "recovery": recovery}
@@ -139,7 +139,7 @@ def test_a_resumed_job_keeps_its_limits_and_what_it_took_of_them(
     (plan,) = plans
     assert (plan.spec.ending.max_time_s, plan.spec.ending.budget) == kept
     assert (*plan.details["spent"].values(),) == pytest.approx(spent)
-    written = json.loads(hosts["node0"].files[PATHS.new_record])["more"]
+    written = json.loads(hosts["node0"].files[PATHS.uploaded("job.json")])["more"]
     assert (written["limit"], written["spent"]) == ("new", plan.details["spent"])
 
 
@@ -167,7 +167,7 @@ def test_a_resumed_job_keeps_its_restarts(tmp_path: Path, asked: int | None, ret
 
     run(hosts, ResumeRequest("squad", None, tmp_path / "out", retries=asked))
 
-    launch = json.loads(hosts["node0"].files[PATHS.new_launch])
+    launch = json.loads(hosts["node0"].files[PATHS.uploaded("launch.json")])
     recovery = {"retries": retries, "least_nodes": 3, "resumed_job": PATHS.job_id}
     assert launch["spec"]["recovery"] == recovery
 
@@ -243,7 +243,7 @@ def test_a_checkpoint_beyond_the_requested_end_is_refused_before_anything_is_sen
         UsageError, match="is at step 40, and with these options it has only 4 steps"
     ):
         run(hosts, request)
-    assert not hosts["node0"].files.get(PATHS.new_script)
+    assert not hosts["node0"].files.get(PATHS.uploaded("run.sh"))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
     resume(job_context(hosts, log=log), request)
 
     head = hosts["node0"]
-    assert json.loads(head.files[PATHS.new_record])["more"]["spent"]["seconds"] == 400.0
+    assert json.loads(head.files[PATHS.uploaded("job.json")])["more"]["spent"]["seconds"] == 400.0
     order = ("# placing the worker code", "# restoring the job", "# submitting a job")
     found = [next(n for n, each in enumerate(head.commands) if word in each) for word in order]
     assert found == sorted(found)
@@ -333,7 +333,7 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
     assert not any("distributing the job's files" in each for each in head.commands)
     with tarfile.open(fileobj=io.BytesIO(head.files[PATHS.upload])) as tar:
         assert f"{PATHS.relative_root}/code/worker/storage/restore.py" in tar.getnames()
-    assert f'"bucket": "{BUCKET}"' in head.files[PATHS.new_launch].decode()
+    assert f'"bucket": "{BUCKET}"' in head.files[PATHS.uploaded("launch.json")].decode()
     assert f"5.0 MiB of job {PATHS.job_id} came from {url}" in log
 
 
@@ -353,7 +353,10 @@ def test_a_resumed_job_is_stored_where_it_was(
 
     resume(context, request)
 
-    found = [json.loads(head.files[file]) for file in (PATHS.new_launch, PATHS.new_record)]
+    found = [
+        json.loads(head.files[file])
+        for file in (PATHS.uploaded("launch.json"), PATHS.uploaded("job.json"))
+    ]
     assert [found[0]["spec"]["storage"]["bucket"], found[1]["bucket"]] == [now, now]
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from jobs.places.kubernetes.image import build_files, render_dockerfile
-from jobs.worker.tasks import TASKS
-from jobs.worker.training.text_task import TableOptions
 from provision.stacks.load import load_stack
 from provision.stacks.stack import render_requirements
 from tests.golden import check_golden
@@ -47,8 +44,3 @@ def test_the_code_runs_from_the_build_folder_alone(tmp_path: Path) -> None:
 
     assert "ValueError: --epochs 20000 is out of range: 0 to 10000" in said
     assert (tmp_path / "code/worker/tasks/squad/sample.json").is_file()
-
-
-def test_a_task_needs_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "bare", SimpleNamespace(demo=TableOptions()))
-    assert "Dockerfile" in build_files(load_stack("upstream"), "x")

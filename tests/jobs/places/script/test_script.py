@@ -277,21 +277,14 @@ def test_it_refuses_what_is_not_installed_to_the_end_for_this_job(folder: Path) 
     content = rendered("--demo", "--model", "a/b").files[INSTALL]
     assert isinstance(content, bytes)
     (folder / INSTALL).write_bytes(content)
-    other = run_script(folder)
-    (folder / "installed").unlink()
-    unfinished = run_script(folder)
-
-    for done in (other, unfinished):
+    says = ["is not installed: run 'bash install.sh' there, to its end"] * 2
+    says.append("submit the job in its folder, after 'bash install.sh' there")
+    for missing, text in zip((None, "installed", "venv/bin/python"), says, strict=True):
+        if missing:
+            (folder / missing).unlink()
+        done = run_script(folder)
         assert (done.returncode, (folder / "called").exists()) == (1, False)
-        assert "is not installed: run 'bash install.sh' there, to its end" in done.stderr
-
-
-def test_outside_its_folder_it_says_what_to_do(folder: Path) -> None:
-    (folder / "venv/bin/python").unlink()
-    done = run_script(folder)
-
-    assert (done.returncode, (folder / "called").exists()) == (1, False)
-    assert "submit the job in its folder, after 'bash install.sh' there" in done.stderr
+        assert text in done.stderr
 
 
 # Python that makes a venv with itself; there, pip and the imports may fail.

@@ -17,7 +17,7 @@ import pytest
 
 from infra.wait import wait_until
 from jobs.worker.program.environment import describe_end, program_environment, rank_variables
-from jobs.worker.runtime.errors import BackendError
+from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import MARK, parse_event, prefix_of
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from jobs.worker.runtime.process import NODES
@@ -296,7 +296,7 @@ def test_a_working_folder_of_which_nothing_was_sent_is_created(node: Path) -> No
 def test_incomplete_mpirun_variables_are_an_error() -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert rank_variables({}) == alone
-    with pytest.raises(BackendError, match="not numbers"):
+    with pytest.raises(WorkerError, match="not numbers"):
         rank_variables({**HYDRA, "MASTER_ADDR": "a", "MPI_LOCALRANKID": "x"})
 
 
@@ -363,5 +363,5 @@ def test_a_program_joins_the_ranks_of_torchrun(node: Path) -> None:
 def test_torchruns_variables_are_passed_on() -> None:
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert rank_variables({**torchrun, "MASTER_ADDR": "a"}) == torchrun
-    with pytest.raises(BackendError, match="RANK 4 does not fit WORLD_SIZE 4"):
+    with pytest.raises(WorkerError, match="RANK 4 does not fit WORLD_SIZE 4"):
         rank_variables({**torchrun, "MASTER_ADDR": "a", "RANK": "4"})

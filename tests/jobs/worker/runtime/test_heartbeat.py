@@ -7,7 +7,6 @@ import signal
 import socket
 import struct
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -86,19 +85,18 @@ def ranks(
     node: Path,
     source: str,
     *works: str,
-    through: dict[int, int] | None = None,
     port: int = 0,
     seconds: tuple[float, float] = NEVER,
     met: bool = True,
 ) -> Iterator[list[Forked]]:
-    """Ranks that have met; some of them reach rank 0 ``through`` another port."""
+    """Ranks that have met."""
     (node / "work").mkdir(exist_ok=True)
     port, code = port or free_port() - 1, textwrap.dedent(PREPARE) + textwrap.dedent(source)
     more = {"PYTHONPATH": f"{node}/code", "SECONDS": "{} {}".format(*seconds)}
     with ExitStack() as stack:
         started = []
         for rank, environ in enumerate(rank_environs(len(works), more=more)):
-            environ["MASTER_PORT"] = str((through or {}).get(rank, port) + 1)
+            environ["MASTER_PORT"] = str(port + 1)
             started.append(stack.enter_context(Forked(["-c", code, works[rank]], node, environ)))
         for process in started if met else ():
             read_until(process, "met\n")
@@ -169,54 +167,6 @@ def test_a_rank_that_rank_0_gave_up_ends_when_it_wakes(node: Path) -> None:
         check_lost(finish(both[1]), 0, "its process ended")
 
 
-class Cable(threading.Thread):
-    """Forwards connections to ``port``, until it is cut; then it swallows everything, silently."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__(daemon=True)
-        self.server, self.target = socket.create_server(("127.0.0.1", 0)), port
-        self.cut = threading.Event()
-        self.ends: list[socket.socket] = []
-
-    def run(self) -> None:
-        with suppress(OSError):
-            while True:
-                near = self.server.accept()[0]
-                try:
-                    far = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:
-                    near.close()
-                    continue
-                self.ends += [near, far]
-                for ends in ((near, far), (far, near)):
-                    threading.Thread(target=self.forward, args=ends, daemon=True).start()
-
-    def forward(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(4096):
-                if not self.cut.is_set():
-                    target.sendall(data)
-            if not self.cut.is_set():
-                target.close()
-
-
-def test_both_sides_of_a_cut_cable_end(node: Path) -> None:
-    port = free_port() - 1
-    cable = Cable(port)
-    cable.start()
-    through = {1: cable.server.getsockname()[1]}
-    with ranks(
-        node, BARE, STUCK, STUCK, STUCK, through=through, port=port, seconds=SILENCE
-    ) as three:
-        cable.cut.set()
-        ended = [finish(each) for each in three]
-    for end in (cable.server, *cable.ends):
-        end.close()
-
-    for each, lost in zip(ended, (1, 0, 1), strict=True):
-        check_lost(each, lost, SILENT)
-
-
 def test_a_rank_ends_even_if_nobody_reads_its_output(node: Path) -> None:
     """As on a node that is cut off, where mpirun's proxy can't pass anything on."""
     fill = "os.set_blocking(1, False)\ntry:\n    while True: os.write(1, b'x' * 4096)\n"
@@ -232,13 +182,6 @@ def test_a_rank_ends_even_if_nobody_reads_its_output(node: Path) -> None:
 
 def wait_for_file(path: Path) -> None:
     wait_until(path.name, lambda: path.exists() or None, deadline_s=60, every_s=0.02)
-
-
-def test_a_run_ends_well_every_time(node: Path) -> None:
-    for _ in range(3):
-        with ranks(node, BARE, "pass", "pass", "pass") as three:
-            ended = [finish(each) for each in three]
-        assert [(each.code, each.events) for each in ended] == [(0, [])] * 3, ended
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from infra.errors import UsageError
 from jobs.places.kubernetes.request import place_pod
 from jobs.places.placement import NodeShape, Preload
 from jobs.worker.runtime.cores import LocalCore, read_cores
-from jobs.worker.runtime.errors import PlacementError
+from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.pinning import (
     LEAST_SHARE,
     VARIABLE,
@@ -38,13 +38,13 @@ from tests.harness.forked import Forked
 _RANK = """
 import json, os, sys
 from dataclasses import asdict
-from worker.runtime.errors import PlacementError
+from worker.runtime.errors import WorkerError
 from worker.runtime.pinning import take_place
 if {mask}:
     os.sched_setaffinity(0, {mask})
 try:
     plan, found = take_place(os.environ, {count})
-except PlacementError as error:
+except WorkerError as error:
     sys.exit(error.message)
 names = ("CCL_WORKER_AFFINITY", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
 print(json.dumps([plan and asdict(plan), asdict(found), [os.environ.get(name) for name in names]]))
@@ -167,7 +167,7 @@ def test_each_local_rank_has_its_own_plan() -> None:
     assert read_plan({}) is None
     assert read_plan({**environ, "MPI_LOCALRANKID": "1"}) == replace(PLAN, cpus="5")
     for rank in ({}, {"MPI_LOCALRANKID": "2"}):
-        with pytest.raises(PlacementError, match="has no plan for local rank"):
+        with pytest.raises(WorkerError, match="has no plan for local rank"):
             read_plan(environ | rank)
 
 

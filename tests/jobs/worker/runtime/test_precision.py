@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs.worker.runtime import precision
-from jobs.worker.runtime.errors import BackendError
+from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.precision import (
     Precision,
     choose_here,
@@ -57,7 +57,7 @@ def test_auto_is_bf16_only_if_it_is_faster_on_every_cpu(
 
 
 def test_int8_is_refused_where_its_products_would_be_wrong() -> None:
-    with pytest.raises(BackendError, match="needs amx_int8 or avx512_vnni: missing on b, c"):
+    with pytest.raises(WorkerError, match="needs amx_int8 or avx512_vnni: missing on b, c"):
         choose_precision("int8", {"a": AMX, "b": OLD, "c": OLD})
 
 

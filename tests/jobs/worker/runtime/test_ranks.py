@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from jobs.worker.runtime import process
-from jobs.worker.runtime.errors import BackendError, StoppedError
+from jobs.worker.runtime.errors import StoppedError, WorkerError
 from jobs.worker.runtime.process import RankIdentity, abort_all, explain_kill, listen, read_identity
 from jobs.worker.runtime.ranks import CCL_MODULE, choose_backend, lost_peer
 
@@ -31,7 +31,7 @@ def test_identity_comes_from_mpirun() -> None:
     ],
 )
 def test_an_incomplete_environment_is_an_error(environ: dict[str, str], message: str) -> None:
-    with pytest.raises(BackendError, match=message):
+    with pytest.raises(WorkerError, match=message):
         read_identity(environ)
 
 
@@ -41,7 +41,7 @@ def test_an_explicit_backend_never_falls_back(monkeypatch: pytest.MonkeyPatch) -
     fallback = choose_backend("auto")
     assert fallback.name == "gloo"
     assert CCL_MODULE in fallback.reason
-    with pytest.raises(BackendError, match=f"--backend ccl needs {CCL_MODULE}"):
+    with pytest.raises(WorkerError, match=f"--backend ccl needs {CCL_MODULE}"):
         choose_backend("ccl")
     monkeypatch.setitem(sys.modules, CCL_MODULE, ModuleType(CCL_MODULE))
     assert choose_backend("auto").name == choose_backend("ccl").name == "ccl"

@@ -6,6 +6,7 @@ import io
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,23 +194,32 @@ def test_a_server_that_hangs_is_one_note_at_the_end(
     assert job.notes == ["warning: mlflow gets no more metrics: it did not answer within 1 s"]
 
 
-def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "_KEPT_POINTS", 200)
-    go, sent = threading.Event(), list[list[Point]]()
+def use_fake(
+    monkeypatch: pytest.MonkeyPatch,
+    begin: Callable[[], object],
+    log: Callable[[list[Point]], object],
+) -> None:
+    """Make ``fake`` the only tracker."""
 
-    class Slow:
+    class Fake:
         def __init__(self, run: TrackedRun) -> None:
-            go.wait(60)
+            begin()
 
         def log(self, points: list[Point]) -> None:
-            sent.append(points)
+            log(points)
 
         def finish(self, *, succeeded: bool) -> None:
             assert succeeded
 
-    monkeypatch.setattr(trackers, "TRACKERS", {"slow": Slow})
+    monkeypatch.setattr(trackers, "TRACKERS", {"fake": Fake})
+
+
+def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "_KEPT_POINTS", 200)
+    go, sent = threading.Event(), list[list[Point]]()
+    use_fake(monkeypatch, lambda: go.wait(60), sent.append)
     events = Events(stream=job.printed, clock=job.clock.monotonic)
-    with report_to("slow", TrackedRun(job.output, {}), events, job.clock.monotonic):
+    with report_to("fake", TrackedRun(job.output, {}), events, job.clock.monotonic):
         for step in range(1, 1001):
             events.step(step, 1000, loss=1.0)
             job.clock.sleep(2)
@@ -221,33 +231,23 @@ def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.Mo
     assert [point.step for point in seen] == list(range(802, 1001))
 
 
-@pytest.mark.parametrize("failing", ["__init__", "log"])
+@pytest.mark.parametrize("failing", ["begin", "log"])
 def test_an_outage_costs_no_points_and_two_notes(
     job: Job, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     monkeypatch.setattr(trackers, "RETRY_SECONDS", 0.02)
     back, seen, failures = threading.Event(), list[Point](), list[str]()
 
-    class Outage:
-        def __init__(self, run: TrackedRun) -> None:
-            self.fail("__init__")
+    def meet(where: str, *points: Point) -> None:
+        if failing == where and len(failures) < 3:
+            failures.append(where)
+            raise ConnectionError("503")
+        back.set()
+        seen.extend(points)
 
-        def fail(self, where: str) -> None:
-            if failing == where and len(failures) < 3:
-                failures.append(where)
-                raise ConnectionError("503")
-            back.set()
-
-        def log(self, points: list[Point]) -> None:
-            self.fail("log")
-            seen.extend(points)
-
-        def finish(self, *, succeeded: bool) -> None:
-            assert succeeded
-
-    monkeypatch.setattr(trackers, "TRACKERS", {"outage": Outage})
+    use_fake(monkeypatch, lambda: meet("begin"), lambda points: meet("log", *points))
     events = Events(stream=job.printed, clock=job.clock.monotonic)
-    with report_to("outage", TrackedRun(job.output, {}), events, job.clock.monotonic):
+    with report_to("fake", TrackedRun(job.output, {}), events, job.clock.monotonic):
         for step in range(1, 7):
             events.step(step, 6, loss=1.0)
             job.clock.sleep(2)
@@ -255,8 +255,8 @@ def test_an_outage_costs_no_points_and_two_notes(
             pass
     assert [point.step for point in seen] == [1, 2, 3, 4, 5, 6]
     assert job.notes == [
-        "warning: outage gets no metrics: 503; trying again every 0 s",
-        "outage gets metrics again",
+        "warning: fake gets no metrics: 503; trying again every 0 s",
+        "fake gets metrics again",
     ]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobs.worker.supervisor.deadline import SAVE_S, Deadline, lead_before, parse_deadline
+from jobs.worker.spec import Ending
+from jobs.worker.supervisor.deadline import SAVE_S, Deadline
 from tests.jobs.context import event
 from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 from tests.jobs.worker.supervisor.test_notices import TASK_SAVES, follow
@@ -19,18 +20,20 @@ _LEAVE_S = 2  # how long ranks have when a node leaves, on this machine
 
 
 @pytest.mark.parametrize(
-    ("text", "is_limited", "expected"),
+    ("text", "limit", "expected"),
     [
-        ("1000 9000 1800\n", False, 1000),
-        ("1000 9000 1800\n", True, 7200),
-        ("1000 2800 1800\n", True, 1000),
-        ("", False, None),
-        ("1000\n", False, None),
-        ("no timer", False, None),
+        ("1000 9000 1800\n", 0.0, 1000),
+        ("1000 9000 1800\n", 60.0, 7200),
+        ("1000 2800 1800\n", 60.0, 1000),
+        ("", 60.0, 5),
+        ("1000\n", 0.0, 5),
+        ("no timer", 0.0, 5),
     ],
 )
-def test_the_deadline_of_a_job(text: str, is_limited: bool, expected: float | None) -> None:
-    assert parse_deadline(text, is_limited=is_limited) == expected
+def test_the_deadline_of_a_job(text: str, limit: float, expected: float) -> None:
+    deadline = Deadline(Ending(max_time_s=limit), expires=5.0)
+    deadline.take(text)
+    assert deadline.expires == expected
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,10 @@ def test_the_deadline_of_a_job(text: str, is_limited: bool, expected: float | No
 def test_how_long_before_the_deadline_a_job_stops(
     seconds: float, checkpoint_s: float, expected: float
 ) -> None:
-    assert lead_before(5000 + seconds, 5000, checkpoint_s) == expected
+    for late in (-2, 2):
+        began = time.time() - seconds + expected - late
+        deadline = Deadline(starts=[(began, 1)], expires=began + seconds)
+        assert bool(deadline.find_end(checkpoint_s)) is (late > 0)
 
 
 def expire_in(head: ThisMachine, seconds: float) -> str:
@@ -66,7 +72,7 @@ def test_a_job_saves_a_checkpoint_before_the_deadline_and_is_not_requeued(
     message = f"the cluster's time to live is over at {at}"
     assert (end.state, end.attempt) == ("failed", 1)
     assert end.message == f"{message}; checkpoint step-000007 is kept"
-    assert Path(paths.output, "checkpoint").read_text() == "kept\n"
+    assert Path(paths.root, "output", "checkpoint").read_text() == "kept\n"
     assert f"{message}; saving a checkpoint and stopping" in log
     assert "resumed" not in log
     assert json.loads(Path(paths.end).read_text())["deadline"] is True
@@ -93,23 +99,32 @@ def test_a_job_saves_a_checkpoint_at_its_longest_time_and_has_failed(head: ThisM
 
     message = "it took longer than --max-time, 0.025 min"
     assert (end.state, end.attempt, end.message) == ("failed", 1, message)
-    assert Path(paths.output, "checkpoint").exists()
+    assert Path(paths.root, "output", "checkpoint").exists()
     assert f"{message}; stopping" in log
 
 
 def test_a_job_has_three_times_as_long_as_its_last_checkpoint_took() -> None:
-    deadline = Deadline(90.0, first=time.time() - 91, checkpoint_s=1.0)
-    assert deadline.find_end()["until"] == pytest.approx(time.time() + 119, abs=2)
-    deadline.checkpoint_s = 100.0
-    assert deadline.find_end()["until"] == pytest.approx(time.time() + 299, abs=2)
+    deadline = Deadline(Ending(max_time_s=90.0), starts=[(time.time() - 91, 1)])
+    assert deadline.find_end(1.0)["until"] == pytest.approx(time.time() + 119, abs=2)
+    assert deadline.find_end(100.0)["until"] == pytest.approx(time.time() + 299, abs=2)
 
 
-def test_a_job_whose_budget_is_spent_says_so() -> None:
-    ended = Deadline(max_time_s=90.0, budget=0.4, first=time.time() - 91).find_end()
-    assert ended["message"] == "--budget $0.4 pays for no more than 1.5 min and a checkpoint"
-    assert not Deadline(max_time_s=90.0, budget=0.4, first=time.time() - 60).find_end()
-    rest = Deadline(max_time_s=90.0, first=time.time() - 91, resumes=True).find_end()
-    assert rest["message"] == "it took longer than what was left of --max-time, 1.5 min"
+@pytest.mark.parametrize(
+    ("budget", "paid_node_s", "resumes", "message"),
+    [
+        (0.4, 210.0, False, "--budget $0.4 pays for no more than 1.5 min and a checkpoint"),
+        (0.4, 9e9, False, "it took longer than --max-time, 1.5 min"),
+        (0.0, 0.0, True, "it took longer than what was left of --max-time, 1.5 min"),
+    ],
+)
+def test_a_job_at_its_limit_says_which(
+    budget: float, paid_node_s: float, resumes: bool, message: str
+) -> None:
+    """With both, the limit is the shorter one, computed at the submission."""
+    ending = Ending(max_time_s=90.0, budget=budget, paid_node_s=paid_node_s)
+    assert not Deadline(ending, starts=[(time.time() - 60, 1)]).find_end()
+    ended = Deadline(ending, starts=[(time.time() - 91, 1)], resumes=resumes).find_end()
+    assert ended["message"] == message
 
 
 @pytest.mark.parametrize(("waited", "hours"), [(0, 4), (1, 3.25), (2, 2.5), (4, 1), (9, 1)])
@@ -118,17 +133,13 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
 ) -> None:
     """The budget pays for four hours of its one node, whose time to live ends after four hours."""
     submitted = time.time()
-    deadline = Deadline(
-        5 * 3600.0, 4.0, 4 * 3600.0, used=1, nodes=4, first=submitted + waited * 3600
-    )
-    assert deadline.longest_s == 4 * 3600 - SAVE_S
+    ending = Ending(max_time_s=5 * 3600.0, budget=4.0, paid_node_s=4 * 3600.0)
+    deadline = Deadline(ending, 4, [(submitted + waited * 3600, 1)])
+    assert deadline.longest_s() == 4 * 3600 - SAVE_S
     over = int(submitted) + 4 * 3600
     deadline.take(f"{over} {over + 9 * 3600} 0")
-    assert deadline.longest_s == pytest.approx(3600 * hours - SAVE_S, abs=2)
-    deadline.checkpoint_s = 100.0  # an estimate
-    assert deadline.longest_s == pytest.approx(3600 * hours - SAVE_S, abs=2)
-    deadline.measured_s = 100.0
-    assert deadline.longest_s == pytest.approx(3600 * hours - 300, abs=2)
+    assert deadline.longest_s() == pytest.approx(3600 * hours - SAVE_S, abs=2)
+    assert deadline.longest_s(100.0) == pytest.approx(3600 * hours - 300, abs=2)
 
 
 @pytest.mark.parametrize(
@@ -136,20 +147,21 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
 )
 def test_a_budget_counts_the_nodes_of_each_attempt(share: float, over: float, hours: float) -> None:
     """It pays for four hours of a node; the first attempt was on two, for an hour."""
-    deadline = Deadline(9e9, 4.0, 4 * 3600.0, share, used=1, nodes=4, first=0.0)
-    deadline.starts, deadline.over = [(0.0, 2), (3600.0, 1)], over * 3600
-    assert deadline.longest_s == pytest.approx(3600 * hours - SAVE_S)
+    ending = Ending(max_time_s=9e9, budget=4.0, paid_node_s=4 * 3600.0, node_share=share)
+    deadline = Deadline(ending, 4, [(0.0, 2), (3600.0, 1)], over=over * 3600)
+    assert deadline.longest_s() == pytest.approx(3600 * hours - SAVE_S)
 
 
 @pytest.mark.parametrize(("paid", "measured_s", "longest"), [(700, 0, 580), (1000, 275, 175)])
 def test_saving_a_checkpoint_takes_no_more_than_the_budget(
     paid: float, measured_s: float, longest: float
 ) -> None:
+    """An estimate of how long it may take does not shorten the job."""
     first = time.time() - longest - 1
-    known: dict[str, Any] = {"first": first, "checkpoint_s": 275.0, "measured_s": measured_s}
-    deadline = Deadline(5000.0, 1.0, paid, **known)
-    assert deadline.longest_s == longest
-    assert deadline.find_end()["until"] == first + paid
+    ending = Ending(max_time_s=5000.0, budget=1.0, paid_node_s=paid)
+    deadline = Deadline(ending, starts=[(first, 1)])
+    assert deadline.longest_s(measured_s) == longest
+    assert deadline.find_end(275.0, measured_s)["until"] == first + paid
 
 
 def test_the_limits_know_the_first_attempt_and_its_checkpoint(head: ThisMachine) -> None:

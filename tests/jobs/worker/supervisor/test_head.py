@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jobs.worker.supervisor import head as batch_head
 from jobs.worker.supervisor.head import HeadFolder
+from jobs.worker.supervisor.storing import Storing
+from tests.jobs.context import job_spec
 from tests.jobs.places.this_machine import ThisMachine, wait_for
 
 # Delivers as many bytes as the next line of the file `breaks` or `tars` says, and then breaks.
@@ -165,3 +171,15 @@ def test_results_that_do_not_arrive_are_mentioned(
 
     assert "copying them to node0 failed" in capfd.readouterr().out
     assert on_head(head).read_text() == (worker / "log").read_text()
+
+
+def test_a_log_on_a_full_disk_changes_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    launch: Any = SimpleNamespace(folder="/", spec=job_spec(on_finish="echo said; exit 1"))
+    Storing(launch, HeadFolder("/", "", Path("log")), ()).run_command("succeeded")
+    monkeypatch.setattr(HeadFolder, "_send_results", lambda _: False)
+    HeadFolder("/", "node0", Path("log")).send_results()

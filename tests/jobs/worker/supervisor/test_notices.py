@@ -49,7 +49,7 @@ def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(head: ThisMachine)
     end, log, _ = follow(head, paths)
 
     assert (end.state, end.attempt, end.nodes) == ("succeeded", 2, ("node0", "node2"))
-    assert Path(paths.output, "checkpoint").exists()
+    assert Path(paths.root, "output", "checkpoint").exists()
     why = "its node, node1, goes: EC2 takes it back at 2026-11-22T18:30:00Z"
     assert f"{why}; stopping" in log  # what a program saves is unknown
     assert f"attempt 1 ended: rank 1 on node1: {why}; the job will run again" in log
@@ -67,7 +67,7 @@ def test_a_job_whose_checkpoints_take_long_has_more_time_before_it_leaves(
 
     follow(head, paths)
 
-    assert Path(paths.output, "checkpoint").exists()
+    assert Path(paths.root, "output", "checkpoint").exists()
 
 
 def test_without_retries_the_job_fails_with_host_and_reason(head: ThisMachine) -> None:

@@ -115,7 +115,7 @@ def test_a_line_without_an_end_is_not_read_again(tmp_path: Path) -> None:
         with log.open("a") as file:
             file.write(text)
         watch.poll()
-        assert len(watch._partial) <= LONGEST
+        assert len(watch.partial) <= LONGEST
     assert [event["message"] for event in watch.errors] == ["m"]
 
 

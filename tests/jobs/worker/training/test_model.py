@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from jobs.worker.runtime.errors import BackendError, ModelError, TrainingError
+from jobs.worker.runtime.errors import ModelError, TrainingError, WorkerError
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.dataset import Question, all_texts
@@ -157,5 +157,5 @@ def test_inputs_that_the_model_does_not_take_are_omitted(tmp_path: Path, tokeniz
 
 def test_a_missing_ipex_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "intel_extension_for_pytorch", None)
-    with pytest.raises(BackendError, match="--ipex needs intel_extension_for_pytorch"):
+    with pytest.raises(WorkerError, match="--ipex needs intel_extension_for_pytorch"):
         load_ipex()

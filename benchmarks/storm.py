@@ -46,6 +46,7 @@ from infra.instance_types import DEFAULT_INSTANCE_TYPE, TABLE_REGION
 from infra.lifetime import AFTER
 from infra.spec import ClusterOptions, default_throughput
 from jobs.cli.shared.job_limit import JobLimit
+from jobs.worker.spec import Ending
 from jobs.worker.supervisor.deadline import SAVE_S, Deadline
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
@@ -293,11 +294,10 @@ def run_job(
     start, over = cloud.time.now().timestamp(), after.expires.timestamp()
     first = start + dice.uniform(0, after.latest.timestamp() - start) * held
     seconds = limit.time(used).total_seconds()
-    deadline = Deadline(
-        seconds, limit.budget or 0, limit.paid_node_s, used=used, nodes=nodes, first=first
-    )
+    ending = Ending(max_time_s=seconds, budget=limit.budget or 0, paid_node_s=limit.paid_node_s)
+    deadline = Deadline(ending, nodes, [(first, used)])
     deadline.take(" ".join(map(str, after.lifetime.seconds)))
-    end = max(first, min(first + deadline.longest_s + SAVE_S, deadline.expires or over))
+    end = max(first, min(first + deadline.longest_s() + SAVE_S, deadline.expires or over))
 
     def bill(at: float) -> dict[str, float]:
         cloud.time.sleep(max(0.0, at - cloud.time.now().timestamp()))

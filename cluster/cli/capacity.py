@@ -36,7 +36,7 @@ def bring_up_when_possible(
 
     The machines of a failed try are terminated before the next one. Raises :class:`NoCapacityError` when
     the time has passed, immediately if only another quota would help, and after a try that spent part of
-    a ``--budget``, which the next one would have in full.
+    a new cluster's ``--budget``, which the next one would have in full.
     """
     ctx = proposal.ctx
     kept = {instance.id for instance in proposal.plan_input.found.alive}
@@ -56,7 +56,8 @@ def bring_up_when_possible(
             _terminate_new(ctx, kept)
             passed = (ctx.now() - begun).total_seconds()
             left = wait.limit.total_seconds() - passed
-            if proposal.plan_input.spec.budget and ctx.events.ran(begun.replace(microsecond=0)):
+            is_new = proposal.plan_input.spec.budget and not kept
+            if is_new and ctx.events.ran(begun.replace(microsecond=0)):
                 left, full.hint = 0, f"this try spent part of --budget; {full.hint}"
             if left > 0:
                 seconds = min(left, _LONGEST_S, pause * random.uniform(0.7, 1.3))

@@ -341,7 +341,7 @@ def limit_record(
         need = record.latest - record.created
         if paid < longest:
             need += reserve
-            had = ", the highest price since its creation" if exists else ""
+            had = ", the cluster's highest price" if exists else ""
             paid_for = spoken_duration(budget / usd_per_hour * 3600)
             option = f"--budget {budget:.10g}"
             enough = f"--budget {ceil(usd_per_hour * (need / _HOUR))}"

@@ -550,10 +550,14 @@ def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(
     line.must("ssh", "node1")  # a colleague's machine has only the key
     assert f"HostKeyAlias {node1}" in files.ssh_config.read_text()
     assert "Host spr-node1" in files.ssh_hosts.read_text()
-    known = files.ssh_hosts.read_text()
-    files.ssh_hosts.write_text(known.replace("HostName ", "HostName 9"))
-    line.must("ssh")
-    assert files.ssh_hosts.read_text() == known, "the nodes may have other addresses or ranks"
+    known = {path: path.read_text() for path in (files.ssh_config, files.ssh_hosts)}
+    # The nodes may have other addresses or ranks, and the folder may have moved.
+    for old, new in (("HostName ", "HostName 9"), (f'"{files.folder}/', '"/moved/')):
+        for path, text in known.items():
+            assert old in text
+            path.write_text(text.replace(old, new))
+        line.must("ssh")
+        assert {path: path.read_text() for path in known} == known
     assert remembered_cloud("spr") == ("aws", "us-east-1")
 
 

@@ -78,22 +78,31 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
 
 
 @pytest.mark.parametrize(
-    ("free", "moves", "tries"), [(0, False, [0, 1, 2]), (1, False, [0]), (1, True, [0])]
+    ("kept", "free", "moves", "tries"),
+    [(0, 0, False, [0, 1, 2]), (0, 1, False, [0]), (0, 1, True, [0]), (1, 0, False, [0, 1, 2])],
 )
 def test_a_try_that_costs_money_does_not_restart_the_budget(
-    cloud: SimulatedCloud, free: int, moves: bool, tries: list[int]
+    cloud: SimulatedCloud, kept: int, free: int, moves: bool, tries: list[int]
 ) -> None:
-    cloud.faults(_NO_ROOM.format(free))
     given = {**({} if moves else in_first_zone(cloud)), "budget": 500.0}
     begun = list[int]()
+
+    def before(number: int) -> None:
+        begun.append(number)
+        if kept:  # the budget of a cluster with machines goes on
+            cloud.ctx.events.record("bought", "a faulty machine", resources=[f"i-{number}"])
+
+    if kept:
+        cloud.up(**{**given, "nodes": kept})
+    cloud.faults(_NO_ROOM.format(free))
     wait = CapacityWait(timedelta(minutes=2), lambda: plan(cloud, **given))
 
     with pytest.raises(NoCapacityError) as caught:
-        bring_up_when_possible(plan(cloud, **given), wait, bring(cloud, begun.append))
+        bring_up_when_possible(plan(cloud, **given), wait, bring(cloud, before))
 
     assert begun[:3] == tries
     assert ("this try spent part of --budget" in str(caught.value.hint)) is bool(free)
-    assert not cloud.found("instances").alive
+    assert len(cloud.found("instances").alive) == kept
 
 
 @pytest.mark.parametrize("faults", [_NO_ROOM.format(1), _HELD])

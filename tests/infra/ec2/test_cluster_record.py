@@ -286,12 +286,12 @@ def test_a_cluster_that_was_larger_or_dearer_keeps_the_limit_of_its_price() -> N
     small = change(tried, nodes=1, budget=30)
     assert (small.nodes, small.dearest["nodes"]) == (1, 12)
     with pytest.raises(
-        UsageError, match=r"at \$24.00 an hour, the highest price since its creation"
+        UsageError, match=r"at \$24.00 an hour, the cluster's highest price"
     ) as caught:
         limit_record(small, record, 24.0)
     assert caught.value.hint == "use --budget 38"
     _, spot = make(market="spot", max_price=5.0)
-    with pytest.raises(UsageError, match="the highest price since its creation"):
+    with pytest.raises(UsageError, match="the cluster's highest price"):
         limit_record(change(spot, max_price=1.0, budget=3), spot, 15.0)
     prices = table_prices("us-east-1", spot.options["instance_types"])
 

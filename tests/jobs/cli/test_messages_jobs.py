@@ -61,7 +61,7 @@ def test_a_usage_error_names_what_is_valid(line: CommandLine, name: str) -> None
 _ANSWER = {"text": "b", "answer_start": 2}
 _QUESTION = {"id": "q", "question": "?", "answers": [_ANSWER]}
 _DATA = (
-    ("[", "is not JSON: Expecting value (line 1, column 2)"),
+    ("[", re.compile(r"is not JSON: Expecting value: line 1 column 2 .*")),
     ("[]", re.compile(r".*")),
     (
         {"context": "a b", "qas": [{**_QUESTION, "answers": [{**_ANSWER, "answer_start": 0}]}]},
@@ -133,7 +133,7 @@ def test_a_file_of_any_size_takes_no_memory(line: CommandLine, command: str, lim
 @pytest.mark.parametrize("command", ["train squad --model m", "predict Who? --context A --model m"])
 def test_a_model_consists_of_regular_files(line: CommandLine, command: str) -> None:
     Path("m").mkdir()
-    Path("m/config.json").write_text("{}")
+    Path("m/config.json").write_text('{"architectures": ["BertForQuestionAnswering"]}')
     os.mkfifo("m/tokenizer.json")
     message = (
         "m/tokenizer.json: is a pipe\n  → save its content to a regular file and use that instead"

@@ -294,7 +294,7 @@ def _use_of(path: Path) -> tuple[str, str]:
 def _require_all(path: Path, shards: Iterable[Path]) -> None:
     """Raise :class:`DatasetError` if there are fewer than their names say, such as ``-of-00003``."""
     totals = dict[str, set[str]]()
-    for each in filter(None, (re.search(r"-(\d{5})-of-(\d{5})", each.name) for each in shards)):
+    for each in filter(None, (re.search(r"(\d{5,})-of-(\d{5,})", each.name) for each in shards)):
         totals.setdefault(each[2], set()).add(each[1])
     for total, found in totals.items():
         if len(found) < int(total):

@@ -38,7 +38,7 @@ _PAIRS = (
 )
 """Columns with the two texts of pairs."""
 _WRITTEN_LIST = re.compile(
-    r"""\[ *(['"].*['"]|(-?[\d.]+|True|False)([ ,]+(-?[\d.]+|True|False))+) *\]""", re.DOTALL
+    r"""\[\s*(['"].*['"]|(-?[\d.]+|True|False)([\s,]+(-?[\d.]+|True|False))+)\s*\]""", re.DOTALL
 )
 """A list of labels, as pandas or numpy write it in a text, and no name such as [1]."""
 _BITS = {"0", "1", "0.0", "1.0", "False", "True"}

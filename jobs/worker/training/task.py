@@ -176,7 +176,7 @@ class Task(ABC, Generic[Own]):
     ) -> dict[str, Any]:
         """Return the trained model's figures, for ``results.json``; all ranks call it together.
 
-        Rank 0's ``predictions``, if it returns any, are saved in a file, and those of :data:`FILES`.
+        What rank 0 returns under the names in :data:`FILES` is saved in files instead.
         """
 
 

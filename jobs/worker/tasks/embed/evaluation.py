@@ -69,20 +69,30 @@ def _search(
     anchors: NDArray[np.float32],
     known: Ranked,
     first: int,
+    same: Longs,
 ) -> Ranked:
     """Return what is known with the texts at these places, which are numbered from ``first``, as candidates.
 
-    Each rank compares its own batches. No rank has all vectors.
+    ``same`` is which of them is the anchor's own text, or -1. Each rank compares its own batches. No rank has
+    all vectors.
     """
     own = known._replace(places=np.zeros_like(known.places))
+    columns = np.full(len(places) + 1, -1)  # of a batch; the last is for -1
 
     def compare(chosen: Longs, vectors: NDArray[np.float32]) -> None:
         nonlocal own
-        found = rank_candidates(anchors, vectors, limits=known.limits)
+        columns[chosen] = np.arange(len(chosen))
+        found = rank_candidates(anchors, vectors, limits=known.limits, own=columns[same])
+        columns[chosen] = -1
         own = own.merge(found._replace(best=first + chosen[found.best]))
 
     _encode(context, loaded, samples, places, compare)
     return reduce(Ranked.merge, context.ranks.gather(own), known)
+
+
+def _find(known: Longs, wanted: Longs) -> Longs:
+    """Return the places of numbers among sorted ones; -1 for those that are missing."""
+    return np.where(np.isin(wanted, known), np.searchsorted(known, wanted), -1)
 
 
 def evaluate(
@@ -95,17 +105,16 @@ def evaluate(
     candidates = np.unique(np.delete(samples.numbers, firsts))
     vectors = encode_together(context, loaded, samples.parts, samples.first)
     queries, names = vectors[pairs[0]], samples.first[candidates]
-    is_own = np.isin(pairs[0], candidates) & (pairs[0] != pairs[1])
-    own = np.where(is_own, np.searchsorted(candidates, pairs[0]), -1)
+    own = np.where(pairs[0] == pairs[1], -1, _find(candidates, pairs[0]))
     wanted = np.searchsorted(candidates, pairs[1])
     ranked = rank_candidates(queries, vectors[candidates], wanted, own=own)
     more: Longs = np.zeros(0, dtype=np.int64)
     if corpus:
-        _, distinct = np.unique(corpus.digests, return_index=True)
-        # What equals an anchor would be found for it.
-        known = np.isin(corpus.digests[distinct], digest_texts(texts))
-        more = distinct[~known]
-        ranked = _search(context, loaded, corpus.samples, more, queries, ranked, len(names))
+        digests, distinct = np.unique(corpus.digests, return_index=True)
+        known = digest_texts(texts)
+        is_new = ~np.isin(digests, known[names])
+        more, same = distinct[is_new], _find(digests[is_new], known[samples.first[pairs[0]]])
+        ranked = _search(context, loaded, corpus.samples, more, queries, ranked, len(names), same)
     if not context.ranks.first:
         return {}
     places, best = np.split(ranked.places, starts[1:]), ranked.best[starts]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
@@ -61,7 +62,7 @@ class Renderer:
         dropped = list[str]()
         if exchange.turns:
             text, marked = self._render(exchange, exchange.turns)
-            dropped = self._find_dropped(exchange)
+            dropped = self._find_dropped(exchange, text)
             learned = self._find_learned(exchange, text, marked)
         else:
             text, end = exchange.prompt + exchange.completion, self.tokenizer.eos_token
@@ -92,7 +93,7 @@ class Renderer:
             if is_learned(turns[place])
         ]
 
-    def _find_dropped(self, exchange: Exchange) -> list[str]:
+    def _find_dropped(self, exchange: Exchange, text: str) -> list[str]:
         """Return what the template drops. Raises :class:`DatasetError` for turns and calls of tools.
 
         All that should be in the text gets a mark, and the chat is rendered once more.
@@ -115,15 +116,17 @@ class Renderer:
                 mark(turn, "tool_calls", "calls", len(marks))
         # Templates may leave out the thoughts of earlier answers.
         for name in _THOUGHTS:
-            if (thought := turns[-1].get(name)) and isinstance(thought, str):
+            thought = turns[-1].get(name)
+            if isinstance(thought, str) and thought.strip() not in text:
                 mark(turns[-1], name, "thoughts", 0)
         for function in _functions(tools):
             mark(function, "name", "tools", len(marks))
         try:
-            text = self._render(exchange._replace(tools=tools), turns)[0].casefold()
+            marked = self._render(exchange._replace(tools=tools), turns)[0].casefold()
         except DatasetError:  # the template knows the names
             return []
-        lost = dict(what for word, what in reversed(marks.items()) if word not in text)
+        lost = dict(what for word, what in reversed(marks.items()) if word not in marked)
+        lost |= dict.fromkeys(self._find_nameless(exchange, text), 0)
         if number := lost.get("turn", 0):
             turn = exchange.turns[number - 1]
             raise DatasetError(
@@ -137,6 +140,21 @@ class Renderer:
                 hint="leave out the row, or give another template with --chat-template",
             )
         return [name for name in _DROPPED if name in lost]
+
+    def _find_nameless(self, exchange: Exchange, text: str) -> Iterator[str]:
+        """Yield "calls" or "tools" if they have no names and the text is the same without them."""
+        turns, tools = exchange.turns, exchange.tools
+        calls = [each["tool_calls"] for each in turns if each.get("tool_calls")]
+        less = list[tuple[str, Exchange, Sequence[Turn]]]()
+        if calls and not any(isinstance(each, str) or _functions(each) for each in calls):
+            silent = [{k: v for k, v in each.items() if k != "tool_calls"} for each in turns]
+            less.append(("calls", exchange, silent))
+        if tools and not _functions(tools):
+            less.append(("tools", exchange._replace(tools=None), turns))
+        for what, other, rest in less:
+            with suppress(DatasetError):  # the template needs them
+                if self._render(other, rest)[0] == text:
+                    yield what
 
     @staticmethod
     def _choose(
@@ -216,7 +234,8 @@ def render_chat(
 
 def _functions(given: Any) -> list[dict[str, Any]]:
     """Return the named functions of tools or calls, which are objects of their own in OpenAI's."""
-    objects = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    given = given if isinstance(given, list) else [given]
+    objects = [each for each in given if isinstance(each, dict)]
     found = [each.get("function", each) for each in objects]
     return [each for each in found if isinstance(each, dict) and isinstance(each.get("name"), str)]
 

@@ -349,6 +349,7 @@ def test_a_folder_of_parquet_shards(
         ("end-of-2023 best-of-10 2-of-10", "210", "none"),
         ("a/train-0 b/train/0 a/test-0", "several data sets for train, in a, b", "2"),
         ("train-00000-of-00003", "1 of 3 files with names that contain -of-00003", "none"),
+        ("train/000000-of-000003", "1 of 3 files with names that contain -of-000003", "none"),
     ],
 )
 def test_folders_and_names_say_what_shards_are_for(

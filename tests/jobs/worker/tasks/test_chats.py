@@ -277,6 +277,8 @@ PARTIAL = (  # also of tools that are named elsewhere
 NAMED = (USER, {**CALL, "content": "I add."}, TOOL, ANSWER)
 THOUGHT = (USER, {**CALL, "content": "", "thinking": "Let me add."}, TOOL, ANSWER)
 AS_TEXT = (USER, {**CALL, "content": "", "tool_calls": json.dumps(ADDS)}, TOOL, ANSWER)
+AS_OBJECT = (USER, {**CALL, "content": "", "tool_calls": ADDS[0]}, TOOL, ANSWER)
+NAMELESS = (USER, {**CALL, "content": "", "tool_calls": ["add"]}, TOOL, ANSWER)
 TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
 
 
@@ -298,7 +300,7 @@ TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
                 "drops the calls of tools",
                 "row",
             )
-            for turns in (CALLS, NAMED, THOUGHT, AS_TEXT)
+            for turns in (CALLS, NAMED, THOUGHT, AS_TEXT, AS_OBJECT, NAMELESS)
         ),
         *((SAYS.replace("%s", each), TWICE, "drops the calls of", "the row") for each in PARTIAL),
         (NO_TOOL, CALLS, "drops turn 3 (tool): '5'", "remove the turn"),
@@ -329,12 +331,13 @@ LATE = (  # as Gemma 4's
 )
 
 
+@pytest.mark.parametrize("tool", [{"name": "add"}, {"type": "code"}])
 @pytest.mark.parametrize("says", ["{{ m.content }}", "{{ m.content | tojson }}", LATE])
-def test_tools_and_reasoning_that_a_template_drops_are_noted(says: str) -> None:
+def test_tools_and_reasoning_that_a_template_drops_are_noted(says: str, tool: Any) -> None:
     """Of reasoning, only that of the last answer counts: Qwen3's template, for one, drops the others."""
     says = f"{{% generation %}}{says}{{% endgeneration %}}"
     thinks = says + "{% if loop.last %}{{ m.reasoning_content }}{% endif %}"
-    quote, tool = '"It\'s 5.\n"', {"name": "add"}
+    quote = '"It\'s 5.\n"'
     turns = [
         USER,
         {**CALL, "content": "So.", "reasoning_content": "So?"},
@@ -348,13 +351,14 @@ def test_tools_and_reasoning_that_a_template_drops_are_noted(says: str) -> None:
         ("{{ tools }}" + thinks, thought, []),
         (thinks, turns, ["tools"]),
         (says, [*turns[:3], {**ANSWER, "reasoning": ""}], ["tools"]),
+        (says, [*turns[:3], {**ANSWER, "reasoning": "So"}], ["tools"]),  # is in the content
     ):
         tokenizer = new_chat_tokenizer(["Why? So."], SAYS.replace("%s", more + called))
         row = read_exchange("row 1", chat(*ends, tools=[tool]), ["messages"])
         text = Renderer(tokenizer, learn_all=True)(row)
         assert [*text.dropped] == known
         note_dropped([text, text], notes.append)
-    assert ["tools of 2 rows" in each for each in notes] == [True, False, True, True]
+    assert ["tools of 2 rows" in each for each in notes] == [True, False, True, True, True]
     assert "the reasoning of 2 last answers: put it into the content" in notes[1]
 
 

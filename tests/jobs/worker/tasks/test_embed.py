@@ -175,7 +175,7 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
     found = one["predictions"]
 
     positives = {group.texts[1] for group in read.train}
-    texts = sorted({*positives, *passages})
+    texts = sorted({*positives, *more_texts})
     assert (one["candidates"], one["anchors"]) == (len(texts), len(found))
     assert "frost falls on day 2" in positives
 
@@ -184,7 +184,7 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
             tokens = loaded.tokenizer(texts, padding=True, return_tensors="pt")
             return loaded.model.encode(**{n: tokens[n] for n in ("input_ids", "attention_mask")})
 
-    assert "what about snow now 0" in [each["anchor"] for each in found], "and no candidate"
+    assert "what about snow now 0" in [each["anchor"] for each in found]
     for each in found:
         similar = encode(texts) @ encode([each["anchor"]])[0]
         if each["anchor"] in texts:
@@ -195,7 +195,7 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
         assert each["rank"] == int((similar >= limit - 1e-6).sum())
         ranks = each.get("ranks", [each["rank"]])
         assert (min(ranks), len(ranks)) == (each["rank"], len(right))
-    assert any(each["best"] in passages for each in found)
+    assert "what about snow now 0" in [each["best"] for each in found]
 
 
 @pytest.mark.filterwarnings("ignore")  # those of other packages that it imports

@@ -119,6 +119,7 @@ def render_expiry_script(lifetime: Lifetime) -> str:
         expires_file=EXPIRES_FILE,
         hold=f"{_STATE}/hold",
         checks=f"{_STATE}/checks",
+        first_boot=str(keeper.FIRST_BOOT),
     )
     return values + _read("expiry.sh")
 

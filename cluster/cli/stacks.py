@@ -176,7 +176,10 @@ def _write_lock(stack: Stack, report: SourcesReport) -> Path:
     path = lock_path(stack.name, find_project_file().parent)
     try:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(render_lock(stack, report.packages))
+        # Atomically: a partial lock would install without some indirect dependencies.
+        new = path.with_suffix(".new")
+        new.write_text(render_lock(stack, report.packages))
+        new.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     return path

@@ -1,6 +1,6 @@
 # Powers this machine off when it has expired; with `show`, prints deadline, latest end, and grace period
 # (seconds). provision/user_data.py sets the variables before these lines: launch_expires, launch_latest,
-# launch_grace, expires_file, hold, checks.
+# launch_grace, expires_file, hold, checks, first_boot.
 
 expires='' latest='' grace=''
 # Builtins only: a machine without memory for a new process must not fall back to the earlier time.
@@ -16,6 +16,7 @@ if [ "${1-}" = show ]; then
     echo "$expires $latest $grace"
     exit 0
 fi
+is_new() { made=$(stat -c %Y "$first_boot" 2>/dev/null) && [ $((since - made)) -lt 300 ]; }
 # If the clock can't be read, keep the machine running; the next check is in half a minute.
 now=$(date +%s) || exit 0
 # Since when each check has followed the one before, without a start, a suspension, or a change of the
@@ -33,18 +34,17 @@ if [ "$now" -lt "$latest" ] && [ -e "$hold" ]; then
     # The head holds this machine for results that nobody has fetched: keeper.py.
     held=$(stat -c %Y "$hold") && [ $((now - held)) -ge 180 ] || exit 0
 fi
-# If that was after the deadline, the keeper needs time to hold the machine, and the user to fetch results.
-if [ "$since" -ge "$expires" ] && [ $((now - since)) -lt 300 ]; then
+# If that was after the deadline or just before, the keeper needs time to hold the machine, and the user to
+# fetch results. A machine that is as new has none.
+if [ "$since" -ge $((expires - 120)) ] && [ $((now - since)) -lt 300 ] && ! is_new; then
     [ "$now" -ge "$latest" ] || exit 0
-    # After the latest end, only the first of several boots in a row waits: a machine that keeps rebooting
-    # must end too.
-    { read -r boot; } 2>/dev/null </proc/sys/kernel/random/boot_id || boot=''
+    # After the latest end, only the first of several boots in a row waits, and only once: a machine that
+    # keeps rebooting, or is too busy for regular checks, must end too.
+    { read -r boot; } 2>/dev/null </proc/sys/kernel/random/boot_id || boot=unknown
     { read -r waited; } 2>/dev/null <"$expires_file.waited" || waited=''
     last=0
-    case $waited in
-        "$latest $boot") exit 0 ;;
-        "$latest "*) last=$(stat -c %Y "$expires_file.waited") ;;
-    esac
+    case $waited in "$latest "*) last=$(stat -c %Y "$expires_file.waited") ;; esac
+    [ "$waited" != "$latest $boot" ] || [ $((now - last)) -ge 300 ] || exit 0
     [ $((now - last)) -lt 900 ] || { echo "$latest $boot" >"$expires_file.waited"; exit 0; }
 fi
 echo "<4>expired: powering off"

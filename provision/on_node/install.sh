@@ -124,8 +124,9 @@ own_sources=$(grep -E '(index-url|find-links)=' <<<"$pip_settings" || true)
 probe() {
     python3 - "$1" "$pip_settings" 2>&1 <<'PROBE'
 import re, ssl, sys, urllib.error, urllib.request
-# The environment, which comes first, overrides the files.
-own = dict(reversed(re.findall(r"\.([a-z-]+)='(.+)'$", sys.argv[2], re.M)))
+own = {}
+for section in ("global", "install", ":env:"):
+    own.update(re.findall(r"^%s\.([a-z-]+)='(.+)'$" % section, sys.argv[2], re.M))
 ways = []
 if "proxy" in own:
     ways.append(urllib.request.ProxyHandler(dict.fromkeys(("http", "https"), own["proxy"])))
@@ -134,7 +135,9 @@ try:
     if "trusted-host" in own:
         context = ssl._create_unverified_context()
     ways.append(urllib.request.HTTPSHandler(context=context))
-    urllib.request.build_opener(*ways).open(sys.argv[1], timeout=10).close()
+    # urllib takes a user name for a part of the host's.
+    url = re.sub("//[^/?#]*@", "//", sys.argv[1])
+    urllib.request.build_opener(*ways).open(url, timeout=10).close()
 except urllib.error.HTTPError:
     pass  # it answers; pip requests other pages
 except OSError as error:
@@ -176,7 +179,12 @@ import pathlib, sys, tarfile, urllib.request
 source, target = sys.argv[1:]
 folder = "/examples/pytorch/question-answering/"
 found = []
-with urllib.request.urlopen(source, timeout=60) as answer:
+try:
+    answer = urllib.request.urlopen(source, timeout=60)
+except OSError as error:
+    print("@step %s can't be read (%s); continuing without it" % (source, error))
+    sys.exit()
+with answer:
     archive = tarfile.open(fileobj=answer, mode="r|gz")
     for member in archive:
         name = member.name.rpartition("/")[2]
@@ -187,7 +195,7 @@ if "run_qa.py" not in found:
     sys.exit(source + " has no " + folder[1:] + "run_qa.py")
 EXAMPLES
     sync "$root/examples.new"
-    mv "$root/examples.new" "$root/examples"
+    rmdir "$root/examples.new" 2>/dev/null || mv "$root/examples.new" "$root/examples"
 fi
 
 # For commands such as `ssh node0 python`. Because of SHLVL, bash does not read ~/.bashrc for them: what that

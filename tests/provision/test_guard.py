@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from infra.lifetime import Lifetime
+from provision.on_node import keeper
 from provision.user_data import EXPIRES_FILE, IDLE_FILE, render_expiry_script, render_idle_script
 from tests.provision.machine import Machine
 
@@ -135,7 +136,8 @@ def test_a_machine_that_does_not_know_the_time_or_the_age_of_a_hold_keeps_runnin
         (None, 400, False),  # also in a container, whose uptime is its host's
         ((30, 290), 400, False),
         ((30, 300), 400, True),
-        ((30, 290), 10, True),
+        ((30, 290), 160, True),
+        ((30, 290), 180, False),  # just before the deadline
         ((190, 9000), 400, False),  # it was suspended
         ((-60, 9000), 400, False),  # its clock was set back
     ],
@@ -145,6 +147,22 @@ def test_a_machine_that_was_just_started_or_suspended_waits_for_its_keeper(
 ) -> None:
     found = check_expiry(machine, in_(-expired_ago_s, 60), checked)
     assert found == ([OFF, OFF] if ends else [])
+
+
+def test_a_new_machine_does_not_wait(machine: Machine) -> None:
+    first_boot = machine.path(str(keeper.FIRST_BOOT))
+    first_boot.parent.mkdir(parents=True, exist_ok=True)
+    first_boot.touch()
+
+    assert check_expiry(machine, in_(-10, 60), None) == [OFF, OFF]
+
+
+def test_a_machine_too_busy_for_regular_checks_ends_after_its_latest_end(machine: Machine) -> None:
+    latest = in_(-400, -310)
+    assert check_expiry(machine, latest, (190, 9000)) == []
+    marker = machine.path(f"{EXPIRES_FILE}.waited")
+    os.utime(marker, (time.time() - 310,) * 2)
+    assert check_expiry(machine, latest, (190, 9000)) == [OFF, OFF]
 
 
 def test_a_machine_that_can_not_note_its_checks_shuts_down(machine: Machine) -> None:

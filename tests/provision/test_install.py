@@ -30,6 +30,7 @@ from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
 from tests.fakes import FakeClock, FakeHost
 from tests.provision.machine import Machine
+from tests.provision.package_index import serve_index
 
 
 @pytest.fixture
@@ -418,6 +419,37 @@ def test_cloud_init_may_end_with_warnings_but_not_with_an_error() -> None:
         wait_for_cloud_init(Ended("node0", [], code=1))
 
 
+def replace_reader(node: Machine, names: str) -> None:
+    """Run the Python of the test for arguments such as ``*.tar.gz*``."""
+    run_it = f'case "$*" in {names}) exec {sys.executable} "$@";; esac'
+    node.replace("python3", run_it + _PYTHON.format(bin=node.folder / "bin"))
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_refused_examples_do_not_end_the_installation(node: Machine, status: int) -> None:
+    replace_reader(node, "*/v4.tar.gz*")
+    with serve_index() as server:
+        server.statuses["/v4.tar.gz"] = status
+        done = start(node, make_stack(examples=f"{server.url}/v4.tar.gz"))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"/v4.tar.gz can't be read (HTTP Error {status}: " in done.stdout
+    assert not node.path(EXAMPLES).exists()
+    assert node.path(STACK_FILE).exists()
+
+
+def test_an_index_with_a_login_is_reached_over_the_proxy_of_pip_install(node: Machine) -> None:
+    replace_reader(node, "*/simple*")
+    index = "http://user:pass@word@index.test/simple"
+    with serve_index() as server:
+        proxies = f"global.proxy='http://gone.test'\\ninstall.proxy='{server.url}'\\n"
+        node.replace("pip", f"""[ "$*" != "config list" ] || printf "{proxies}"\n""")
+        (pip,) = pip_installs(run_script(node, make_stack(indexes=[index])))
+
+    assert f"--extra-index-url {index} " in pip
+    assert server.asked == ["http://index.test/simple"]
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_examples_are_kept_beside_the_environment(node: Machine, whole: bool) -> None:
     archive = node.folder / "v4.tar.gz"
@@ -428,8 +460,7 @@ def test_examples_are_kept_beside_the_environment(node: Machine, whole: bool) ->
             member = tarfile.TarInfo(name)
             member.size = len(name)
             tar.addfile(member, io.BytesIO(name.encode()))
-    run_it = f'case "$*" in *.tar.gz*) exec {sys.executable} "$@";; esac'
-    node.replace("python3", run_it + _PYTHON.format(bin=node.folder / "bin"))
+    replace_reader(node, "*.tar.gz*")
 
     done = start(node, make_stack(examples=archive.as_uri()))
 

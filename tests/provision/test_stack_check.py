@@ -189,7 +189,7 @@ def test_sources_are_reached_as_pip_reaches_them(
 ) -> None:
     """Through a proxy that only pip's configuration names, with a password that nobody reads."""
     monkeypatch.setenv("PIP_PROXY", pypi.url)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://user:password@index.test")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://user:p@ssword@index.test")
 
     report = check(
         find_resolver(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -107,3 +108,22 @@ def test_a_lock_that_cannot_be_written(
 
     assert (code, out) == (2, "")
     assert "spr-cluster: spr-cluster.locks/mine.txt: " in err
+
+
+def test_a_full_disk_leaves_the_lock(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(capsys, "stacks", "--check", "mine", "--lock")
+    before = LOCK.read_text()
+
+    def fill(path: Path, text: str) -> None:
+        with path.open("w") as file:
+            file.write(text[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    code, _, err = run(capsys, "stacks", "--check", "mine", "--lock")
+
+    assert code != 0
+    assert f"{LOCK}: No space left on device" in err
+    assert LOCK.read_text() == before

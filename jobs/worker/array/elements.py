@@ -89,10 +89,12 @@ class Delivery:
 
 def find_unreadable(folder: Path) -> str:
     """Return a file or folder that can't be read; "" if all can."""
-    found = (each for each in folder.rglob("*") if not each.is_symlink())
-    return next(
-        (str(each.relative_to(folder)) for each in found if not os.access(each, os.R_OK)), ""
-    )
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            needed = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+            if not os.access(path, needed):  # before what is in it, about which rglob would fail
+                return str(path.relative_to(folder))
+    return ""
 
 
 @dataclass

@@ -346,7 +346,7 @@ def test_folder_is_a_tree_and_only_changed_objects_are_downloaded(
     names = sorted(str(each.relative_to(tree)) for each in tree.rglob("*") if each.is_file())
     assert names == ["empty", "more/x.bin", "train.csv"]
     assert (tree / "more" / "x.bin").read_bytes() == content(2 * MIB)
-    shared = [tree.resolve(), tree.resolve() / "more"]
+    shared = [tree.resolve(), tree.resolve() / "more", tmp_path / stage.CACHE / "files"]
     assert {each.stat().st_mode & 0o777 for each in shared} == {0o555}, "all jobs read them"
     put(bucket, b"c,d,e", "set/train.csv")
     proxy.requests.clear()

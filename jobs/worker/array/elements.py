@@ -89,11 +89,12 @@ class Delivery:
 
 def find_unreadable(folder: Path) -> str:
     """Return a file or folder that can't be read; "" if all can."""
-    for path in folder.rglob("*"):
-        if not path.is_symlink():
-            needed = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
-            if not os.access(path, needed):  # before what is in it, about which rglob would fail
-                return str(path.relative_to(folder))
+    # Not by rglob, which fails if a process that was left running removes a folder meanwhile.
+    for where, folders, files in os.walk(folder):
+        for names, needed in ((folders, os.R_OK | os.X_OK), (files, os.R_OK)):
+            for path in (Path(where, name) for name in names):
+                if not os.access(path, needed) and not path.is_symlink() and path.exists():
+                    return str(path.relative_to(folder))
     return ""
 
 

@@ -89,10 +89,13 @@ class Delivery:
 
 def find_unreadable(folder: Path) -> str:
     """Return a file or folder that can't be read; "" if all can."""
-    found = (each for each in folder.rglob("*") if not each.is_symlink())
-    return next(
-        (str(each.relative_to(folder)) for each in found if not os.access(each, os.R_OK)), ""
-    )
+    # Not by rglob, which fails if a process that was left running removes a folder meanwhile.
+    for where, folders, files in os.walk(folder):
+        for names, needed in ((folders, os.R_OK | os.X_OK), (files, os.R_OK)):
+            for path in (Path(where, name) for name in names):
+                if not os.access(path, needed) and not path.is_symlink() and path.exists():
+                    return str(path.relative_to(folder))
+    return ""
 
 
 @dataclass

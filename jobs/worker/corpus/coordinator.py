@@ -35,6 +35,7 @@ INPUTS = Path("inputs")
 KEPT = Path("kept")
 """In a job's folder on a node: its predictions that rank 0's node has as well, and may be lost with."""
 REPORT_SECONDS = 5.0
+_VERSION = 1  # predictions that an earlier release made have this one
 _PART = re.compile(r"([0-9a-f]{12}-[0-9a-f]{12})-(\d{12})-(\d+)-(\d+)\.(parquet|jsonl)")
 
 Values = dict[str, Any]
@@ -81,7 +82,7 @@ def run_digest(options: PredictOptions, count: int, added: Sequence[str]) -> str
     files = sorted(path for each in folders for path in each.rglob("*") if path.is_file())
     model = digest_files(path for path in files if path.suffix != ".md")
     own = (dict(options.columns), dict(options.settings), is_exported(options.model), count)
-    return digest_of([model, *own, *added])
+    return digest_of([_VERSION, model, *own, *added])
 
 
 @dataclass

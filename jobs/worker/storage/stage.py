@@ -181,7 +181,12 @@ class Cache:
             except OSError:
                 progress.note(f"{progress.url}: waiting for another job's download")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            files = self.root / "files"
+            files.chmod(0o755)
+            try:
+                yield
+            finally:
+                files.chmod(0o555)  # a job could replace a file there
 
     def history(self, url: str) -> Path:
         return self.root / "urls" / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.json"

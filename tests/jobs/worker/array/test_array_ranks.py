@@ -269,15 +269,25 @@ def test_an_elements_odd_output_ends_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(0, "can't be kept: output/secret"), (3, "exit code 3")]
+    ("script", "denied", "code", "said"),
+    [
+        ("touch $SPR_OUTPUT/secret", os.R_OK, 0, "can't be kept: output/secret"),
+        ("mkdir -p $SPR_OUTPUT/secret/a", os.X_OK, 0, "can't be kept: output/secret can't"),
+        ("touch $SPR_OUTPUT/secret; exit 3", os.R_OK, 3, "exit code 3"),
+    ],
 )
 def test_an_unreadable_file_is_its_elements_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    denied: int,
+    code: int,
+    said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # Root reads everything.
-    monkeypatch.setattr(os, "access", lambda path, _: path.name != "secret")
-    plan = ArrayPlan(("sh", "-c", f"touch $SPR_OUTPUT/secret; exit {code}"), indexes(1))
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "secret" or not mode & denied)
+    plan = ArrayPlan(("sh", "-c", script), indexes(1))
     args = Namespace(folder=".", packages="", imports="")
     rank: Any = SimpleNamespace(stop=Stop(end_group))
     end: Any = ElementRunner(rank, plan, args, ())._run(1)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from jobs.worker.corpus import coordinator, runner
-from jobs.worker.corpus.coordinator import KEPT, Coordinator
+from jobs.worker.corpus.coordinator import KEPT, Coordinator, run_digest
 from jobs.worker.corpus.files import Output
 from jobs.worker.corpus.options import PredictOptions, Shard
 from jobs.worker.corpus.runner import ShardRunner
@@ -134,3 +134,7 @@ def test_only_what_the_lost_node_computed_is_computed_again(
     assert sorted(each for some in found.values() for each in some if each < ROWS) == again
     parts = sorted((nodes.root / second[0] / nodes.options.parts).glob("*.jsonl"))
     assert sum(len(path.read_text().splitlines()) for path in parts) == ROWS
+
+
+def test_predictions_of_earlier_releases_count() -> None:
+    assert run_digest(PredictOptions("model", "in.csv", "out"), COUNT, ()) == "9d81457463d3"

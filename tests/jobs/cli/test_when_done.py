@@ -394,6 +394,15 @@ def test_the_command_knows_its_job(
     assert removed == []
 
 
+def test_without_all_results_the_command_is_not_run(line: CommandLine, job: StagedJob) -> None:
+    job.missing = "output node1\n"
+
+    result = line.run("run", "--results", "here", "--on-finish", "touch said", "--", "hostname")
+
+    assert (result.code, Path("said").exists()) == (1, False)
+    assert "--on-finish was not run: the results are not here" in result.message
+
+
 def test_the_failure_of_the_command_is_not_the_jobs(
     line: CommandLine, job: StagedJob, removed: Removed
 ) -> None:

@@ -43,7 +43,7 @@ from jobs.program.folder import (
     read_urls,
     replace_links,
 )
-from jobs.program.packages import find_packages
+from jobs.program.packages import UnreadListError, find_packages
 from jobs.program.plan import (
     MAX_BYTES,
     ProgramRequest,
@@ -51,7 +51,7 @@ from jobs.program.plan import (
     find_script,
     plan_program,
 )
-from jobs.program.pyproject import OwnPackage, needs_packages, read_own_package
+from jobs.program.pyproject import OwnPackage, may_run_python, needs_packages, read_own_package
 from jobs.train.request import check_results
 from jobs.worker.spec import JobSpec, Work
 from jobs.worker.training.options import is_url
@@ -280,7 +280,13 @@ def _read_packages(
         given = str(start / script) if script and script.endswith(".py") else "none"
     elif given is None and not needs_packages(request.program, own.scripts):
         return None
-    packages = find_packages(given, root, start / script if script else None, Path.cwd())
+    try:
+        packages = find_packages(given, root, start / script if script else None, Path.cwd())
+    except UnreadListError as error:
+        if may_run_python(request.program, own.scripts):
+            raise
+        say(f"no packages are installed: {error.message}")
+        return None
     if packages and packages.imports and not sent.project:
         raise UsageError(
             f"{packages.source} lists folders, and no folder is sent",

@@ -302,7 +302,7 @@ def _read_names(root: Path, names: Sequence[str], max_bytes: int | None) -> JobF
         for name in names:
             digest.update(os.fsencode(name) + b"\0" + _digest(root / name))
     except OSError as error:
-        raise UsageError(f"{error.filename}: can't be read: {error.strerror}") from None
+        raise UsageError(f"{error.filename or root}: can't be read: {error.strerror}") from None
     store = f"spr-folders/{_slug(root)}-{digest.hexdigest()[:16]}"
     return replace(folder, store=store, size=sum(sizes.values()), stamped=known)
 

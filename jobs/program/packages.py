@@ -39,6 +39,10 @@ _LISTS = re.compile(
 """Files that are not read, and the beginnings of their lists of packages."""
 
 
+class UnreadListError(UsageError):
+    """A project lists its packages only in a file that is not read."""
+
+
 def find_packages(
     given: str | None, root: Path, script: Path | None, here: Path | None = None
 ) -> PackageList | None:
@@ -47,7 +51,7 @@ def find_packages(
     A file is in the folder ``here``, or else in the project's ``root``. It may have extras or dependency
     groups: ``uv.lock[train]``. The first of: the script's header, ``uv.lock``, ``pyproject.toml``,
     ``requirements.txt``. Raises :class:`UsageError` for a damaged file, and for packages that would be
-    replaced by others of their name, or ignored.
+    replaced by others of their name; :class:`UnreadListError` for packages that would be ignored.
     """
     if given == "none":
         return None
@@ -71,7 +75,7 @@ def find_packages(
                 return replace(found, python=python)
     for name in _UNREAD.split():
         if _LISTS.search(read_text(root / name, "", errors="replace")):
-            raise UsageError(
+            raise UnreadListError(
                 f"{root / name}: its dependencies are not read",
                 hint="list them in requirements.txt, or install nothing with `--packages none`",
             )

@@ -31,6 +31,9 @@ _PLAIN_TOOL = re.compile(
     "cat|date|df|du|echo|false|free|head|hostname|id|ip|ls|lsblk|lscpu|lsmem|nproc|numastat|nvidia-smi|pwd"
     "|lstopo|printenv|ps|sleep|tail|true|uname|uptime|whoami"
 )
+_STARTS_PYTHON = re.compile(
+    r"(i?python|torchrun|accelerate|pytest)[\d.]*|(z|k|ba|da)?sh|make|mpi(run|exec)|.+\.(py|sh)"
+)
 _T = TypeVar("_T")
 _Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
@@ -219,3 +222,10 @@ def needs_packages(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
     """Whether a command can need Python packages: `hostname` does not, other programs may run Python."""
     program = Path(command[0]).name if command[0].startswith("/") else command[0]
     return command[0] in scripts or not _PLAIN_TOOL.fullmatch(program)
+
+
+def may_run_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
+    """Whether a word of a command is Python, a script, or what usually starts one, such as `bash`."""
+    return command[0] in scripts or any(
+        _STARTS_PYTHON.fullmatch(Path(word).name) for word in command
+    )

@@ -229,6 +229,9 @@ def _expand_job(
     if command != "run":
         raise UsageError(f"{at}: [jobs.{name}] is a command", hint=f"spr-cluster run {name}")
     if more < end:
+        build_parser("run").parse(
+            ["run", *words[2:end]]
+        )  # it may be the value of an unknown option
         raise UsageError(
             f"unknown argument {words[more]!r} of [jobs.{name}]",
             hint=f"more arguments of its program follow --: spr-cluster run {name} -- {words[more]}",
@@ -320,7 +323,7 @@ class _Options:
 
     def _path(self, option: Option, value: str) -> str:
         """Return a path of the project as seen from the working folder; other words stay unchanged."""
-        if option.name == "env" and "=" in value:
+        if option.name == "env" and "=" in value and value[0] != "@":
             return self._variable(*value.split("=", 1))
         root, kinds = self._project.root, {*str(option.metavar).split("|")}
         mark = "@" if option.name == "env" and value.startswith("@") else ""

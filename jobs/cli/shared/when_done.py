@@ -170,7 +170,7 @@ class Ends:
 
     def say_interrupted(self) -> None:
         """After Ctrl-C, say what will not be done, and which command does it."""
-        attach = ["spr-cluster", "attach"]
+        attach = ["spr-cluster", "attach", *filter(None, (self.job.outcome.job,))]
         text, then = "--on-finish was not run", "run it"
         if self.request.on_finish:
             attach += ["--on-finish", self.request.on_finish]

@@ -293,7 +293,8 @@ class JobSession:
         Ctrl-C stops only the following. Without ``results``, nobody else needs the job, so it ends as well.
         """
         job, on_log, context = self.paths.job_id, self.context.on_log, self.context
-        flags = context.cluster.flags
+        flags, outcome = context.cluster.flags, context.outcome
+        outcome.job = job
         expires, find = context.cluster.expires, context.find_expiry
         if is_limited:
             find = context.find_job_end
@@ -318,8 +319,7 @@ class JobSession:
             elif not isinstance(interrupt, HangupError):
                 stop_job(self.launcher, self.paths, STOP_SECONDS, on_log)
             raise
-        outcome = self.context.outcome
-        outcome.job, outcome.state, outcome.results = job, end.state, results
+        outcome.state, outcome.results = end.state, results
         return end
 
     def show_estimate(self, plan: JobPlan) -> Expected:

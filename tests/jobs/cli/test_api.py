@@ -177,12 +177,13 @@ def test_a_hint_never_repeats_a_variables_value(line: CommandLine) -> None:
         with pytest.raises(UsageError) as caught:
             Cluster("spr", "aws", "us-east-1").submit(Run("x", env={"API_KEY": "se\ncret"}))
         place = ("--name=spr", "--cloud=aws", "--region=us-east-1")
-        typed = line.run("run", *place, "--env", "API_KEY=secret", "--env=B=secret", "--", "x")
+        program = ("sh", "-c", "x --env C=secret")
+        typed = line.run("run", *place, "--env", "API_KEY=secret", "--env=B=secret", "--", *program)
     finally:
         config.write_text(text)
     assert "AWS_PROFILE=work spr-cluster run --env=API_KEY --name=spr" in str(caught.value)
     assert "cret" not in str(caught.value)
-    assert "--region=us-east-1 --env API_KEY --env=B -- x" in typed.err
+    assert "--region=us-east-1 --env API_KEY --env=B -- sh -c 'x --env C'" in typed.err
     assert "cret" not in typed.err
 
 

@@ -108,6 +108,7 @@ def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
             "run mine --ppn 1 more -- a",
             "unknown argument 'more' of .*: spr-cluster run mine -- more",
         ),
+        ("run mine --nodez 4", "unknown option '--nodez'; did you mean --nodes"),
     ],
 )
 def test_a_misplaced_or_mistyped_word_is_found_behind_options(words: str, said: str) -> None:
@@ -294,7 +295,7 @@ def test_a_project_is_found_from_a_folder_below(
     parse(
         '[jobs.a]\ntask = "classify"\ndata = "data/x.json"\neval = "s3://b/x.json"\n'
         'model = "./m"\nteacher = "data"\nresults = "~/out"\ntoken-cache = "none"\n'
-        'class-weights = "balanced"\nenv = ["A", "@.env"]\n'
+        'class-weights = "balanced"\nenv = ["A", "@.env", "@a=b"]\n'
         '[jobs.b]\ncommand = "x"\nfiles = "a"\ndata-dir = ["d", "s3://b/c"]\narray = "x.csv:3,17"\n'
         'output-dir = "out"\npackages = "pyproject.toml[train]"\n[jobs.c]\ncommand = "x"\n'
         'array = "1-9"\nfolder = "none"\n'
@@ -315,7 +316,7 @@ def test_a_project_is_found_from_a_folder_below(
     assert words("a") == (
         "train classify --data=HERE/data/x.json --eval=s3://b/x.json --model=HERE/m "
         "--teacher=HERE/data --results=/home/me/out --token-cache=none --class-weights=balanced "
-        "--env=A --env=@HERE/.env"
+        "--env=A --env=@HERE/.env --env=@HERE/a=b"
     )
     assert words("b") == (
         "run --folder=HERE --files=HERE/a --data-dir=HERE/d --data-dir=s3://b/c "

@@ -306,11 +306,12 @@ def test_ctrl_c_leaves_the_job_and_the_cluster(
 
     assert result.code == 130
     assert "continues without this command" in result.err
-    assert (
-        "cluster spr stays, and its 2 machines cost $13.20 an hour on demand\n"
-        "  to remove it at the job's end: spr-cluster attach --on-finish 'touch said' --down-when-done "
-        "--name spr\n"
-    ) in result.err
+    assert re.search(
+        r"cluster spr stays, and its 2 machines cost \$13\.20 an hour on demand\n"
+        r"  to remove it at the job's end: spr-cluster attach run-\S+ --on-finish 'touch said' "
+        r"--down-when-done --name spr\n",
+        result.err,
+    )
     assert removed == []
     assert not Path("said").exists()
 
@@ -391,6 +392,15 @@ def test_the_command_knows_its_job(
         "spr",
     ]
     assert removed == []
+
+
+def test_without_all_results_the_command_is_not_run(line: CommandLine, job: StagedJob) -> None:
+    job.missing = "output node1\n"
+
+    result = line.run("run", "--results", "here", "--on-finish", "touch said", "--", "hostname")
+
+    assert (result.code, Path("said").exists()) == (1, False)
+    assert "--on-finish was not run: the results are not here" in result.message
 
 
 def test_the_failure_of_the_command_is_not_the_jobs(

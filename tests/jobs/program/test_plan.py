@@ -329,9 +329,9 @@ def test_packages_are_those_named_of_the_script_or_of_the_project(
         packages("--packages=missing", "python", "c.py")
     (tmp_path / "requirements.txt").unlink()
     (tmp_path / "pyproject.toml").write_text('[tool.poetry.dependencies]\neinops = "*"\n')
-    for command in ("lstopo", "/usr/bin/hostname"):
+    for command in ("solver", "lstopo", "/usr/bin/hostname", "./ls"):
         assert packages("--", command) == ()
-    for command in ("env A=1 python3.11 c.py", "./run.sh", "zsh x", "solver", "./ls"):
+    for command in ("env A=1 python3.11 c.py", "./run.sh", "zsh x", "make train", "mpirun x"):
         with pytest.raises(UsageError, match="dependencies are not read"):
             packages("--", *command.split())
     (tmp_path / "pyproject.toml").write_text("[project\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -132,10 +133,12 @@ def test_a_job_resumes_with_its_trackers_and_the_shells_variables(
     assert not any("submitting" in command for command in hosts["node0"].commands)
 
     # Packages are installed on a real head only; the rest of the plan is the same.
-    monkeypatch.setattr("jobs.places.queue.session.install_packages", lambda *_: "")
+    install = Mock(return_value="")
+    monkeypatch.setattr("jobs.places.queue.session.install_packages", install)
     monkeypatch.setenv(URI, "https://here")
     log: list[str] = []
     run(hosts, request, log)
+    assert install.call_args.args[1] == tracker_packages("mlflow")
     assert sent_variables(hosts["node0"]) == [f"{URI}=https://here"]
     assert not any("give it again" in line for line in log)
 

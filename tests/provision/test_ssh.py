@@ -87,7 +87,11 @@ def test_one_of_several_pinned_keys_is_enough(server: Server, login: Login) -> N
     assert SshHost("node0", ADDRESS, login, alias="i-0a").run("true").exit_code == 0
 
 
-@pytest.mark.parametrize("pinned", ["ssh-new AAAA", text_of(paramiko.ECDSAKey.generate(bits=384))])
+@pytest.mark.parametrize(
+    "pinned",
+    ["ssh-new AAAA", text_of(paramiko.ECDSAKey.generate(bits=384))],
+    ids=["unknown", "ecdsa"],  # each process of the tests makes a key of its own
+)
 def test_a_key_of_another_type_than_the_pinned_one_is_refused(
     server: Server, login: Login, pinned: str
 ) -> None:

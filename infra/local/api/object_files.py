@@ -17,11 +17,13 @@ class ObjectFile:
     folder: ClassVar[Path]
     pickled: ClassVar[set[str]] = set()
     """The names of the files to which pickled keys refer."""
+    _position: ClassVar[Any] = threading.local()
+    """Where this thread reads next: moto computes an ETag while other threads read the object."""
 
     def __init__(self, _: int) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Without the folder, which the user may move.
-        self._name, self._at = secrets.token_hex(16), 0
+        self._name = secrets.token_hex(16)
 
     @property
     def _path(self) -> Path:
@@ -32,7 +34,7 @@ class ObjectFile:
         return vars(self)
 
     def seek(self, at: int) -> None:
-        self._at = at
+        self._position.at = at
 
     def truncate(self) -> None:
         """Do nothing: a write replaces the content."""
@@ -47,9 +49,9 @@ class ObjectFile:
 
     def read(self, size: int = -1) -> bytes:
         with self._path.open("rb") as file:
-            file.seek(self._at)
+            file.seek(self._position.at)
             content = file.read(size)
-            self._at = file.tell()
+            self._position.at = file.tell()
         return content
 
     def close(self) -> None:

@@ -106,6 +106,19 @@ def test_buckets_survive_a_move_of_their_folder(fake_cloud: FakeCloud) -> None:
     assert s3.get_object(Bucket="team", Key="a")["Body"].read() == b"model"
 
 
+def test_threads_read_an_object_independently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ObjectFile, "folder", tmp_path, raising=False)
+    file = ObjectFile(0)
+    file.write(b"model")
+    file.seek(0)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(file.seek, 3).result()
+        assert pool.submit(file.read).result() == b"el"
+    assert (file.read(2), file.read()) == (b"mo", b"del")
+
+
 def test_an_object_that_does_not_fit_on_the_disk_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,5 +90,9 @@ def _read() -> str:
 
 def _write(text: str) -> None:
     """Replace the file atomically; a link to it stays a link."""
-    with open_private(_config().resolve()) as file:
+    path = _config().resolve()
+    # Writing it directly would replace the user's `config.new`.
+    fresh = path.with_name(".config-spr-cluster")
+    with open_private(fresh) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
+    fresh.replace(path)

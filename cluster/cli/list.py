@@ -25,6 +25,7 @@ from cluster.overview import Overview, describe_regions, list_clusters
 from infra.aws.caller import Caller, short_owner
 from infra.aws.clients import connect, translate_boto_error
 from infra.aws.cloud import DEFAULT_REGION, Cloud, MissingCredentialsError, NoRegionError
+from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError
 from infra.wait import Progress
 from infra.words import counted
@@ -315,7 +316,9 @@ def _remove_all(
             clients, files = connect(there), ClusterFiles.of(name)
             clients.caller = search.callers[cloud.name]
             ctx = Context(there, clients, files, progress, command="gc")
-            # If its owner has extended it since, `down` removes nothing.
+            # `down` removes no cluster that was extended since, but knows a new one only by its group.
+            if not cluster.found.alive and describe_inventory(clients.ec2, name).alive:
+                raise SprError("it is in use again")
             seen, kept = cluster.found, not unfinished
             with files.lock("gc"), progress.phase(f"Remove cluster {name}"):
                 down(ctx, name, approved=seen, keep_image=kept, is_new_kept=False)

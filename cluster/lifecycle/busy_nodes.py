@@ -59,6 +59,9 @@ def _find_busy(head: Host) -> dict[str, tuple[str, str]]:
         return {}
     text = head.run("# listing the nodes\nsinfo --noheader --Node --format='%N %o'").stdout
     # The shell's startup files may print other lines.
-    addresses = dict(line.split() for line in text.splitlines() if line.count(" ") == 1)
-    used = [(job.name, node) for job in running for node in job.nodes if node in addresses]
-    return {addresses[node]: (name, node) for name, node in used}
+    lines = (line.split() for line in text.splitlines())
+    addresses = dict(words for words in lines if len(words) == 2)
+    try:
+        return {addresses[node]: (job.name, node) for job in running for node in job.nodes}
+    except KeyError as node:
+        raise HostError(head.name, f"Slurm does not list {node}, which a job is using") from None

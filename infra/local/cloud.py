@@ -43,6 +43,7 @@ from infra.local.state import (
     ServerAddress,
     StateFolder,
     release_of,
+    snapshot_release,
 )
 from infra.wait import Progress, Silent, wait_until
 
@@ -223,7 +224,9 @@ def _find_server(
         ) from None
     except OSError:
         return None
-    if found["release"] != release_of(recipe_hash(recipe(_base(folder)))):
+    # Another format's server has state that only it can load: the user may still need its buckets.
+    is_loadable = found.get("snapshots") == list(snapshot_release())
+    if is_loadable and found["release"] != release_of(recipe_hash(recipe(_base(folder)))):
         containers = open_podman(folder.root).containers(f"{CLOUD_LABEL}={folder.key}")
         if not any(container.running for container in containers):
             # The current release's server continues from the saved state.

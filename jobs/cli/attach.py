@@ -99,8 +99,9 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
         # There is no cluster, so nothing is removed, and the command runs here.
         name = choose_cluster(request, tell=lambda _: None)
         if request.down_when_done:
-            region = f" --region {request.region}" if request.region else ""
-            down = f"spr-cluster down --name {name}{region}"
+            given = {"name": name, "cloud": request.cloud, "region": request.region}
+            flags = (f"--{option} {value}" for option, value in given.items() if value)
+            down = f"spr-cluster down {' '.join(flags)}"
             say(f"--down-when-done: no nodes run; to remove what is left of the cluster: {down}")
         if not request.on_finish:
             return 0

@@ -53,6 +53,8 @@ def test_the_users_own_lines_stay_as_they_are(before: str, folder: Path) -> None
     real.write_bytes(before.encode("latin-1"))
     (folder / ".ssh").mkdir()
     (folder / ".ssh/config").symlink_to(real)
+    other = folder / "dotfiles.new"
+    other.write_text("the user's")
     assert user_ssh.add_include()
     assert not user_ssh.add_include(), "once is enough"
     assert (folder / ".ssh/config").is_symlink()
@@ -62,6 +64,7 @@ def test_the_users_own_lines_stay_as_they_are(before: str, folder: Path) -> None
         real.write_bytes(written.replace(b"\n", b"\r\n", 2))
     assert user_ssh.remove_include()
     assert real.read_bytes() == before.encode("latin-1")
+    assert other.read_text() == "the user's"
 
 
 @pytest.mark.parametrize("mark", [True, False])

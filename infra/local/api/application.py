@@ -51,6 +51,7 @@ from infra.local.state import (
     load_snapshot,
     release_of,
     save_snapshot,
+    snapshot_release,
 )
 
 # A key in the snapshot, next to the regions.
@@ -287,7 +288,7 @@ class Application:
             return json_reply(answer, "500 Internal Server Error")
         base = self.runtime.containers.base.reference.rpartition(":")[2]
         answer = {"gateway": gateway_of(self._regions[region].vpc_range)}
-        return json_reply({**answer, "release": release_of(base)})
+        return json_reply({**answer, "release": release_of(base), "snapshots": snapshot_release()})
 
 
 def answer_service_setting(call: ApiCall, *, is_set: bool = True) -> Reply:

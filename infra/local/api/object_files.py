@@ -14,31 +14,44 @@ from moto.s3 import models
 class ObjectFile:
     """The file of an object, a version, or a part, with the methods that moto needs."""
 
+    folder: ClassVar[Path]
     pickled: ClassVar[set[str]] = set()
     """The names of the files to which pickled keys refer."""
+    _position: ClassVar[Any] = threading.local()
+    """Where this thread reads next: moto computes an ETag while other threads read the object."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._path, self._at = folder / secrets.token_hex(16), 0
+    def __init__(self, _: int) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Without the folder, which the user may move.
+        self._name = secrets.token_hex(16)
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / self._name
 
     def __getstate__(self) -> dict[str, Any]:
-        self.pickled.add(self._path.name)
+        self.pickled.add(self._name)
         return vars(self)
 
     def seek(self, at: int) -> None:
-        self._at = at
+        self._position.at = at
 
     def truncate(self) -> None:
         """Do nothing: a write replaces the content."""
 
     def write(self, content: bytes) -> None:
-        self._path.write_bytes(content)
+        try:
+            self._path.write_bytes(content)
+        except OSError:
+            # On a full disk, it would leave no space for a save, and so never be removed.
+            self._path.unlink(missing_ok=True)
+            raise
 
     def read(self, size: int = -1) -> bytes:
         with self._path.open("rb") as file:
-            file.seek(self._at)
+            file.seek(self._position.at)
             content = file.read(size)
-            self._at = file.tell()
+            self._position.at = file.tell()
         return content
 
     def close(self) -> None:
@@ -48,7 +61,7 @@ class ObjectFile:
 def keep_contents(folder: Path) -> None:
     """Make moto keep the contents of new objects in this folder, and pickle keys without them."""
     moto: Any = models
-    moto.tempfile = SimpleNamespace(SpooledTemporaryFile=lambda _: ObjectFile(folder))
+    ObjectFile.folder, moto.tempfile = folder, SimpleNamespace(SpooledTemporaryFile=ObjectFile)
     key: Any = models.FakeKey
     key.__getstate__ = lambda self: {**vars(self), "lock": None}
     key.__setstate__ = lambda self, state: self.__dict__.update(state, lock=threading.Lock())

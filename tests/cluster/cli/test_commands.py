@@ -434,6 +434,20 @@ def test_gc_leaves_a_cluster_alone_that_was_renewed_while_it_asked(
     assert len(line.ids()) == 1
 
 
+def test_gc_leaves_the_cluster_alone_that_replaced_a_kept_image_while_it_asked(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.begin("--nodes", "1")
+    line.must("down", "--yes", "--keep-image")
+    up = ("up", "--nodes", "1", "--yes")
+    monkeypatch.setattr("cluster.cli.list.confirm", lambda *_, **__: line.must(*up))
+
+    result = line.run("gc", "--all")
+
+    assert "it is in use again" in result.message
+    assert len(line.ids()) == 1
+
+
 def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:
     line.begin("--nodes", "2")
     machines = line.ids()

@@ -33,6 +33,15 @@ _NEW = "up --name other --nodes 2 --yes"
 _LONG_AGO = f.record("expires latest", "2020-01-01T00:00:00Z")
 _TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")
 _ALL_THROTTLED = "[[throttle]]\naction = 'DescribeInstances'\nrate = 1\n"
+_A_JOB_RUNS = f.stage(
+    "node0", "^timeout 20 squeue ", Result(0, "7|RUNNING|node[0-1]|None|squad-1\n", "")
+)
+
+
+def _slurm_lists(text: str) -> f.Act:
+    return f.stage("node0", "^# listing", Result(0, text, ""))
+
+
 _ON_A_CLUSTER = (
     f.Row("key lost", _UP, act=f.lose_key, code=2),
     f.Row("key damaged", "repair --yes", act=f.damage_key, code=2),
@@ -69,13 +78,13 @@ _ON_A_CLUSTER = (
     f.Row(
         "a job runs",
         "up --nodes 1 --yes",
-        act=f.all_of(
-            f.stage(
-                "node0", "^timeout 20 squeue ", Result(0, "7|RUNNING|node[0-1]|None|squad-1\n", "")
-            ),
-            f.stage("node0", "^# listing", Result(0, "node0 172.31.0.4\nnode1 172.31.0.5\n", "")),
-        ),
+        act=f.all_of(_A_JOB_RUNS, _slurm_lists(" Hello\nnode0 172.31.0.4\nnode1 172.31.0.5\n")),
         code=2,
+    ),
+    f.Row(
+        "a job runs on a node that Slurm does not list",
+        "up --nodes 1 --yes",
+        act=f.all_of(_A_JOB_RUNS, _slurm_lists("Hellonode0 172.31.0.4\nnode1 172.31.0.5\n")),
     ),
     f.Row("a silent worker, train", "train squad --demo", act=f.stage("node1", ".", _TIMED_OUT)),
 )

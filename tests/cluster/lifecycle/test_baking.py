@@ -447,6 +447,8 @@ def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -
     assert line.must("images", "--delete", "--unused", "--yes").out == "Nothing to delete.\n"
     refused = line.run("images", "--delete", image, "--yes")
     assert refused.message == f"image {image} is in use: cluster 'spr' has machines"
+    foreign = line.run("images", "--delete", "ami-12c6146b", "--yes")
+    assert "no image 'ami-12c6146b' made by this tool" in foreign.message
     assert _listed(line) == [image]
     line.must("down", "--yes", "--keep-image")
     assert line.must("images", "--delete", "--unused", "--yes").out == f"Deleted: {image}.\n"

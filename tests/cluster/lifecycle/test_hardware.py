@@ -8,6 +8,7 @@ import pytest
 
 from cluster.verify.results import Verdict, expect
 from cluster.verify.verify import verify_cluster
+from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from provision.stacks.load import load_stack
 from tests.harness.simulated_cloud import SimulatedCloud
@@ -67,6 +68,10 @@ def test_the_speed_of_disks_is_recorded_and_kept(cloud: SimulatedCloud) -> None:
 
     disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in cloud.purchases()]
     assert {(disk["Iops"], disk["Throughput"]) for disk in disks} == {(4000, 250)}
+    with pytest.raises(UsageError, match="was created with"):
+        cloud.plan_input(volume_iops=5000)
+    with pytest.raises(UsageError, match="was created with"):
+        cloud.plan_input(volume_throughput=300)
 
 
 def test_only_bare_metal_gets_fast_disks(cloud: SimulatedCloud) -> None:

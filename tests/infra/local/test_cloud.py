@@ -182,13 +182,13 @@ def test_a_running_server_is_reused(
         assert cloud.status().pid == os.getpid()
 
 
-@pytest.mark.parametrize("is_busy", [False, True])
-def test_a_server_of_another_base_is_restarted_unless_an_instance_runs(
+@pytest.mark.parametrize("obstacle", ["", "instance", "snapshot"])
+def test_a_server_of_another_base_is_restarted_if_that_disturbs_nothing(
     folder: StateFolder,
     installed_podman: FakePodman,
     endpoint: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
-    is_busy: bool,
+    obstacle: str,
 ) -> None:
     ended: list[signal.Signals] = []
 
@@ -198,14 +198,16 @@ def test_a_server_of_another_base_is_restarted_unless_an_instance_runs(
 
     monkeypatch.setattr(cloud, "_end_server", end)
     monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
-    if is_busy:
+    if obstacle == "snapshot":
+        monkeypatch.setattr(cloud, "snapshot_release", lambda: ("0.1", 6))
+    if obstacle == "instance":
         add_node(installed_podman, folder.key)
     with endpoint.serve(folder, installed_podman):
         ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
         opened = cloud.open_local_cloud("us-east-1")
     # Images of one base must not pass for those of another.
     assert opened.base == BASE.reference.rpartition(":")[2]
-    assert ended == ([] if is_busy else [signal.SIGTERM])
+    assert ended == ([] if obstacle else [signal.SIGTERM])
 
 
 def test_reset_forgets_clusters_with_the_folder_but_not_before_podman_removed_them(

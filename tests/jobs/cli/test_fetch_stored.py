@@ -270,10 +270,9 @@ def test_on_finish_runs_after_results_came_from_the_bucket(
     assert main(["attach", "--results", "a", "--on-finish", tell]) == 0
     assert Path("said").read_text() == f"squad-1 succeeded {tmp_path}/a spr\n"
     assert main(["attach", "--results", "b", "--on-finish", "exit 3"]) == 1
-    assert main(["attach", "--results", "c", "--down-when-done"]) == 0
-    assert "to remove what is left of the cluster: spr-cluster down --name spr" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert main(["attach", "--results", "c", "--down-when-done", "--cloud", "aws"]) == 0
+    down = "to remove what is left of the cluster: spr-cluster down --name spr --cloud aws"
+    assert down in " ".join(capsys.readouterr().err.split())
     s3.delete_object(Bucket="results", Key="team/squad-1/end.json")
     assert main(["attach", "--results", "d", "--on-finish", tell]) == 1
     assert "--on-finish was not run: squad-1 has not ended" in capsys.readouterr().err

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ from werkzeug.serving import make_server
 
 from infra.errors import CloudError
 from infra.local.api.application import Application
+from infra.local.api.bucket_server import BucketServer
+from infra.local.api.object_files import ObjectFile
 from infra.local.state import StateFolder, load_snapshot
 from jobs.worker.storage.client import connect
 from tests.aws import answered_directly
@@ -90,6 +95,42 @@ def test_the_next_server_has_the_buckets_and_files_of_their_objects_alone(
     buckets.save()
     assert load_snapshot(folder.buckets) == {}
     assert [*folder.objects.iterdir()] == []
+
+
+def test_buckets_survive_a_move_of_their_folder(fake_cloud: FakeCloud) -> None:
+    s3, root = fake_cloud.clients.s3, fake_cloud.folder.root
+    s3.create_bucket(Bucket="team")
+    s3.put_object(Bucket="team", Key="a", Body=b"model")
+    fake_cloud.application.buckets.save()
+    BucketServer(StateFolder(root.rename(root.with_name("moved")))).load()
+    assert s3.get_object(Bucket="team", Key="a")["Body"].read() == b"model"
+
+
+def test_threads_read_an_object_independently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ObjectFile, "folder", tmp_path, raising=False)
+    file = ObjectFile(0)
+    file.write(b"model")
+    file.seek(0)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(file.seek, 3).result()
+        assert pool.submit(file.read).result() == b"el"
+    assert (file.read(2), file.read()) == (b"mo", b"del")
+
+
+def test_an_object_that_does_not_fit_on_the_disk_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(path: Path, _: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ObjectFile, "folder", tmp_path, raising=False)
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    with pytest.raises(OSError, match="No space left"):
+        ObjectFile(0).write(b"model")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_damaged_buckets_are_refused_and_kept(

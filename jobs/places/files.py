@@ -82,7 +82,9 @@ def worker_files() -> dict[str, Path]:
     The folder of :mod:`spr_cluster` there has nothing else that could hide a program's own modules.
     """
     root = Path(worker.__file__).parent
-    sources = sorted(path for path in root.rglob("*.*") if path.suffix != ".pyc" and path.is_file())
+    # Not what another process compiles now.
+    kept = (path for path in root.rglob("*.*") if path.parent.name != "__pycache__")
+    sources = sorted(path for path in kept if path.is_file())
     files = {f"code/worker/{source.relative_to(root)}": source for source in sources}
     names = root.parents[1] / "spr_cluster/__init__.py"  # a package above this one
     return {**files, "code/worker/program/imports/spr_cluster/__init__.py": names}

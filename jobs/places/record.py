@@ -137,7 +137,7 @@ class JobRecord:
     def resumed_as(self, now: JobRecord, end: JobEnd) -> JobRecord:
         """Return the record of a job that ended, for its next run, with what it took until now.
 
-        More nodes than this run has, or a higher price, count as more time.
+        More nodes than this run has, or a higher price or share of it, count as more time.
         """
         before = self.resumed_s + self.boot_s + self.idle_s + self.former_s
         begun = end.first or end.began
@@ -146,6 +146,7 @@ class JobRecord:
         node_s = end.node_s() + before * (self.run_nodes or self.nnodes)
         if self.usd_per_hour and now.usd_per_hour:
             node_s *= self.usd_per_hour / now.usd_per_hour
+        node_s *= self.node_share / now.node_share
         where = ("cluster", "cloud", "region", "billed", "usd_per_hour", "price_source", "market")
         changed = (*where, "bucket", "when", "boot_s", "idle_s", "former_s", "node_share")
         known = {name: getattr(now, name) for name in changed}

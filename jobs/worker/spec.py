@@ -90,6 +90,8 @@ class Ending:
     """The US dollars from which the limit was computed; 0 for none."""
     paid_node_s: float = 0.0
     """How many seconds of one node they pay."""
+    by_budget: bool = False
+    """Whether ``max_time_s`` follows from them: the user's own limit is longer, or there is none."""
     node_share: float = 1.0
     """What the job pays of each node's price: less than 1 with ``cores``."""
     on_finish: str = ""

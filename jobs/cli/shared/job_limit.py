@@ -74,7 +74,7 @@ class JobLimit:
         """Return how long the job may still take from its start."""
         return min(self._own_time, self.paid(used) - _SAVE)
 
-    def _flag(self, used: int | None) -> str:
+    def flag(self, used: int | None) -> str:
         """Return the option that limits it."""
         return "--budget" if self.budget and self.time(used) < self._own_time else "--max-time"
 
@@ -98,7 +98,7 @@ class JobLimit:
     def check(self, used: int | None, least_s: float = 0.0) -> None:
         """Raise :class:`UsageError` if a limit pays for no work; reading the data takes ``least_s``."""
         if self.spent and self.time(used) < _MINUTE:
-            flag, took = self._flag(used), spoken_duration(self.spent.total_seconds())
+            flag, took = self.flag(used), spoken_duration(self.spent.total_seconds())
             took += f", for ${self.spent_usd:.2f}" if self.spent_usd else ""
             raise UsageError(
                 f"{flag}: less than a minute is left: the job took {took}",
@@ -121,7 +121,7 @@ class JobLimit:
         record, latest, time = self.record, self.latest(used), self.time(used)
         more = " more" if self.spent else ""
         text = (
-            f"this job may take {spoken_duration(time.total_seconds())}{more} ({self._flag(used)})"
+            f"this job may take {spoken_duration(time.total_seconds())}{more} ({self.flag(used)})"
         )
         if latest > record.latest:
             text += f" and keep the nodes until {spoken_time(latest, self.now)}"
@@ -200,5 +200,6 @@ def keep_limit(
     alone = {"from": limit.record.expires.timestamp(), "nodes": limit.nodes}
     kept = {**asked, "usd_per_hour": usd, "alone": alone}
     ending = replace(ending, max_time_s=seconds, paid_node_s=limit.paid_node_s)
+    ending = replace(ending, by_budget=limit.flag(used) == "--budget")
     details = {**plan.details, "limit": kept}
     return replace(plan, spec=replace(plan.spec, ending=ending), details=details)

@@ -21,8 +21,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from .checkpoint_names import CHECKPOINTS, newest
 from .errors import first_line
 from .events import Events
+from .output import state_folder
 
 POINT_SECONDS = 1.0
 """Minimum time between two points. All trackers get the same ones, and always the first and the last step."""
@@ -127,7 +129,9 @@ class MLflow:
         self._client = import_module("mlflow").MlflowClient()
         experiment, same_job = self._experiment(), f"tags.`{JOB_TAG}` = '{run.job}'"
         found = self._client.search_runs([experiment], same_job, max_results=1)
-        if found:
+        # Another job had this name if its run is finished, and this one does not resume.
+        resumes = newest(state_folder(run.output).glob(f"{CHECKPOINTS}/*"))
+        if found and (resumes or found[0].info.status != "FINISHED"):
             own = found[0]
             self._client.update_run(own.info.run_id, "RUNNING")
         else:

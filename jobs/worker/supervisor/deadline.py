@@ -111,8 +111,7 @@ class Deadline:
             return {}
         of = "what was left of " if self.resumes else ""
         message = f"it took longer than {of}--max-time, {longest / 60:g} min"
-        # The limit was computed from the budget, unless --max-time is shorter.
-        if self._work_s(measured_s) < self.ending.max_time_s + 1:
+        if self.ending.by_budget or self._work_s(measured_s) < self.ending.max_time_s:
             paid = f"pays for no more than {longest / 60:.1f} min and a checkpoint"
             message = f"{of}--budget ${self.ending.budget:g} {paid}"
         until = limit + time_to_save(checkpoint_s, SAVE_S)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..runtime.events import MARK
 from ..runtime.process import STOPPED
-from .commands import ask
+from .commands import Running
 from .head import SSH, HeadFolder
 from .launch import Launch
 from .watch import announce
@@ -53,7 +53,9 @@ def _find_versions(launch: Launch, here: str) -> dict[str, str]:
     found = {}
     for url, _ in launch.spec.storage.stage:
         words = [sys.executable, "-m", _MODULE, "--check", url]
-        known = json.loads(ask(words, _CHECK_S) or '{"message": "the check of the data failed"}')
+        check = Running(words, _CHECK_S).wait()
+        failed = {"message": f"the check of the data failed: {check.why}"}
+        known = failed if check.why else json.loads(check.printed)
         if "message" in known:
             text, hint = f"{here}: {known['message']}", known.get("hint")
             announce(event="error", message=text, hint=hint, rank=None, host=here)

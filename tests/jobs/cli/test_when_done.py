@@ -498,7 +498,8 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     assert after.expires == before.expires
     left = after.latest - line.cloud.ctx.now()
     assert timedelta(hours=9, minutes=22) < left < timedelta(hours=9, minutes=32)
-    assert launches[-1].spec.ending.max_time_s == 9 * 3600
+    ending = launches[-1].spec.ending
+    assert (ending.max_time_s, ending.by_budget) == (9 * 3600, False)
 
     # Until then, nodes stay only for a job that takes so long.
     short = line.must("run", "--max-time", "12m", "--results", "short", "--", "hostname").err
@@ -529,5 +530,5 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     last = find_record(line)
     assert last.latest == last.bound == last.created + timedelta(hours=10)
     ending = launches[-1].spec.ending
-    assert ending.budget == 150
+    assert (ending.budget, ending.by_budget) == (150, True)
     assert ending.max_time_s == pytest.approx(150 / 13.1961 * 3600 - 120, abs=2)

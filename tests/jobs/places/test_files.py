@@ -23,6 +23,7 @@ from jobs.places.files import (
     place_files,
     place_head_folders,
     withdraw_files,
+    worker_files,
 )
 from jobs.places.plan import JobPaths
 from jobs.places.queue.slurm import SlurmLauncher
@@ -50,6 +51,16 @@ def write(path: str | Path, text: str = "") -> None:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_no_file_of_pythons_cache_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process compiles, one is there for a moment."""
+    for name in ("a.py", "a.sample.csv", "__pycache__/a.pyc", "__pycache__/a.pyc.1403"):
+        write(tmp_path / "worker" / name)
+    monkeypatch.setattr("jobs.worker.__file__", str(tmp_path / "worker/__init__.py"))
+    assert [name.rpartition("/")[2] for name in worker_files()] == [
+        *("a.py", "a.sample.csv", "__init__.py")
+    ]
 
 
 def test_links_are_followed_and_the_upload_is_removed(

@@ -163,7 +163,7 @@ def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
     Path(paths.root, "cancelled").touch()
     end, lines, _ = follow(head, submit(head, "echo the second"))
     assert (end.state, lines) == ("succeeded", ["the second"])
-    assert not Path(paths.root, "cancelled").exists(), "if the controller forgets it, it runs again"
+    assert not Path(paths.root, "cancelled").exists(), "its next loss would end it as cancelled"
     paths = submit(head, "echo the third; sleep 60")
 
     read_soon(Path(paths.log))

@@ -57,17 +57,17 @@ def test_a_job_that_has_ended_names_its_own_nodes_and_cores() -> None:
 def test_a_resumed_job_has_paid_for_all_of_its_runs(
     boot: float, price: float, nodes: int, node_s: float
 ) -> None:
-    """Earlier runs on more nodes, or at a higher price, count as longer ones of this run."""
+    """Earlier runs on more nodes, or at a higher price or share, count as longer ones of this run."""
     ended = AT + timedelta(seconds=8)
     end = replace(END, ended=ended, first=AT - timedelta(minutes=5), starts=STARTS)
     when = ended - timedelta(seconds=400)
     first = replace(SUBMITTED, when=when.isoformat(), boot_s=boot, resumed_s=30, usd_per_hour=6.5)
     now = replace(SUBMITTED, nnodes=nodes, usd_per_hour=price, idle_s=90, former_s=9, when="now")
-    now = replace(now, node_share=0.25)  # of other nodes, its cores are another share
+    now = replace(now, node_share=0.25)  # of larger nodes, its cores are a smaller share
 
     found = first.resumed_as(replace(now, argv=("new",), cluster="other"), end)
 
-    assert found.resumed_s == pytest.approx(node_s / nodes)
+    assert found.resumed_s == pytest.approx(node_s / nodes / 0.25)
     here = {"cluster": "other", "usd_per_hour": price, "when": "now"}
     before = {"boot_s": 0.0, "idle_s": 90, "former_s": 9, "resumed_s": found.resumed_s}
     before |= {"run_nodes": nodes, "node_share": 0.25}

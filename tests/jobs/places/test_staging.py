@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from jobs.places.plan import JobPaths
 from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.storage import stage
 from jobs.worker.supervisor import staging
+from tests.jobs.context import job_spec
 from tests.jobs.places.this_machine import NODES, ThisMachine, submit, wait_for
 from tests.jobs.worker.storage.conftest import Proxy, bucket, proxy, s3_server
 
@@ -67,6 +69,17 @@ def test_data_that_are_not_there_end_the_job(cluster: ThisMachine, bucket: Any) 
     assert (end.state, end.attempt, end.rank, end.host) == ("failed", 1, None, "node0")
     assert end.message == f"node0: {URL}: NoSuchKey: no object and no folder has this name"
     assert "trained" not in log
+
+
+def test_a_check_that_crashes_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(staging, "_MODULE", "no_such_module")
+    launch: Any = SimpleNamespace(spec=job_spec(stage=((URL, TARGET),)))
+    assert staging._find_versions(launch, "node0") == {}
+    said = capsys.readouterr().out
+    assert "node0: the check of the data failed: " in said
+    assert "No module named no_such_module" in said
 
 
 def test_data_that_changed_before_a_later_attempt_end_the_job(

@@ -140,12 +140,13 @@ def test_every_rank_names_one_that_was_killed(node: Path, kind: str, lost: int) 
 @pytest.mark.parametrize(("kind", "lost"), [*zip(KINDS, (0, 1), strict=True)])
 def test_a_frozen_rank_is_announced_and_then_given_up(node: Path, kind: str, lost: int) -> None:
     source, work = KINDS[kind]
-    with ranks(node, source, work, work, seconds=SILENCE) as both:
-        both[lost].send_signal(signal.SIGSTOP)
-        ended = finish(both[1 - lost])
+    with ranks(node, source, work, work, work, seconds=SILENCE) as three:
+        three[lost].send_signal(signal.SIGSTOP)
+        ended = [finish(three[rank]) for rank in (1 - lost, 2)]
 
-    check_lost(ended, lost, SILENT)
-    (note,) = ended.of("note")
+    for each in ended:
+        check_lost(each, lost, SILENT)
+    (note,) = ended[0].of("note")
     assert note["text"].startswith(f"rank {lost} on node{lost} has not answered for ")
 
 

@@ -142,11 +142,13 @@ def test_a_job_is_one_mlflow_run_also_after_a_failure(
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "an experiment")
     client = MlflowClient(f"file://{tmp_path}/mlflow")
 
-    def find() -> Any:
+    def find(count: int = 1) -> Any:
+        """The newest of so many."""
         experiment = client.get_experiment_by_name("an experiment")
         assert experiment
-        (found,) = client.search_runs([experiment.experiment_id], f"tags.`{JOB_TAG}` = '{JOB}'")
-        return found
+        found = client.search_runs([experiment.experiment_id], f"tags.`{JOB_TAG}` = '{JOB}'")
+        assert len(found) == count
+        return found[0]
 
     job.fail("mlflow", range(1, 5))
     failed = find()
@@ -162,6 +164,14 @@ def test_a_job_is_one_mlflow_run_also_after_a_failure(
     assert run.data.metrics["train/loss"] == pytest.approx(1 / 6)
     history = client.get_metric_history(run.info.run_id, "train/learning_rate")
     assert sorted({each.step for each in history}) == [1, 2, 3, 4, 5, 6]
+
+    # A later job may have the same name, as on Kubernetes, and nothing to resume.
+    job.run("mlflow", range(1, 3), accuracy=1.0)
+    later = find(2)
+    assert (later.info.status, later.data.metrics["eval/accuracy"]) == ("FINISHED", 1.0)
+    (job.output.parent / "output.state/checkpoints/step-000002").mkdir(parents=True)
+    job.run("mlflow", range(3, 5), accuracy=2.0)
+    assert find(2).info.run_id == later.info.run_id
 
 
 def test_a_refused_connection_is_said_without_the_password(

@@ -16,6 +16,7 @@ from tests.jobs.context import event
 from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 from tests.jobs.worker.supervisor.test_notices import TASK_SAVES, follow
 
+_PAYS = "--budget $0.4 pays for no more than 1.5 min and a checkpoint"
 _LEAVE_S = 2  # how long ranks have when a node leaves, on this machine
 
 
@@ -110,18 +111,19 @@ def test_a_job_has_three_times_as_long_as_its_last_checkpoint_took() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "paid_node_s", "resumes", "message"),
+    ("known", "resumes", "message"),
     [
-        (0.4, 210.0, False, "--budget $0.4 pays for no more than 1.5 min and a checkpoint"),
-        (0.4, 9e9, False, "it took longer than --max-time, 1.5 min"),
-        (0.0, 0.0, True, "it took longer than what was left of --max-time, 1.5 min"),
+        ((90.0, 0.4, 9e9), False, "it took longer than --max-time, 1.5 min"),
+        ((90.0, 0.0, 0.0), True, "it took longer than what was left of --max-time, 1.5 min"),
+        ((900.0, 0.4, 210.0), False, _PAYS),
+        # On fewer nodes than at first, or after `extend`, it would pay for more.
+        ((90.0, 0.4, 9e9, True), False, _PAYS),
     ],
 )
-def test_a_job_at_its_limit_says_which(
-    budget: float, paid_node_s: float, resumes: bool, message: str
-) -> None:
+def test_a_job_at_its_limit_says_which(known: tuple[Any, ...], resumes: bool, message: str) -> None:
     """With both, the limit is the shorter one, computed at the submission."""
-    ending = Ending(max_time_s=90.0, budget=budget, paid_node_s=paid_node_s)
+    names = ("max_time_s", "budget", "paid_node_s", "by_budget")
+    ending = Ending(**dict(zip(names, known, strict=False)))
     assert not Deadline(ending, starts=[(time.time() - 60, 1)]).find_end()
     ended = Deadline(ending, starts=[(time.time() - 91, 1)], resumes=resumes).find_end()
     assert ended["message"] == message

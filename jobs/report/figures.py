@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from cluster.console.display import format_seconds
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, TABLE_DATE, TABLE_REGION
 from jobs.report.charts import ChartPoint
@@ -40,6 +41,14 @@ def format_number(value: float) -> str:
 def format_usd(value: float) -> str:
     """``$3.16``; small amounts with two significant digits."""
     return f"${value:,.2f}" if value >= 0.1 else f"${value:.2g}"
+
+
+def format_costs(rows: Iterable[tuple[str, float, float | None]]) -> list[tuple[str, str, str]]:
+    """Return names with their seconds and US dollars for display."""
+    return [
+        (name, format_seconds(seconds), "–" if usd is None else format_usd(usd))
+        for name, seconds, usd in rows
+    ]
 
 
 def time_unit(span: float) -> tuple[float, str]:

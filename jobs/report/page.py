@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -11,7 +11,7 @@ from cluster.console.display import format_seconds
 from infra.errors import UsageError
 from jobs.report.charts import BarChart, LineChart, render_svg
 from jobs.report.content import Report, Table
-from jobs.report.figures import PUBLISHED, format_usd, published_costs
+from jobs.report.figures import PUBLISHED, format_costs, published_costs
 from jobs.worker.runtime.output import new_file
 
 PAGE = "report.html"
@@ -38,8 +38,8 @@ def render_page(report: Report) -> str:
     )
     return environment.get_template("page.html").render(
         report=report,
-        costs=_priced(_costs(report)),
-        receipt=_priced(report.receipt.rows() if report.receipt else ()),
+        costs=Table(("", "time", "cost"), _costs(report)),
+        receipt=Table(("", "time", "cost"), report.receipt.rows() if report.receipt else []),
         widths=_WIDTHS,
         is_bars=lambda chart: isinstance(chart, BarChart),
         legend=_legend,
@@ -70,19 +70,10 @@ def _with_value(part: str, total: float, chart: BarChart) -> str:
     return f"{part}: {format_seconds(total)}, {share:.1%}"
 
 
-def _priced(rows: Iterable[tuple[str, float, float | None]]) -> Table:
-    """Return a table of names, seconds, and US dollars."""
-    shown = [
-        (name, format_seconds(seconds), "–" if usd is None else format_usd(usd))
-        for name, seconds, usd in rows
-    ]
-    return Table(("", "time", "cost"), shown)
-
-
-def _costs(report: Report) -> list[tuple[str, float, float]]:
+def _costs(report: Report) -> list[tuple[str, str, str]]:
     if not report.price:
         return []
     rows = [(name, seconds, report.price.usd(seconds)) for name, seconds in report.times.items()]
     for machines, seconds, usd in published_costs() if rows and report.like_published else ():
         rows.append((f"published, {PUBLISHED}: one epoch on {machines}", seconds, usd))
-    return rows
+    return format_costs(rows)

@@ -21,6 +21,7 @@ from jobs.report.figures import (
     SAVING,
     HourlyPrice,
     find_price,
+    format_costs,
     format_usd,
     split_phase,
 )
@@ -82,10 +83,10 @@ class Receipt:
             f"{format_usd(total)}, and take {format_seconds(slower)}."
         )
 
-    def rows(self) -> list[tuple[str, float, float | None]]:
-        """Return each part, its seconds, and its price, and the total."""
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return each part, its time, and its price, and the total."""
         parts = {**self.seconds, "total": self.total_s}
-        return [(name, seconds, self.usd(seconds)) for name, seconds in parts.items()]
+        return format_costs((name, seconds, self.usd(seconds)) for name, seconds in parts.items())
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for ``results.json``."""

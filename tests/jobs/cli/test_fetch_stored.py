@@ -151,7 +151,7 @@ def test_the_costs_of_the_jobs_in_a_bucket(
     assert names(tmp_path) == set()
     assert main(["fetch", URL]) == 0
     assert main(["jobs", URL]) == 0
-    assert re.search(r"total +7.50 s +\$0.025\n", capsys.readouterr().out)
+    assert re.search(r"total +7.5 s +\$0.025\n", capsys.readouterr().out)
     for job, owner in (("squad-3", "ann"), ("squad-4", "")):
         folder = tmp_path / f"results/{job}/job"
         folder.mkdir(parents=True)

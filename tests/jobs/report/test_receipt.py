@@ -45,7 +45,7 @@ def test_the_parts_of_a_receipt_are_all_that_the_job_took(tmp_path: Path) -> Non
     assert seconds["computing"] == pytest.approx(data + forward + backward + optimizer)
     parts = found.as_dict()["parts"].values()
     assert sum(part["usd"] for part in parts) == pytest.approx(18.0)
-    assert found.rows()[-1][1:] == pytest.approx((1800, 18.0))
+    assert found.rows()[-1] == ("total", "30 min 00 s", "$18.00")
 
 
 def test_a_receipt_begins_with_the_submission_and_what_was_paid_before_it() -> None:
@@ -83,7 +83,7 @@ def test_without_a_record_or_results_there_is_no_more_than_is_known() -> None:
     found = receipt_of(RECORD, seconds={})
     assert found.seconds == {"boot and installation": 600.0, "other": 900.0}
     free = Receipt({"computing": 60.0}, 2, None)
-    assert free.rows() == [("computing", 60.0, None), ("total", 60.0, None)]
+    assert free.rows() == [("computing", "1 min 00 s", "–"), ("total", "1 min 00 s", "–")]
     assert free.as_dict()["usd"] is None
 
 

@@ -177,6 +177,9 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for each in self.options for flag in each.flags]
         names = [flag.lstrip("-") for flag in (*flags, "--help") if flag.startswith("--")]
         given = word.partition("=")[0].lstrip("-")
+        for each in self.options:
+            if not each.flags and word.startswith("--") and each.name == given:
+                return f": give {each.metavar or given} without --{given}"
         near = [name for name in names if given and name.startswith(given)]
         near = near or difflib.get_close_matches(given, names, n=1)
         return f"; did you mean --{near[0]}?" if near and word.startswith("-") else ""

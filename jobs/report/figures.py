@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -43,9 +43,12 @@ def format_usd(value: float) -> str:
     return f"${value:,.2f}" if value >= 0.1 else f"${value:.2g}"
 
 
-def priced_row(name: str, seconds: float, usd: float | None) -> tuple[str, str, str]:
-    """Return a row with a time and its price, if that is known."""
-    return name, format_seconds(seconds), "–" if usd is None else format_usd(usd)
+def format_costs(rows: Iterable[tuple[str, float, float | None]]) -> list[tuple[str, str, str]]:
+    """Return names with their seconds and US dollars for display."""
+    return [
+        (name, format_seconds(seconds), "–" if usd is None else format_usd(usd))
+        for name, seconds, usd in rows
+    ]
 
 
 def time_unit(span: float) -> tuple[float, str]:

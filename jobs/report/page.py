@@ -11,11 +11,10 @@ from cluster.console.display import format_seconds
 from infra.errors import UsageError
 from jobs.report.charts import BarChart, LineChart, render_svg
 from jobs.report.content import Report, Table
-from jobs.report.figures import PUBLISHED, priced_row, published_costs
+from jobs.report.figures import PUBLISHED, format_costs, published_costs
 from jobs.worker.runtime.output import new_file
 
 PAGE = "report.html"
-_PRICED = ("", "time", "cost")
 _WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide", "trial-options": "wide"}
 
 
@@ -39,8 +38,8 @@ def render_page(report: Report) -> str:
     )
     return environment.get_template("page.html").render(
         report=report,
-        costs=Table(_PRICED, [priced_row(*each) for each in _costs(report)]),
-        receipt=Table(_PRICED, report.receipt.rows() if report.receipt else ()),
+        costs=Table(("", "time", "cost"), _costs(report)),
+        receipt=Table(("", "time", "cost"), report.receipt.rows() if report.receipt else []),
         widths=_WIDTHS,
         is_bars=lambda chart: isinstance(chart, BarChart),
         legend=_legend,
@@ -71,10 +70,10 @@ def _with_value(part: str, total: float, chart: BarChart) -> str:
     return f"{part}: {format_seconds(total)}, {share:.1%}"
 
 
-def _costs(report: Report) -> list[tuple[str, float, float]]:
+def _costs(report: Report) -> list[tuple[str, str, str]]:
     if not report.price:
         return []
     rows = [(name, seconds, report.price.usd(seconds)) for name, seconds in report.times.items()]
     for machines, seconds, usd in published_costs() if rows and report.like_published else ():
         rows.append((f"published, {PUBLISHED}: one epoch on {machines}", seconds, usd))
-    return rows
+    return format_costs(rows)

@@ -21,8 +21,8 @@ from jobs.report.figures import (
     SAVING,
     HourlyPrice,
     find_price,
+    format_costs,
     format_usd,
-    priced_row,
     split_phase,
 )
 from jobs.report.results_folder import JOB, RESULTS, Run, as_number, read_run
@@ -86,7 +86,7 @@ class Receipt:
     def rows(self) -> list[tuple[str, str, str]]:
         """Return each part, its time, and its price, and the total."""
         parts = {**self.seconds, "total": self.total_s}
-        return [priced_row(name, seconds, self.usd(seconds)) for name, seconds in parts.items()]
+        return format_costs((name, seconds, self.usd(seconds)) for name, seconds in parts.items())
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for ``results.json``."""

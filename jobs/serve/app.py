@@ -299,7 +299,8 @@ async def _read_json(request: Request) -> Json:
     except (ValueError, RecursionError):
         raise HTTPException(400, "the body is not JSON") from None
     if not isinstance(found, dict):
-        raise HTTPException(400, "expected a JSON object")
+        example = ': {"rows": [{…}]}' if request.scope["path"] == "/predict" else ""
+        raise HTTPException(400, f"expected a JSON object{example}")
     return found
 
 

@@ -145,9 +145,9 @@ def check_model(
     if model is None:
         return
     with raising(UsageError):
-        task = find_task(str(model), settings)
         for folder in filter(None, (model, local_base(model))):
             check_folder(folder)
+        task = find_task(str(model), settings)
     if has_context and "context" not in task.inputs:
         raise UsageError(f"--context: has no effect on models of `train {task.name}`")
 

@@ -47,6 +47,7 @@ from jobs.train.request import (
     expand_path,
 )
 from jobs.worker.corpus.options import INPUTS, PredictOptions
+from jobs.worker.data.records import show
 from jobs.worker.spec import PlacementOptions, Resources, Work
 from jobs.worker.training.options import flag, is_url
 
@@ -200,7 +201,12 @@ def run(request: PredictCommand) -> int:
         request.refuse("has no effect on --perplexity", *PARSERS)
     if (request.data is None) != (request.output is None):
         raise UsageError("--data and --output belong together")
-    if bool(request.texts) == (request.data is not None):
+    if request.texts and request.data is not None:
+        raise UsageError(
+            f"both a text ({show(request.texts[0])}) and --data are given",
+            hint="a model, its results folder, or its job goes to --model",
+        )
+    if not request.texts and request.data is None:
         raise UsageError("give texts, or a file with --data", hint="spr-cluster predict --help")
     if request.data is not None and request.output is not None:
         options = PredictOptions(
@@ -282,7 +288,8 @@ def _run_file(request: PredictCommand, options: PredictOptions, on_cluster: OnCl
     where = "here" if is_here else "cluster"
     shown = ("task", "rows", "skipped", "skip_note", "rows_per_second", "usd_per_million_rows")
     data = {"where": where, "model": str(model or ""), "output": options.output}
-    text = f"{options.output}: {counted(found['rows'], 'row')}, {found['rows_per_second']:,} rows/s"
+    speed = f"{found['rows_per_second']:,} rows/s" if found["rows_now"] else "all done before"
+    text = f"{options.output}: {counted(found['rows'], 'row')}, {speed}"
     usd = found["usd_per_million_rows"]
     text += f", ${usd:.2f} per million rows" if usd else ""
     text += f"\n{found['skip_note']}" if found["skip_note"] else ""

@@ -164,14 +164,15 @@ def _render(result: dict[str, Any], folder: Path) -> str:
     for unit, digits in (("samples", 1), ("tokens", 0)):
         if (value := result.get(f"{unit}_per_second")) is not None:
             speed.append(f"{value:,.{digits}f} {unit}/s")
-    # The best trial of a resumed study may have trained before.
-    if (train := result["seconds"].get("train")) is not None:
+    # The best trial of a resumed study may have trained before, and `export` trains nothing.
+    if (train := result["seconds"].get("train")) is not None and result.get("epochs") != 0:
         speed.append(f"{train:.1f} s of training")
+    line = f"{', '.join(speed)}\n" if speed else ""
     return (
         f"{_render_study(result)}{_render_quality(result)}\n"
         f"{size} on {counted(hosts, 'host')}, "
         f"backend {result['backend']}, {result['dtype']}\n"
-        f"{', '.join(speed)}\n"
+        f"{line}"
         f"{_render_export(result.get('export'))}"
         f"model, predictions, and results.json: {folder}/"
     )

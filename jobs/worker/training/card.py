@@ -10,8 +10,10 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -73,11 +75,11 @@ _LIBRARIES = {"sentence-similarity": "sentence-transformers", "peft": "peft", ""
 _CARD = """
 # {title}
 
-Trained{source} on {train_records:,} records of {data}, for the task `{task}`.
+{origin} the task `{task}`.
 
 ## Scores
 
-On {eval_records:,} records of {eval_data}:
+On {eval_records:,} records{eval_data}:
 
 | score | value | 95 % interval |
 |---|---|---|
@@ -142,6 +144,9 @@ def render_card(
         base_model=base if _is_on_hub(base) else None,
         datasets=[data] if _is_on_hub(data) else None,
     )
+    source = "" if base == SCRATCH else f" from {_name(base)}"
+    trained_on = f"{figures['train_records']:,} records of {_without_folders(figures['data'])}"
+    is_part = getattr(options, "eval_fraction", None)  # "0.1 of rows.csv"
     seen = figures["data"] == figures["eval_data"]
     body = _CARD.format_map(
         {
@@ -149,11 +154,10 @@ def render_card(
             "title": name.rpartition("/")[2]
             if options.push_to
             else f"A model of `train {task.name}`",
-            "source": "" if base == SCRATCH else f" from {_name(base)}",
-            "data": _without_folders(figures["data"]),
-            "eval_data": "the training data, which it has seen"
+            "origin": f"Trained{source} on {trained_on}, for" if options.epochs else "For",
+            "eval_data": " of the training data, which it has seen"
             if seen
-            else _without_folders(figures["eval_data"]),
+            else (", " if is_part else " of ") + _without_folders(figures["eval_data"]),
             "rows": "\n".join(f"| {' | '.join(row)} |" for row in _scores(task, figures)),
             "code": code,
             "exported": _exported(figures.get("export") or {}),
@@ -162,7 +166,26 @@ def render_card(
             ),
         }
     )
-    return f"---\n{header.to_yaml()}\n---\n{body}"
+    card = f"---\n{header.to_yaml()}\n---\n{body}"
+    return card if options.epochs else _without_training(card, Path(str(options.model_name)))
+
+
+def _without_training(card: str, model: Path) -> str:
+    """Return the card of a model that a run only evaluated: its own if it has one, with the new figures."""
+    new = _sections(card)
+    own: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        own = _sections((model / "README.md").read_text(encoding="utf-8"))
+    if "\n- spr-cluster\n" not in own.get("", ""):
+        own = {}
+    figures = {name: new.get(name, "") for name in ("Scores", "Use", "OpenVINO")}
+    return "\n## ".join(filter(None, {**new, "Training": "", **own, **figures}.values()))
+
+
+def _sections(card: str) -> dict[str, str]:
+    """Return a card's sections by their titles, and what is before them by ""."""
+    first, *others = card.split("\n## ")
+    return {"": first, **{each.partition("\n")[0]: each for each in others}}
 
 
 def _exported(export: Mapping[str, Any]) -> str:
@@ -245,7 +268,9 @@ def _facts(
     defaults, given = asdict(type(options)()), asdict(options)
     changed = [name for name in given if given[name] != defaults[name] and name not in _PLACES]
     words = (
-        f"`{flag(name)}`" if given[name] is True else f"`{flag(name)} {_name(str(given[name]))}`"
+        f"`{flag(name)}`"
+        if given[name] is True
+        else f"`{flag(name)} {quote(_name(str(given[name])))}`"
         for name in changed
     )
     yield "Options", " ".join(words) or "the defaults"

@@ -380,6 +380,7 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
     assert found["report"] == "results/squad-1/report.html"
     assert found["missing"] == []
     assert found["usd_per_epoch"] == pytest.approx(2 * 3 * 88524 / 114 / 3600)
+    assert found["usd_of_run"] == pytest.approx(2 * 3 * 864 / 3600)
     (compared,) = found["comparisons"]
     assert compared["runs"] == ["one", "squad-1"]
     assert compared["differing"]["world size"] == [1, 2]

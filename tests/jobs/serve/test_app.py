@@ -72,7 +72,7 @@ def test_rows_are_predicted(classifier: tuple[TestClient, Played]) -> None:
     [
         (b"{", 400, "the body is not JSON"),
         (b"[" * 100_000, 400, "the body is not JSON"),
-        (b"[]", 400, "expected a JSON object"),
+        (b"[]", 400, 'expected a JSON object: {"rows": [{…}]}'),
         (b"{}", 400, 'expected {"rows": [{"text": "…"}]}'),
         (b'{"rows": [1]}', 400, 'expected {"rows": [{"text": "…"}]}'),
         (b'{"rows": []}', 400, "expected 1 to 2048 rows, not 0"),

@@ -12,6 +12,7 @@ import pytest
 
 from jobs.top.collect import send_relay
 from jobs.top.queue_and_logs import LogTail, parse_queue_line
+from jobs.top.snapshot import parse_snapshot
 from jobs.worker.runtime.events import mark_of, render_event
 from tests.jobs.top.samples import JOB, NodeProcess, running_rank, write_metrics
 
@@ -54,6 +55,7 @@ def until(relay: NodeProcess, is_good: Callable[[dict[str, Any]], bool]) -> dict
     deadline = time.monotonic() + 60
     for line in relay:
         relay.send("\n")
+        parse_snapshot(line, "the relay")  # what the laptop does with it
         found: dict[str, Any] = json.loads(line)
         if is_good(found):
             return found

@@ -17,6 +17,7 @@ import pytest
 import jobs.train.predict
 from infra.errors import JobError, UsageError
 from infra.wait import Silent
+from jobs.cli import main
 from jobs.places.plan import JobPaths, new_job_id
 from jobs.places.record import CloudInfo
 from jobs.train.predict import (
@@ -343,6 +344,15 @@ def test_a_file_is_predicted_here(
     with pytest.raises(JobError, match="no space left"):
         predict_file_here(replace(options, data=rows_in(tmp_path)), Silent())
     assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "out.jsonl"}
+
+
+def test_a_folder_that_is_done_has_no_speed(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", str(model), "--data", rows_in(tmp_path), "--output", f"{tmp_path}/out"]
+    for ending in (" rows/s", "/out: 1 row, all done before"):
+        assert main(["predict", *words]) == 0
+        assert capsys.readouterr().out.rstrip().endswith(ending)
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")

@@ -172,14 +172,20 @@ def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
         "scores": {"accuracy": 90.0},
         "evaluations": [{}, {}],
     }
-    options = ClassifyOptions(model="org/base", data="org/data", push_to="hub:me/news", epochs=7)
+    options = ClassifyOptions(
+        model="org/base",
+        data="org/data",
+        push_to="hub:me/news",
+        epochs=7,
+        text_column="review text",
+    )
     monkeypatch.chdir(tmp_path)
     record = {"nodes": [{"type": "r7iz.metal-16xl"}], "billed": True, "usd_per_hour": 3.6e6}
     Path("job.json").write_text(json.dumps(record))
 
     def render(task: Any) -> ModelCard:
         with join("gloo", {}) as ranks:
-            context = session(options, ranks)
+            context = session(task.options, ranks)
             return ModelCard(render_card(context, task, Loaded(None), figures, "d1e5"))
 
     card = render(Classify(options))
@@ -191,7 +197,8 @@ def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
         "| accuracy | 90.00 | 82.56 to 94.48 |",
         'pipeline("text-classification", "me/news")',
         "with the digest `d1e5`",
-        "- **Options:** `--epochs 7`\n",
+        " `--text-column 'review text'`",
+        " `--epochs 7`",
         "of step 250, the best of 2 evaluations",
         "r7iz.metal-16xl, ",
         "at on-demand prices",
@@ -206,6 +213,18 @@ def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     assert card.data.get("base_model") is None
     assert "Trained from my-base on" in card.text
     assert "secret" not in card.text
+    evaluated = replace(options, model="m", eval_fraction=0.2, epochs=0)
+    figures["eval_data"], figures["export"] = "0.2 of x.csv", {"metric": "accuracy", "forms": []}
+    for own in ("", "# My model\n\n## Training\n\nBy hand.\n", card.content):
+        Path("m").mkdir(exist_ok=True)
+        Path("m/README.md").write_text(own)
+        again = render(Classify(evaluated)).text
+        assert "On 100 records, 0.2 of x.csv:" in again
+        assert "## OpenVINO" in again
+        for trained in ("Trained from my-base on", "## Training", "of step 250", "`--epochs 7`"):
+            assert (trained in again) is (own == card.content)
+        assert ("For the task `classify`." in again) is (own != card.content)
+        assert "--epochs 0" not in again
     figures["scores"] = {"mse": 0.01234}
     assert "| mean squared error | 0.0123 |" in render(Score(Score.demo)).text
 

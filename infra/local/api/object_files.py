@@ -54,15 +54,14 @@ class ObjectFile:
             self._position.at = file.tell()
         return content
 
-    def close(self) -> None:
-        """Do nothing: :func:`remove_unused` deletes the file when no saved key refers to it."""
-
 
 def keep_contents(folder: Path) -> None:
     """Make moto keep the contents of new objects in this folder, and pickle keys without them."""
     moto: Any = models
     ObjectFile.folder, moto.tempfile = folder, SimpleNamespace(SpooledTemporaryFile=ObjectFile)
     key: Any = models.FakeKey
+    # :func:`remove_unused` deletes a file when no saved key refers to it.
+    key.dispose = lambda self, garbage=False: None
     key.__getstate__ = lambda self: {**vars(self), "lock": None}
     key.__setstate__ = lambda self, state: self.__dict__.update(state, lock=threading.Lock())
 

@@ -61,7 +61,7 @@ def keep_contents(folder: Path) -> None:
     ObjectFile.folder, moto.tempfile = folder, SimpleNamespace(SpooledTemporaryFile=ObjectFile)
     key: Any = models.FakeKey
     # :func:`remove_unused` deletes a file when no saved key refers to it.
-    key.dispose = lambda self, garbage=False: None
+    key.dispose = lambda *_, **__: None
     key.__getstate__ = lambda self: {**vars(self), "lock": None}
     key.__setstate__ = lambda self, state: self.__dict__.update(state, lock=threading.Lock())
 

@@ -56,7 +56,8 @@ def bring_up_when_possible(
             _terminate_new(ctx, kept)
             passed = (ctx.now() - begun).total_seconds()
             left = wait.limit.total_seconds() - passed
-            is_new = proposal.plan_input.spec.budget and not kept
+            # The budget of a cluster that exists is not restarted.
+            is_new = proposal.plan_input.spec.budget and not proposal.plan_input.found.alive
             if is_new and ctx.events.ran(begun.replace(microsecond=0)):
                 left, full.hint = 0, f"this try spent part of --budget; {full.hint}"
             if left > 0:

@@ -316,11 +316,11 @@ def _remove_all(
             clients, files = connect(there), ClusterFiles.of(name)
             clients.caller = search.callers[cloud.name]
             ctx = Context(there, clients, files, progress, command="gc")
-            # `down` removes no cluster that was extended since, but knows a new one only by its group.
-            if not cluster.found.alive and describe_inventory(clients.ec2, name).alive:
-                raise SprError("it is in use again")
             seen, kept = cluster.found, not unfinished
             with files.lock("gc"), progress.phase(f"Remove cluster {name}"):
+                # `down` removes no cluster that was extended since, but knows a new one only by its group.
+                if not seen.alive and describe_inventory(clients.ec2, name, ("instances",)).alive:
+                    raise SprError("it is in use again")
                 down(ctx, name, approved=seen, keep_image=kept, is_new_kept=False)
         except Exception as error:
             if (reason := translate_boto_error(error)) is None:

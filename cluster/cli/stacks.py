@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,13 +175,15 @@ def run_check(request: StacksRequest) -> int:
 
 def _write_lock(stack: Stack, report: SourcesReport) -> Path:
     path = lock_path(stack.name, find_project_file().parent)
+    new = path.with_suffix(".new")
     try:
         path.parent.mkdir(exist_ok=True)
         # Atomically: a partial lock would install without some indirect dependencies.
-        new = path.with_suffix(".new")
         new.write_text(render_lock(stack, report.packages))
         new.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            new.unlink()
         raise UsageError(f"{path}: {error.strerror}") from None
     return path
 

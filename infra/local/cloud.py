@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.aws.cloud import Cloud
-from infra.errors import CloudError, UsageError
+from infra.errors import CloudError, SprError, UsageError
 from infra.files import parse_object, read_text
 from infra.local.machines.base_image import (
     BASES,
@@ -166,11 +167,16 @@ def _base(folder: StateFolder) -> str:
     return name if name in BASES else DEFAULT_BASE
 
 
-def _start(folder: StateFolder, region: str, progress: Progress) -> None:
+def _prepare(folder: StateFolder, progress: Progress) -> BaseImage:
+    """Check what a server needs, and return the image that its machines start from."""
     check_prerequisites()
     check_pip_sources()
     folder.create()
-    base = ensure_base_image(open_podman(folder.root), progress, _base(folder))
+    return ensure_base_image(open_podman(folder.root), progress, _base(folder))
+
+
+def _start(folder: StateFolder, region: str, progress: Progress) -> None:
+    base = _prepare(folder, progress)
     _end_server(folder, signal.SIGKILL)
     with progress.phase("embedded cloud: start"):
         _run_server(folder, region, base)
@@ -229,9 +235,15 @@ def _find_server(
     if is_loadable and found["release"] != release_of(recipe_hash(recipe(_base(folder)))):
         containers = open_podman(folder.root).containers(f"{CLOUD_LABEL}={folder.key}")
         if not any(container.running for container in containers):
-            # The current release's server continues from the saved state.
-            _end_server(folder, signal.SIGTERM)
-            return _find_server(folder, region, progress)
+            # The current release's server continues from the saved state, if it can start and this one can
+            # save it.
+            try:
+                _prepare(folder, progress)
+                _end_server(folder, signal.SIGTERM)
+            except SprError as error:
+                logging.info("the embedded cloud's server stays: %s", error)
+            else:
+                return _find_server(folder, region, progress)
     return address, found
 
 

@@ -112,7 +112,7 @@ _SHOWN = {
     "upkeep": (4, "doctor", "check whether `up` would succeed, for free: up --check"),
 }
 """Short forms that `--help` lists, by group, and their places there."""
-_VALUE = re.compile(r"(--env[= \0][^=\0]+)=[^\0]*")
+_VALUE = re.compile(r"(--env[= \0][^=\0 ]+)=[^\0]*")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """A full disk, which Python reports without the file."""
 _DESCRIPTION = """\

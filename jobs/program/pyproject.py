@@ -226,6 +226,4 @@ def needs_packages(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
 
 def may_run_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
     """Whether a word of a command is Python, a script, or what usually starts one, such as `bash`."""
-    return command[0] in scripts or any(
-        _STARTS_PYTHON.fullmatch(Path(word).name) for word in command
-    )
+    return any(word in scripts or _STARTS_PYTHON.fullmatch(Path(word).name) for word in command)

@@ -45,7 +45,8 @@ if [ "$since" -ge $((expires - 120)) ] && [ $((now - since)) -lt 300 ] && ! is_n
     last=0
     case $waited in "$latest "*) last=$(stat -c %Y "$expires_file.waited") ;; esac
     [ "$waited" != "$latest $boot" ] || [ $((now - last)) -ge 300 ] || exit 0
-    [ $((now - last)) -lt 900 ] || { echo "$latest $boot" >"$expires_file.waited"; exit 0; }
+    [ "$waited" = "$latest $boot" ] || [ $((now - last)) -lt 900 ] ||
+        { echo "$latest $boot" >"$expires_file.waited"; exit 0; }
 fi
 echo "<4>expired: powering off"
 systemctl poweroff || systemctl poweroff --force --force

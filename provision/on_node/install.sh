@@ -182,6 +182,8 @@ found = []
 try:
     answer = urllib.request.urlopen(source, timeout=60)
 except OSError as error:
+    if getattr(error, "code", 0) == 429 or getattr(error, "code", 0) >= 500:
+        raise  # it may pass
     print("@step %s can't be read (%s); continuing without it" % (source, error))
     sys.exit()
 with answer:

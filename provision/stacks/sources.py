@@ -185,7 +185,7 @@ def parse_pip_configuration(text: str) -> PipConfiguration:
 
 def without_login(url: str) -> str:
     """Return an address without its user name and password, which companies put into pip's settings."""
-    return re.sub(r"//[^/?#]*@", "//", url)
+    return re.sub(r"//[^/]*@", "//", url)
 
 
 def is_missing_folder(url: str) -> bool:

@@ -157,11 +157,14 @@ def test_a_new_machine_does_not_wait(machine: Machine) -> None:
     assert check_expiry(machine, in_(-10, 60), None) == [OFF, OFF]
 
 
-def test_a_machine_too_busy_for_regular_checks_ends_after_its_latest_end(machine: Machine) -> None:
+@pytest.mark.parametrize("later_s", [310, 1000])
+def test_a_machine_too_busy_for_regular_checks_ends_after_its_latest_end(
+    machine: Machine, later_s: int
+) -> None:
     latest = in_(-400, -310)
     assert check_expiry(machine, latest, (190, 9000)) == []
     marker = machine.path(f"{EXPIRES_FILE}.waited")
-    os.utime(marker, (time.time() - 310,) * 2)
+    os.utime(marker, (time.time() - later_s,) * 2)
     assert check_expiry(machine, latest, (190, 9000)) == [OFF, OFF]
 
 

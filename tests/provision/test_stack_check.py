@@ -16,6 +16,7 @@ from provision.stacks.sources import (
     SourcesReport,
     check_sources,
     find_resolver,
+    without_login,
 )
 from provision.stacks.stack import Stack
 from tests.provision.package_index import PackageIndex, serve_index, serve_only_index
@@ -201,3 +202,4 @@ def test_sources_are_reached_as_pip_reaches_them(
     assert sentences(report) == []
     assert "http://index.test/torch/" in pypi.asked
     assert report.sources[0] == "http://index.test"
+    assert without_login("https://user:p#s?s@word@index.test/simple") == "https://index.test/simple"

@@ -186,10 +186,15 @@ class BucketServer:
     def save_changes(self) -> None:
         """Do :meth:`save` for at most a tenth of the time."""
         begun = time.monotonic()
-        if begun >= self._next_save:
+        if self._is_saved or begun < self._next_save:
+            return
+        pause_s = 10.0  # after a failure, such as of a full disk
+        try:
             self.save()
+            pause_s = 0.0
+        finally:
             ended = time.monotonic()
-            self._next_save = ended + 10 * (ended - begun)
+            self._next_save = ended + max(pause_s, 10 * (ended - begun))
 
     def __call__(
         self, environ: dict[str, Any], start_response: Any, region: str | None = None

@@ -229,9 +229,8 @@ def _expand_job(
     if command != "run":
         raise UsageError(f"{at}: [jobs.{name}] is a command", hint=f"spr-cluster run {name}")
     if more < end:
-        build_parser("run").parse(
-            ["run", *words[2:end]]
-        )  # it may be the value of an unknown option
+        # It may be the value of an unknown option.
+        build_parser("run").parse(["run", *words[2:end]])
         raise UsageError(
             f"unknown argument {words[more]!r} of [jobs.{name}]",
             hint=f"more arguments of its program follow --: spr-cluster run {name} -- {words[more]}",

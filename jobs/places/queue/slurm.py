@@ -99,11 +99,16 @@ if [ -n "$job" ]; then
   ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
 fi
 rm -f {secrets}
-# With the times and nodes of a job that was killed: the limits of a resumed job count them.
-cancelled='"state": "cancelled", "exit_code": null'
-[ -s end.json ] ||
-  sed 's/}}$/, '"$cancelled"', "ended": '"$(date +%s.%N)"'}}/' begin.json > end.json 2>/dev/null ||
-  echo "{{$cancelled}}" > end.json
+# With the times and nodes of a job that was killed: the limits of a resumed job count them. One that is
+# pending has only waited since its last attempt ended.
+ended=$(date +%s.%N)
+[ "$state" != PENDING ] || ended=$(date -r begin.json +%s.%N)
+[ -s end.json ] || python3 -c 'import json, sys
+begin = json.load(open("begin.json"))
+known = {{name: begin[name] for name in begin if name not in ("rank", "host", "message")}}
+known.update(state="cancelled", exit_code=None, ended=float(sys.argv[1]))
+json.dump(known, sys.stdout)' "$ended" > end.json 2>/dev/null ||
+  echo '{{"state": "cancelled", "exit_code": null}}' > end.json
 # A worker that becomes the head must not start it again.
 tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c \
   'ssh -n -o ConnectTimeout=5 @ "cd {root} && touch cancelled && rm -f {secrets}" || :' 2>/dev/null

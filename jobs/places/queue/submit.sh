@@ -29,10 +29,17 @@ refuse() {
 }
 release() {
     on_others 'tar -cf - --transform "s/$/.$new/" $sent | timeout 60 ssh -o ConnectTimeout=10 @ "$take" || :'
-    scontrol release "$1" && return
-    # The command that submits does not wait for a controller that has yet to answer.
+    scontrol release "$1"
+    # The command that submits does not wait for the rest.
     exec >/dev/null 2>&1
-    for pause in 1 2 4 8 16 32; do sleep $pause; scontrol release "$1" && return; done
+    # slurmctld saves its state within 5 s. If killed sooner, it forgets that it may start the job.
+    while [ -e run.sh ]; do
+        sleep 8
+        case "$(scontrol -o show job "$1" 2>&1)" in
+        *" JobName=$job "*" Reason=JobHeldUser "*) scontrol release "$1" ;;
+        JobId=* | *'Invalid job id'*) exit ;;
+        esac
+    done
 }
 enter="mkdir -p $root && cd $root"
 move="{ [ ! -e job.json.$new ] || mv job.json.$new job.json; } &&

@@ -232,7 +232,10 @@ def _matches(s3: S3Client, download: Download, new: Callable[[], Any], value: st
     with ThreadPoolExecutor(4) as pool:
         if not parts:
             return matches([source.size])
-        first = ask(1)
+        head = _head(s3, source, PartNumber=1)
+        if new is hashlib.md5 and "kms" in str(head.get("ServerSideEncryption")):
+            return None
+        first = int(head["ContentLength"])
         if 0 <= first * count - source.size < first and matches([first] * count):
             return True
         sizes = [first, *pool.map(ask, range(2, count + 1))]  # those of s3fs, as of pandas, differ

@@ -87,6 +87,8 @@ def spending(folder: Path) -> dict[str, Any]:
     """
     record, begin = read(folder / "job.json"), read(folder / "begin.json")
     found: dict[str, Any] = {"spent_s": 0.0, "spent_usd": 0.0}
+    if "began" in begin:
+        found["began"] = begin["began"]
     with contextlib.suppress(KeyError, TypeError, AttributeError):  # of a damaged or missing file
         spent = record.get("more", {}).get("spent") or {"seconds": 0.0, "usd": 0.0}
         found.update(spent_s=spent["seconds"], spent_usd=spent["usd"])
@@ -97,7 +99,7 @@ def spending(folder: Path) -> dict[str, Any]:
         if each:
             found["usd_per_hour"] = each * (record.get("run_nodes") or record["nnodes"])
         began, starts = begin["began"], begin["starts"]
-        found.update(began=began, spent_s=found["spent_s"] + began - starts[0][0])
+        found["spent_s"] += began - starts[0][0]
         found["spent_usd"] += each * count_node_s(starts, began) / 3600
         if each:
             found["usd_per_hour"] = each * starts[-1][1]

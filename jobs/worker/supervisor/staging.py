@@ -54,8 +54,10 @@ def _find_versions(launch: Launch, here: str) -> dict[str, str]:
     for url, _ in launch.spec.storage.stage:
         words = [sys.executable, "-m", _MODULE, "--check", url]
         check = Running(words, _CHECK_S).wait()
-        failed = {"message": f"the check of the data failed: {check.why}"}
-        known = failed if check.why else json.loads(check.printed)
+        failed = {"message": f"the check of the data failed: {check.why or 'it said nothing'}"}
+        # A library may print something before it.
+        answer = "" if check.why else check.printed.rpartition("\n")[2]
+        known = json.loads(answer) if answer else failed
         if "message" in known:
             text, hint = f"{here}: {known['message']}", known.get("hint")
             announce(event="error", message=text, hint=hint, rank=None, host=here)

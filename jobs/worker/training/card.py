@@ -176,7 +176,7 @@ def _without_training(card: str, model: Path) -> str:
     own: dict[str, str] = {}
     with suppress(OSError, ValueError):
         own = _sections((model / "README.md").read_text(encoding="utf-8"))
-    if "\n- spr-cluster\n" not in own.get("", ""):
+    if "spr-cluster" not in own.get("", ""):  # its tag
         own = {}
     figures = {name: new.get(name, "") for name in ("Scores", "Use", "OpenVINO")}
     return "\n## ".join(filter(None, {**new, "Training": "", **own, **figures}.values()))

@@ -127,3 +127,4 @@ def test_a_full_disk_leaves_the_lock(
     assert code != 0
     assert f"{LOCK}: No space left on device" in err
     assert LOCK.read_text() == before
+    assert [*LOCK.parent.iterdir()] == [LOCK]

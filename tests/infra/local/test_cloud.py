@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -182,7 +183,7 @@ def test_a_running_server_is_reused(
         assert cloud.status().pid == os.getpid()
 
 
-@pytest.mark.parametrize("obstacle", ["", "instance", "snapshot"])
+@pytest.mark.parametrize("obstacle", ["", "instance", "snapshot", "base"])
 def test_a_server_of_another_base_is_restarted_if_that_disturbs_nothing(
     folder: StateFolder,
     installed_podman: FakePodman,
@@ -202,6 +203,9 @@ def test_a_server_of_another_base_is_restarted_if_that_disturbs_nothing(
         monkeypatch.setattr(cloud, "snapshot_release", lambda: ("0.1", 6))
     if obstacle == "instance":
         add_node(installed_podman, folder.key)
+    if obstacle == "base":
+        failing = Mock(side_effect=CloudError("offline"))
+        monkeypatch.setattr(cloud, "ensure_base_image", failing)
     with endpoint.serve(folder, installed_podman):
         ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
         opened = cloud.open_local_cloud("us-east-1")

@@ -240,6 +240,16 @@ def test_a_held_job_that_the_queue_did_not_release_starts_soon(head: ThisMachine
     assert follow(head, paths)[0].state == "succeeded"
 
 
+def test_a_release_that_the_controller_forgets_is_repeated(head: ThisMachine) -> None:
+    submit(head, "sleep 5", "first", nodes=3)
+    paths = submit(head, "echo begun", "second")
+    queued = head.slurm / "queue"
+    content = json.loads(queued.read_text())
+    content["jobs"]["2"]["reason"] = "JobHeldUser"
+    queued.write_text(json.dumps(content))
+    assert follow(head, paths)[0].state == "succeeded"
+
+
 def test_a_job_is_released_without_the_command_that_submits_it(head: ThisMachine) -> None:
     """All that it needs to start is on the head before the other nodes get theirs."""
     there = head.connect("node1") / "spr-jobs/squad-1"

@@ -51,6 +51,7 @@ _HASTE = {
     "sleep 0.2": "sleep 0.05",
     "sleep 1\n": "sleep 0.1\n",
     "sleep 1;": "sleep 0.5;",
+    "sleep 8\n": "sleep 0.3\n",
 }
 """Less patience for commands on the head."""
 _MPIRUN = """#!/bin/bash

@@ -94,39 +94,10 @@ class Renderer:
         ]
 
     def _find_dropped(self, exchange: Exchange, text: str) -> list[str]:
-        """Return what the template drops. Raises :class:`DatasetError` for turns and calls of tools.
-
-        All that should be in the text gets a mark, and the chat is rendered once more.
-        """
-        turns, tools = [*map(deepcopy, exchange.turns)], deepcopy(exchange.tools)
-        marks = dict[str, tuple[str, int]]()
-
-        def mark(part: Any, name: str, what: str, number: int) -> None:
-            word = f"q{what}{number}z"
-            marks[word] = what, number
-            part[name] += word
-
-        for number, turn in enumerate(turns, start=1):
-            calls = turn.get("tool_calls")
-            if turn["content"]:
-                mark(turn, "content", "words" if calls else "turn", number)
-            for function in _functions(calls):
-                mark(function, "name", "calls", len(marks))
-            if isinstance(calls, str) and calls not in ("[]", "null"):
-                mark(turn, "tool_calls", "calls", len(marks))
-        # Templates may leave out the thoughts of earlier answers.
-        for name in _THOUGHTS:
-            thought = turns[-1].get(name)
-            if isinstance(thought, str) and thought.strip() not in text:
-                mark(turns[-1], name, "thoughts", 0)
-        for function in _functions(tools):
-            mark(function, "name", "tools", len(marks))
-        try:
-            marked = self._render(exchange._replace(tools=tools), turns)[0].casefold()
-        except DatasetError:  # the template knows the names
-            return []
-        lost = dict(what for word, what in reversed(marks.items()) if word not in marked)
-        lost |= dict.fromkeys(self._find_nameless(exchange, text), 0)
+        """Return what the template drops. Raises :class:`DatasetError` for turns and calls of tools."""
+        lost = self._find_lost(exchange, text, names=True)
+        if lost is None or "turn" in lost:  # the template knows the names, or compares them
+            lost = self._find_lost(exchange, text, names=False) or {}
         if number := lost.get("turn", 0):
             turn = exchange.turns[number - 1]
             raise DatasetError(
@@ -140,6 +111,41 @@ class Renderer:
                 hint="leave out the row, or give another template with --chat-template",
             )
         return [name for name in _DROPPED if name in lost]
+
+    def _find_lost(self, exchange: Exchange, text: str, *, names: bool) -> dict[str, int] | None:
+        """Return what is lost, and in which turn first; ``None`` for a chat that can't be rendered.
+
+        All that should be in the text, or all but the ``names`` of tools, gets a mark.
+        """
+        turns, tools = [*map(deepcopy, exchange.turns)], deepcopy(exchange.tools)
+        marks = dict[str, tuple[str, int]]()
+
+        def mark(part: Any, name: str, what: str, number: int) -> None:
+            word = f"q{what}{number}z"
+            marks[word] = what, number
+            part[name] += word
+
+        for number, turn in enumerate(turns, start=1):
+            calls = turn.get("tool_calls")
+            if turn["content"]:
+                mark(turn, "content", "words" if calls else "turn", number)
+            for function in _functions(calls) if names else ():
+                mark(function, "name", "calls", len(marks))
+            if names and isinstance(calls, str) and calls not in ("", "[]", "null"):
+                mark(turn, "tool_calls", "calls", len(marks))
+        # Templates may leave out the thoughts of earlier answers.
+        for name in _THOUGHTS:
+            thought = turns[-1].get(name)
+            if isinstance(thought, str) and thought.strip() not in text:
+                mark(turns[-1], name, "thoughts", 0)
+        for function in _functions(tools) if names else ():
+            mark(function, "name", "tools", len(marks))
+        try:
+            marked = self._render(exchange._replace(tools=tools), turns)[0].casefold()
+        except DatasetError:
+            return None
+        lost = dict(what for word, what in reversed(marks.items()) if word not in marked)
+        return {**lost, **dict.fromkeys(self._find_nameless(exchange, text), 0)}
 
     def _find_nameless(self, exchange: Exchange, text: str) -> Iterator[str]:
         """Yield "calls" or "tools" if they have no names and the text is the same without them."""

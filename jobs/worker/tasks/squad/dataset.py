@@ -99,7 +99,8 @@ def _read_json(path: Path) -> Any:
         try:
             return load_json(str(path), file)
         except DatasetError as error:
-            error.hint = _NESTED
+            if "Extra data" in str(error):  # JSON lines
+                error.hint = _NESTED
             raise
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from moto.s3.models import s3_backends
@@ -145,6 +146,18 @@ def test_damaged_buckets_are_refused_and_kept(
         pass
     assert "local reset" in str(caught.value.hint)
     assert folder.buckets.read_bytes() == b"damaged"
+
+
+def test_a_save_that_failed_is_not_repeated_at_once(
+    fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buckets, full = fake_cloud.application.buckets, Mock(side_effect=OSError(errno.ENOSPC, "full"))
+    fake_cloud.clients.s3.create_bucket(Bucket="team")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="full"):
+        buckets.save_changes()
+    buckets.save_changes()
+    assert full.call_count == 1
 
 
 def test_buckets_are_saved_while_they_change(fake_cloud: FakeCloud) -> None:

@@ -149,6 +149,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("true.parquet", parquet(text=["a", "b"], label=[[True, True], [False, True]]), "its lists of labels"),
     ("one.csv", "text,label\na,['x']\n", "line 2: column 'label' is a list, written as"),
     ("numbers.csv", 'text,label\na,"[1, 0]"\n', "line 2: column 'label' is a list, written as"),
+    ("none.csv", 'text,label\na,"[1, None]"\n', "line 2: column 'label' is a list, written as"),
     ("numpy.csv", 'text,label\na,"[1 0\n 1]"\n', "line 3: column 'label' is a list, written as"),
     ("list.csv", "text,label\na,\"['x', 'y']\"\nb,[]\n", "line 2: column 'label' is a list, written as"),
     ("cut.parquet", b"PAR1", "can't be read as Parquet: "),

@@ -266,6 +266,8 @@ NO_MORE = "{{ messages[0].content + messages[1].content + messages[2].content }}
 HALVES = SAYS.replace("%s", "{% generation %}{{ m.content }}{% endgeneration %}")
 UNWEIGHTED = {**ANSWER, "weight": 0}
 NO_TOOL = SAYS.replace("%s", "{% if m.role != 'tool' %}{{ m.tool_calls or m.content }}{% endif %}")
+CALL_BY_NAME = "m.tool_calls and {'add': '+'}[m.tool_calls[0].function.name]"
+NO_TOOL_BY_NAME = NO_TOOL.replace("m.tool_calls", CALL_BY_NAME)
 CALLS = (USER, {**CALL, "content": ""}, TOOL, ANSWER)
 ADDS = [{"function": {"name": "add"}} for _ in range(2)]
 TWICE = (USER, {**CALL, "tool_calls": ADDS, "content": ""}, TOOL, ANSWER)
@@ -304,6 +306,7 @@ TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
         ),
         *((SAYS.replace("%s", each), TWICE, "drops the calls of", "the row") for each in PARTIAL),
         (NO_TOOL, CALLS, "drops turn 3 (tool): '5'", "remove the turn"),
+        (NO_TOOL_BY_NAME, CALLS, "drops turn 3 (tool): '5'", "remove the turn"),
         (UNSTABLE, TWO * 2, "writes turn 1 differently if others follow", '"weight": 0'),
         (
             HALVES,
@@ -381,6 +384,12 @@ def test_words_beside_calls_that_a_template_drops_are_noted(call: str, dropped: 
     exchange = Exchange("row 1", (), turns, [{"function": {"name": "add"}}])
     with nullcontext() if dropped != "calls" else pytest.raises(DatasetError, match="the calls of"):
         assert Renderer(tokenizer, learn_all=False)(exchange).dropped == dropped
+
+
+def test_an_empty_text_is_no_call_of_a_tool() -> None:
+    tokenizer = new_chat_tokenizer(["Why? So."], SAYS.replace("%s", "{{ m.content }}"))
+    exchange = Exchange("row 1", (), [USER, {**ANSWER, "tool_calls": ""}])
+    assert Renderer(tokenizer, learn_all=False)(exchange).dropped == []
 
 
 FROM_ARROW = {"x": 1, "y": None, "z": [{"a": "é", "b": None}]}

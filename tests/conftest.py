@@ -18,15 +18,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings
-from moto import mock_aws
-from moto.ec2.models import EC2Backend
 from xdist.scheduler import LoadScopeScheduling
 
 from cluster.console import output
-from infra.aws.clients import Clients
-from infra.aws.cloud import Cloud
 from infra.local.machines.base_image import DEFAULT_BASE
-from tests.aws import Recorder, connect_moto, fake_aws
 from tests.harness import botocore_files, json_output
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
 
@@ -203,37 +198,3 @@ def endpoint() -> Iterator[Endpoint]:
     endpoint = Endpoint()
     yield endpoint
     endpoint.close()
-
-
-_create_image = EC2Backend.create_image
-
-
-def _create_tagged_image(self: Any, *args: Any, tag_specifications: Any, **more: Any) -> Any:
-    """moto's CreateImage, with the snapshot's tags, which moto itself refuses to take."""
-    by_kind = {spec["ResourceType"]: spec["Tags"] for spec in tag_specifications}
-    of_image = [spec for spec in tag_specifications if spec["ResourceType"] == "image"]
-    image = _create_image(self, *args, tag_specifications=of_image, **more)
-    snapshot_tags = {tag["Key"]: tag["Value"] for tag in by_kind.get("snapshot", [])}
-    self.create_tags([image.ebs_snapshot.id], snapshot_tags)
-    return image
-
-
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """AWS as moto serves it in this process: nothing leaves it."""
-    monkeypatch.setattr(EC2Backend, "create_image", _create_tagged_image)
-    with mock_aws():
-        yield fake_aws()
-
-
-@pytest.fixture
-def clients(aws: Cloud) -> Clients:
-    return connect_moto(aws)
-
-
-@pytest.fixture
-def recorder(clients: Clients) -> Iterator[Recorder]:
-    """Every EC2 request from here on."""
-    recorder = Recorder()
-    with recorder.watching(clients):
-        yield recorder

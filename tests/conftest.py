@@ -5,9 +5,7 @@ import itertools
 import os
 import signal
 import socket
-from collections import defaultdict
 from collections.abc import Iterator
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,23 +103,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Keep the 20 slowest tests of a whole run, with the time of their fixtures."""
-    seconds: dict[str, float] = defaultdict(float)
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid] += report.duration
-    if len(seconds) > 1000:
-        lines = [
-            f"{taken:8.2f} s  {name}"
-            for name, taken in sorted(seconds.items(), key=itemgetter(1))[:-21:-1]
-        ]
-        folder = _REPOSITORY / "build"
-        folder.mkdir(exist_ok=True)
-        (folder / "slowest.txt").write_text("\n".join(lines) + "\n")
-
-
 @pytest.fixture(scope="session")
 def _contract() -> Iterator[Contract]:
     contract = Contract(KNOWN_DEVIATIONS)
@@ -154,7 +135,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(autouse=True)
-def _leaves_nothing_here(request: pytest.FixtureRequest) -> Iterator[None]:
+def _leaves_nothing_here() -> Iterator[None]:
     """No test adds files to the repository's folder, such as a job's ``output``."""
     before = _list_repository()
     yield
@@ -162,9 +143,8 @@ def _leaves_nothing_here(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _list_repository() -> set[Path]:
-    # Tools' caches have names with a dot; `build` has what this run reports.
-    found = (path for path in _REPOSITORY.iterdir() if path.name != "build")
-    return {path for path in found if not path.name.startswith(".")}
+    # Tools' caches have names with a dot.
+    return {path for path in _REPOSITORY.iterdir() if not path.name.startswith(".")}
 
 
 @pytest.fixture(autouse=True)

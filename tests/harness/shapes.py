@@ -240,11 +240,11 @@ def _check_xml_error(operation: OperationModel, root: Any) -> Found:
     """
     ec2 = protocol_of(operation) == "ec2"
     frame = "Response/Errors/Error" if ec2 else "ErrorResponse/Error"
-    inner = frame.partition("/")[2]
-    error = next((node for node in root.iter() if _tag(node) == "Error"), None)
-    if _tag(root) != frame.partition("/")[0] or not _is_at(root, inner):
+    top, *inner = frame.split("/")
+    error = root.find("/".join(f"{{*}}{name}" for name in inner))
+    if _tag(root) != top or error is None:
         yield f": no error at {frame}"
-    elif error is not None:
+    else:
         # EC2 has been seen to send an empty message: moto's InvalidSnapshotIdError.
         texts = {_tag(node): node.text for node in error}
         yield from (f"{frame}/{n}: missing" for n in ("Code", "Message") if n not in texts)
@@ -253,15 +253,6 @@ def _check_xml_error(operation: OperationModel, root: Any) -> Found:
     request_id = "RequestID" if ec2 else "RequestId"
     if request_id not in {_tag(child) for child in root}:
         yield f"{request_id}: missing"
-
-
-def _is_at(root: Any, inner: str) -> bool:
-    node = root
-    for name in inner.split("/"):
-        node = next((child for child in node if _tag(child) == name), None)
-        if node is None:
-            return False
-    return True
 
 
 def _check_json_error(_: OperationModel, content: Any) -> Found:

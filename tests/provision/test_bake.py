@@ -74,7 +74,7 @@ class Bakery:
 
 @pytest.fixture
 def bakery(ec2_cloud: FakeCloud) -> Iterator[Bakery]:
-    bakery = Bakery(ec2_cloud, *ec2_cloud.run())
+    bakery = Bakery(ec2_cloud, ec2_cloud.run()[0])
     events = bakery.ec2.meta.events
     events.register("provide-client-params.ec2.*", bakery.note)
     yield bakery

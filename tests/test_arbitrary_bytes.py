@@ -542,10 +542,10 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def reader(name: str, monkeypatch: pytest.MonkeyPatch) -> Reader:
+@pytest.fixture(params=READERS.values(), ids=[*READERS])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reader:
     monkeypatch.setenv("SPR_CLUSTER_HOME", "home")
-    found = READERS[name]
+    found: Reader = request.param
     Path(found.file).parent.mkdir(parents=True, exist_ok=True)
     # A results folder with nothing but a damaged file is refused as a whole.
     Path("out/results.json").write_bytes(READERS["results.json"].valid())
@@ -561,20 +561,17 @@ def read_bytes(reader: Reader, content: bytes) -> None:
         reader.read()
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_valid_file_is_read(name: str, reader: Reader) -> None:
+def test_a_valid_file_is_read(reader: Reader) -> None:
     Path(reader.file).write_bytes(reader.valid())
     reader.read()
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_hostile_file_is_understood(name: str, reader: Reader) -> None:
+def test_a_hostile_file_is_understood(reader: Reader) -> None:
     for content in FIXED.values():
         read_bytes(reader, content)
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_any_bytes_are_a_value_or_a_clear_error(name: str, reader: Reader) -> None:
+def test_any_bytes_are_a_value_or_a_clear_error(reader: Reader) -> None:
     valid = reader.valid()
 
     @settings(max_examples=25)

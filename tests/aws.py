@@ -1,4 +1,4 @@
-"""EC2 as served by moto in this process, with every request recorded."""
+"""EC2's calls in this process: recorded, and answered without HTTP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -16,15 +15,11 @@ from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.httpsession import URLLib3Session
 from botocore.signers import RequestSigner
-from moto.ssm.models import Parameter, ssm_backends
 from werkzeug.test import create_environ
 
-from infra.aws.clients import Clients, connect
-from infra.aws.cloud import Cloud
-from infra.ec2.images import ubuntu_parameter
+from infra.aws.clients import Clients
 from infra.local.api import interceptors
 
-CALLER = "203.0.113.7/32"
 _KEY_ALONE = ", SignedHeaders=none, Signature=none"
 
 
@@ -125,42 +120,3 @@ def _sign_with_the_key_alone(patch: pytest.MonkeyPatch, url: str) -> None:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def fake_aws(*, has_amx: bool = True) -> Cloud:
-    """AWS, with a caller address from the range that is kept for documentation."""
-    return Cloud(
-        name="aws",
-        region="us-east-1",
-        caller_cidr=lambda: CALLER,
-        billed=True,
-        has_amx=has_amx,
-    )
-
-
-def connect_moto(cloud: Cloud) -> Clients:
-    """Clients whose SSM knows Canonical's parameters, which moto does not let clients write."""
-    clients = connect(cloud)
-    backend = ssm_backends["123456789012"]["us-east-1"]
-    image = clients.ec2.describe_images(Filters=[{"Name": "owner-id", "Values": ["099720109477"]}])[
-        "Images"
-    ][0]["ImageId"]
-    for release in ("22.04", "24.04"):
-        name = ubuntu_parameter(release)
-        backend._parameters[name].append(_parameter(name, image))
-    return clients
-
-
-def _parameter(name: str, value: str) -> Any:
-    return Parameter(
-        account_id="123456789012",
-        name=name,
-        value=value,
-        parameter_type="String",
-        description="",
-        allowed_pattern=None,
-        keyid=None,
-        last_modified_date=datetime.now(timezone.utc),
-        version=1,
-        data_type="text",
-    )

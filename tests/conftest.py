@@ -5,9 +5,7 @@ import itertools
 import os
 import signal
 import socket
-from collections import defaultdict
 from collections.abc import Iterator
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +16,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings
-from moto import mock_aws
-from moto.ec2.models import EC2Backend
 from xdist.scheduler import LoadScopeScheduling
 
 from cluster.console import output
-from infra.aws.clients import Clients
-from infra.aws.cloud import Cloud
 from infra.local.machines.base_image import DEFAULT_BASE
-from tests.aws import Recorder, connect_moto, fake_aws
 from tests.harness import botocore_files, json_output
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
 
@@ -110,23 +103,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Keep the 20 slowest tests of a whole run, with the time of their fixtures."""
-    seconds: dict[str, float] = defaultdict(float)
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid] += report.duration
-    if len(seconds) > 1000:
-        lines = [
-            f"{taken:8.2f} s  {name}"
-            for name, taken in sorted(seconds.items(), key=itemgetter(1))[:-21:-1]
-        ]
-        folder = _REPOSITORY / "build"
-        folder.mkdir(exist_ok=True)
-        (folder / "slowest.txt").write_text("\n".join(lines) + "\n")
-
-
 @pytest.fixture(scope="session")
 def _contract() -> Iterator[Contract]:
     contract = Contract(KNOWN_DEVIATIONS)
@@ -159,7 +135,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(autouse=True)
-def _leaves_nothing_here(request: pytest.FixtureRequest) -> Iterator[None]:
+def _leaves_nothing_here() -> Iterator[None]:
     """No test adds files to the repository's folder, such as a job's ``output``."""
     before = _list_repository()
     yield
@@ -167,9 +143,8 @@ def _leaves_nothing_here(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _list_repository() -> set[Path]:
-    # Tools' caches have names with a dot; `build` has what this run reports.
-    found = (path for path in _REPOSITORY.iterdir() if path.name != "build")
-    return {path for path in found if not path.name.startswith(".")}
+    # Tools' caches have names with a dot.
+    return {path for path in _REPOSITORY.iterdir() if not path.name.startswith(".")}
 
 
 @pytest.fixture(autouse=True)
@@ -203,37 +178,3 @@ def endpoint() -> Iterator[Endpoint]:
     endpoint = Endpoint()
     yield endpoint
     endpoint.close()
-
-
-_create_image = EC2Backend.create_image
-
-
-def _create_tagged_image(self: Any, *args: Any, tag_specifications: Any, **more: Any) -> Any:
-    """moto's CreateImage, with the snapshot's tags, which moto itself refuses to take."""
-    by_kind = {spec["ResourceType"]: spec["Tags"] for spec in tag_specifications}
-    of_image = [spec for spec in tag_specifications if spec["ResourceType"] == "image"]
-    image = _create_image(self, *args, tag_specifications=of_image, **more)
-    snapshot_tags = {tag["Key"]: tag["Value"] for tag in by_kind.get("snapshot", [])}
-    self.create_tags([image.ebs_snapshot.id], snapshot_tags)
-    return image
-
-
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """AWS as moto serves it in this process: nothing leaves it."""
-    monkeypatch.setattr(EC2Backend, "create_image", _create_tagged_image)
-    with mock_aws():
-        yield fake_aws()
-
-
-@pytest.fixture
-def clients(aws: Cloud) -> Clients:
-    return connect_moto(aws)
-
-
-@pytest.fixture
-def recorder(clients: Clients) -> Iterator[Recorder]:
-    """Every EC2 request from here on."""
-    recorder = Recorder()
-    with recorder.watching(clients):
-        yield recorder

@@ -215,14 +215,17 @@ class FakeHost(StandInHost):
         yield self.files["results.tar"]
 
 
-@dataclass
 class FakeClock:
     """Time that passes only in ``sleep``."""
 
-    seconds: float = 0.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def time(self) -> float:
+        return self.now
 
     def monotonic(self) -> float:
-        return self.seconds
+        return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
+        self.now += seconds

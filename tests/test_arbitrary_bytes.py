@@ -104,10 +104,6 @@ def head(path: str) -> FakeHost:
 # What users name
 
 
-def read_data() -> None:
-    check_inputs(OPTIONS)
-
-
 def read_stacks() -> None:
     run("stacks")
     run("stacks", "--json")
@@ -259,10 +255,6 @@ class SendingHead(FakeHost):
         yield Path("output.tar").read_bytes()
 
 
-def fetch_from_head() -> None:
-    fetch(SendingHead("node0", [("", "at 5")]), JobPaths("squad-1"), Path("fetched"), print)
-
-
 def valid_tar() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -279,10 +271,6 @@ def list_jobs_of_head() -> None:
 
 
 # On the nodes
-
-
-def read_own_metrics() -> None:
-    Metrics(Path("o"), 0, print).begin(2)
 
 
 def read_metrics_tail() -> None:
@@ -307,7 +295,7 @@ def read_program_environment() -> None:
 
 READERS = {
     # What users name
-    "data": Reader("data.json", SAMPLE.read_bytes, read_data),
+    "data": Reader("data.json", SAMPLE.read_bytes, lambda: check_inputs(OPTIONS)),
     "context": Reader("text.txt", lambda: b"Somebody did.", lambda: read_context("text.txt")),
     "stacks": Reader(
         "spr-cluster.toml",
@@ -390,7 +378,13 @@ READERS = {
     "answers": Reader(
         "answers.jsonl", lambda: lines({"text": "a", "score": 0.5, "start": 3}), predict_on_head
     ),
-    "archive": Reader("output.tar", valid_tar, fetch_from_head),
+    "archive": Reader(
+        "output.tar",
+        valid_tar,
+        lambda: fetch(
+            SendingHead("node0", [("", "at 5")]), JobPaths("squad-1"), Path("fetched"), print
+        ),
+    ),
     "jobs": Reader(
         "jobs.txt",
         lambda: b"1785508000 - 1 - 0 unfinished step-000007 12 squad-20260731-142501-k3f\n",
@@ -410,7 +404,11 @@ READERS = {
     "questions": Reader(
         "questions.jsonl", lambda: lines({"question": "Who?", "context": "He."}), answer_lines
     ),
-    "own metrics": Reader("o.state/metrics/rank-0.jsonl", lambda: lines(METRIC), read_own_metrics),
+    "own metrics": Reader(
+        "o.state/metrics/rank-0.jsonl",
+        lambda: lines(METRIC),
+        lambda: Metrics(Path("o"), 0, print).begin(2),
+    ),
     "watched metrics": Reader(
         "rank-0.jsonl", lambda: lines({**METRIC, "seconds": {"data": 0.1}}), read_metrics_tail
     ),
@@ -544,10 +542,10 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def reader(name: str, monkeypatch: pytest.MonkeyPatch) -> Reader:
+@pytest.fixture(params=READERS.values(), ids=[*READERS])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reader:
     monkeypatch.setenv("SPR_CLUSTER_HOME", "home")
-    found = READERS[name]
+    found: Reader = request.param
     Path(found.file).parent.mkdir(parents=True, exist_ok=True)
     # A results folder with nothing but a damaged file is refused as a whole.
     Path("out/results.json").write_bytes(READERS["results.json"].valid())
@@ -563,20 +561,17 @@ def read_bytes(reader: Reader, content: bytes) -> None:
         reader.read()
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_valid_file_is_read(name: str, reader: Reader) -> None:
+def test_a_valid_file_is_read(reader: Reader) -> None:
     Path(reader.file).write_bytes(reader.valid())
     reader.read()
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_hostile_file_is_understood(name: str, reader: Reader) -> None:
+def test_a_hostile_file_is_understood(reader: Reader) -> None:
     for content in FIXED.values():
         read_bytes(reader, content)
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_any_bytes_are_a_value_or_a_clear_error(name: str, reader: Reader) -> None:
+def test_any_bytes_are_a_value_or_a_clear_error(reader: Reader) -> None:
     valid = reader.valid()
 
     @settings(max_examples=25)

@@ -48,25 +48,14 @@ class Life:
         return f"doctor {self._options}"
 
     @property
-    def up(self) -> str:
-        return f"up {self._options} --yes"
-
-    @property
-    def status(self) -> str:
-        return f"status --name {self.name} --json"
-
-    @property
-    def repair(self) -> str:
-        return f"repair --name {self.name} --yes"
-
-    @property
     def down(self) -> str:
         return f"down --name {self.name} --yes"
 
     def live(self, side: Side, recording: Recording) -> None:
         """Make the cluster, use it, and remove it, whatever fails; twice if need be."""
         try:
-            if run_commands(side, [self.up, self.status], recording):
+            commands = [f"up {self._options} --yes", f"status --name {self.name} --json"]
+            if run_commands(side, commands, recording):
                 run_probes(side, on_a_cluster(self.name), recording)
                 self._work(side, recording)
         finally:
@@ -80,7 +69,7 @@ class Life:
                 return
         lost = self._workers(side)
         side.clients.ec2.terminate_instances(InstanceIds=list(lost))
-        if run_commands(side, [self.repair], recording):
+        if run_commands(side, [f"repair --name {self.name} --yes"], recording):
             new = {image for id_, image in self._workers(side).items() if id_ not in lost}
             what = "(the new machine starts from the image of the lost one)"
             recording.commands[what] = "" if new == set(lost.values()) else "it did not"

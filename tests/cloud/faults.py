@@ -20,7 +20,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -216,17 +215,10 @@ class MachineRule(_Section):
     ``after_s`` starts once it runs.
     """
 
-    n: int | str = "*"
+    n: Annotated[int, Field(ge=0)] | Literal["*"] = "*"
     zone: str = "*"
     fate: Fate
     after_s: Seconds = 0
-
-    @field_validator("n")
-    @classmethod
-    def _number_or_all(cls, n: int | str) -> int | str:
-        if n != "*" and not (isinstance(n, int) and n >= 0):
-            raise ValueError("a whole number of at least 0, or '*'")
-        return n
 
 
 class Console(_Section):

@@ -10,7 +10,6 @@ import moto.core.responses
 from botocore.loaders import JSONFileLoader, Loader
 from moto.core.request import normalize_request
 from moto.core.serialize import EC2Serializer, XFormedAttributePicker
-from moto.ec2.models.instance_types import InstanceTypeOfferingBackend
 
 import infra.local.api.application
 from infra.local.api.requests import Reply
@@ -18,10 +17,8 @@ from infra.local.api.requests import Reply
 _FILES: dict[str, Any] = {}
 _LOADED: dict[Any, Any] = {}
 _KEYS: dict[Any, tuple[str, ...]] = {}
-_OFFERINGS: dict[Any, list[Any]] = {}
 _read = JSONFileLoader.load_file
 _find_keys = XFormedAttributePicker.get_possible_keys
-_find_offerings = InstanceTypeOfferingBackend.describe_instance_type_offerings
 _call_flask = infra.local.api.application._call_wsgi
 
 
@@ -34,7 +31,6 @@ def read_once() -> None:
     responses.method_names_from_class = functools.cache(responses.method_names_from_class)
     XFormedAttributePicker.get_possible_keys = _find_keys_once
     setattr(EC2Serializer, "_serialize_body", _write_xml)  # noqa: B010
-    setattr(InstanceTypeOfferingBackend, _find_offerings.__name__, _find_offerings_once)
 
 
 def _read_once(loader: JSONFileLoader, file_path: str) -> Any:
@@ -76,13 +72,6 @@ def _write_xml(_: Any, body: dict[str, Any]) -> str:
     for name, value in body.items():
         write(name, value)
     return "".join(parts)
-
-
-def _find_offerings_once(backend: Any, location_type: Any = None, filters: Any = None) -> list[Any]:
-    question = (backend.region_name, location_type, repr(filters))
-    if question not in _OFFERINGS:
-        _OFFERINGS[question] = _find_offerings(backend, location_type, filters)
-    return list(_OFFERINGS[question])
 
 
 def _call_moto(application: Any, environ: dict[str, Any]) -> Reply:

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib import import_module
@@ -302,13 +302,3 @@ def _find_imports(original: object, _modules: int) -> list[tuple[ModuleType, str
         for key, value in list(vars(module).items())
         if value is original
     ]
-
-
-def numbered(names: Iterable[str]) -> list[str]:
-    """Names for parametrized rows: short, and different where the names are not."""
-    counts: Counter[str] = Counter()
-    listed = []
-    for name in names:
-        counts[name] += 1
-        listed.append(name if counts[name] == 1 else f"{name}-{counts[name]}")
-    return listed

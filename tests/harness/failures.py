@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,10 @@ class Row:
 
 def rows(*tables: tuple[Row, ...]) -> pytest.MarkDecorator:
     """A test for each row."""
-    listed = [row for table in tables for row in table]
-    marks = {
-        row.name: [pytest.mark.breaks_contract(row.breaks_contract)] if row.breaks_contract else []
-        for row in listed
-    }
-    params = [pytest.param(row, id=row.name, marks=marks[row.name]) for row in listed]
+    params = []
+    for row in chain(*tables):
+        marks = [pytest.mark.breaks_contract(row.breaks_contract)] if row.breaks_contract else []
+        params.append(pytest.param(row, id=row.name, marks=marks))
     return pytest.mark.parametrize("row", params)
 
 

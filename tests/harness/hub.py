@@ -154,7 +154,7 @@ def serve_hub() -> Iterator[Hub]:
 
         def do_POST(self) -> None:
             token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            body = self._read()
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, headers, content = hub.answer(self.command, self.path, token, body)
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(content))}.items():
@@ -164,16 +164,6 @@ def serve_hub() -> Iterator[Hub]:
                 self.wfile.write(content)
 
         do_GET = do_HEAD = do_PUT = do_POST  # noqa: N815
-
-        def _read(self) -> bytes:
-            if self.headers.get("Transfer-Encoding") != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            content = b""
-            while size := int(self.rfile.readline(), 16):
-                content += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return content
 
         def log_message(self, format: str, *args: object) -> None:
             return None

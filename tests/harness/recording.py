@@ -1,6 +1,6 @@
 """Records the main job on the embedded cloud as an animated drawing of a terminal, for README.md.
 
-`python -m tests.harness.recording docs/recording.svg`   (`make recording`)
+`python -m tests.harness.recording docs/recording.svg FOLDER`   (`make recording`)
 
 Each command runs in a terminal. Time in which only numbers change is cut; the tool's own times are those of
 the run.
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -221,22 +221,15 @@ def _draw_row(row: Row) -> str:
     return "".join(found)
 
 
-def record(folder: Path, note: Callable[[str], None]) -> list[Frame]:
-    """Run all steps in a folder, and return their pictures."""
+def main() -> None:
+    target, folder = (Path(each).absolute() for each in sys.argv[1:])
     recorder = Recorder()
     for command, quit_after_s in STEPS:
-        note(command)
+        print(command, file=sys.stderr, flush=True)
         recorder.run(command, quit_after_s, folder)
     recorder.show(b"\x1b[0;36m$\x1b[0m ", 0.3)
-    return recorder.frames
-
-
-def main() -> None:
-    target = Path(sys.argv[1]).absolute()
-    folder = Path(sys.argv[2]).absolute()
-    frames = record(folder, lambda text: print(text, file=sys.stderr, flush=True))
-    target.write_text(draw(frames))
-    print(f"{target}: {len(frames)} pictures, {target.stat().st_size // 1024} kB")
+    target.write_text(draw(recorder.frames))
+    print(f"{target}: {len(recorder.frames)} pictures, {target.stat().st_size // 1024} kB")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -13,10 +11,12 @@ import pytest
 from botocore.model import OperationModel
 
 from infra.local.api.network import PlacementGroups
+from tests.cluster.conftest import cloud
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
 from tests.harness.shapes import check_answer, check_request
-from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud
-from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
+from tests.harness.simulated_cloud import SimulatedCloud
+
+__all__ = ["cloud"]
 
 _SESSION = botocore.session.get_session()
 
@@ -143,16 +143,6 @@ def test_a_wrong_request_is_seen(
     service: str, name: str, sent: dict[str, Any], found: list[str]
 ) -> None:
     assert list(check_request(operation(service, name), sent)) == found
-
-
-@pytest.fixture
-def cloud(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SimulatedCloud]:
-    leave_moto_as_it_was(monkeypatch)
-    with open_simulated_cloud(endpoint, tmp_path, 1_800_000_000.0) as cloud:
-        let_no_time_pass(cloud.clock, monkeypatch)
-        yield cloud
 
 
 def test_what_a_life_deviates_in_is_known(cloud: SimulatedCloud) -> None:

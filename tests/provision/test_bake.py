@@ -1,41 +1,41 @@
-"""The order of what makes an image, against EC2 as moto serves it."""
+"""The order of what makes an image, against the embedded cloud's EC2."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from infra.aws.clients import Clients
 from infra.ec2 import tags
 from infra.errors import CloudError, ConnectionLostError
 from provision.bake import begin_image
-from tests.fakes import FakeClock, FakeHost
+from tests.fakes import FakeHost
+from tests.infra.conftest import ec2_cloud
+from tests.infra.local.fakes import FakeCloud
+
+__all__ = ["ec2_cloud"]
 
 Answer = str | Exception | Callable[[str], str]
 
 
 @dataclass
 class Bakery:
-    """A machine of moto's, and everything that happens in its order."""
+    """A running machine, and everything that happens in its order."""
 
-    clients: Clients
+    cloud: FakeCloud
+    instance_id: str
     seal: Answer = ""
     unseal: Answer = "unbroken\n"
     happened: list[str] = field(default_factory=list)
-    instance_id: str = ""
 
-    def __post_init__(self) -> None:
-        ec2 = self.clients.ec2
-        image_id = ec2.describe_images()["Images"][0]["ImageId"]
-        bought = ec2.run_instances(ImageId=image_id, MinCount=1, MaxCount=1)
-        self.instance_id = bought["Instances"][0]["InstanceId"]
-        ec2.meta.events.register("provide-client-params.ec2.*", self._note)
+    @property
+    def ec2(self) -> Any:
+        return self.cloud.clients.ec2
 
-    def _note(self, model: Any, **_: Any) -> None:
+    def note(self, model: Any, **_: Any) -> None:
         self.happened.append(model.name)
 
     def _told(self, what: str) -> Callable[[str], str]:
@@ -55,29 +55,32 @@ class Bakery:
 
     def begin(self) -> str:
         return begin_image(
-            self.clients.ec2,
+            self.ec2,
             self.host,
             self.instance_id,
             "spr",
             "spr-cluster-spr-1",
             {tags.INSTALLED: "0123456789ab"},
-            FakeClock(),
+            self.cloud.clock,
         )
 
     def images(self) -> list[Any]:
-        return list(self.clients.ec2.describe_images(Owners=["self"])["Images"])
+        return list(self.ec2.describe_images(Owners=["self"])["Images"])
 
     def snapshots(self) -> list[Any]:
-        found = self.clients.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+        found = self.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
         return [s for s in found if "CreateImage" in s.get("Description", "")]
 
 
 @pytest.fixture
-def bakery(clients: Clients) -> Bakery:
-    return Bakery(clients)
+def bakery(ec2_cloud: FakeCloud) -> Iterator[Bakery]:
+    bakery = Bakery(ec2_cloud, ec2_cloud.run()[0])
+    events = bakery.ec2.meta.events
+    events.register("provide-client-params.ec2.*", bakery.note)
+    yield bakery
+    events.unregister("provide-client-params.ec2.*", bakery.note)
 
 
-@pytest.mark.breaks_contract("DescribeImages answer *RootDeviceType: *")
 def test_the_keys_are_sealed_until_the_disk_is_copied_and_the_image_is_tagged_clean(
     bakery: Bakery,
 ) -> None:
@@ -140,13 +143,13 @@ def test_an_error_of_ec2_or_ctrl_c_unseals_and_leaves_no_image(
     def fail(**_: Any) -> None:
         raise error
 
-    bakery.clients.ec2.meta.events.register(f"before-call.ec2.{operation}", fail)
+    bakery.ec2.meta.events.register(f"before-call.ec2.{operation}", fail)
 
     with pytest.raises(type(error)):
         bakery.begin()
 
     assert bakery.happened.count("unseal") == 1
     assert bakery.images() == []
-    bakery.clients.ec2.meta.events.unregister(f"before-call.ec2.{operation}", fail)
+    bakery.ec2.meta.events.unregister(f"before-call.ec2.{operation}", fail)
     # The snapshots of an image are known to us only from DescribeSnapshots.
     assert len(bakery.snapshots()) == (1 if operation == "DescribeSnapshots" else 0)

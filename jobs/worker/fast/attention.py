@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .dropout import HashDropout, keep_mask, same_modes
@@ -24,7 +24,6 @@ _CHANGING = ("position_bias", "softcap", "s_aux")
 """Options of transformers' attention that change its results, and that :func:`attend` lacks."""
 DROPPED = -(2.0**-64)
 """Factor of dropped weights: too small to change a sum; by the sign, the backward pass knows them."""
-Dropout = TypeVar("Dropout", bound=nn.Module)
 LONGEST = 384
 """Most tokens for which products are used. Fused attention is as fast at 256 tokens and takes 0.76 of the
 time at 384, where SQuAD's features end: too little to pay for compiling a second graph."""
@@ -118,7 +117,7 @@ def attend(
         if options.get(name) is not None:
             raise NotImplementedError(f"attention with {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    own = find_dropout(module, HashDropout) if 0 < dropout < 1 else None
+    own = find_dropout(module) if 0 < dropout < 1 else None
     is_causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     causal = attention_mask is None and is_causal and query.shape[-2] > 1
     mask = add_mask(attention_mask)
@@ -172,11 +171,11 @@ def attend_plainly(*arguments: Any, **options: Any) -> tuple[Tensor, None]:
     return attend(*arguments, **{**options, "apply": _apply_plainly})
 
 
-def find_dropout(module: Any, kind: type[Dropout]) -> Dropout | None:
+def find_dropout(module: Any) -> HashDropout | None:
     """Return a layer's dropout of attention weights, by its names in BERT, ALBERT, GPT-2, and others."""
     for name in ("dropout", "attention_dropout", "attn_dropout"):
         found = getattr(module, name, None)
-        if isinstance(found, kind):
+        if isinstance(found, HashDropout):
             return found
     return None
 

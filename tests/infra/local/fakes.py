@@ -40,6 +40,7 @@ from infra.local.machines.podman import Container, ContainerSpec, Podman, Podman
 from infra.local.state import StateFolder
 from tests.cloud.application import FaultyApplication, faults_file
 from tests.cloud.faults import parse_faults
+from tests.fakes import FakeClock
 
 CREDENTIALS = ("embedded", "embedded")
 """Of every embedded cloud here, because all tests share one set of clients."""
@@ -55,20 +56,11 @@ def leave_moto_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.local.api.ec2.used_ranges", list)
 
 
-class FakeTime:
+class FakeTime(FakeClock):
     """EC2's time and the tool's: both pass only when a caller sleeps."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
-        self.now = now
-
-    def time(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        super().__init__(now)
 
 
 class FakePodman(Podman):

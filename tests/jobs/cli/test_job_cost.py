@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from cluster.local_files import utc_now
+from infra.aws.cloud import Cloud
 from infra.cost.prices import Price, Prices, table_prices
 from jobs.cli.places.dry_run import imagine
 from jobs.cli.shared.chosen_job import describe_cloud, make_cost, open_overview
 from jobs.places.record import CloudInfo, read_job_id
 from jobs.report.receipt import read_receipt
 from provision.host import Result
-from tests.aws import fake_aws
 from tests.harness.command_line import CommandLine, open_command_line, replace_everywhere
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.local.fakes import Endpoint
@@ -27,23 +27,22 @@ from tests.jobs.cli.test_when_done import StagedJob, stage
 from tests.jobs.context import listed
 from tests.jobs.report.sample_runs import make_results
 
+AWS = Cloud("aws", "us-east-1", lambda: "203.0.113.7/32", billed=True, has_amx=True)
 METAL = "r7iz.metal-16xl"
 TABLE = table_prices("us-east-1", [METAL])
 CLUSTER = imagine(METAL, 2, "upstream", datetime(2026, 7, 31, tzinfo=timezone.utc)).cluster
 
 
 def test_the_record_has_the_price_of_a_node_and_its_source() -> None:
-    assert describe_cloud(fake_aws(), TABLE, CLUSTER, Prices) == CloudInfo(
+    assert describe_cloud(AWS, TABLE, CLUSTER, Prices) == CloudInfo(
         "aws",
         "us-east-1",
         True,
         6.5472 + (100 * 0.08 + 625 * 0.04) / 720 + 0.005,
         "table of July 2026, us-east-1",
     )
-    assert describe_cloud(fake_aws(), Prices(), CLUSTER, Prices) == CloudInfo(
-        "aws", "us-east-1", True
-    )
-    there = replace(fake_aws(), region="eu-west-1")
+    assert describe_cloud(AWS, Prices(), CLUSTER, Prices) == CloudInfo("aws", "us-east-1", True)
+    there = replace(AWS, region="eu-west-1")
     elsewhere = table_prices("eu-west-1", [METAL])
 
     assert elsewhere.machines[METAL] == Price(
@@ -76,7 +75,7 @@ def test_nodes_on_spot_cost_todays_price_of_their_zone_or_at_most_that_on_demand
     known = replace(TABLE, spot={(METAL, "us-east-1a"): 2.5472})
 
     half, full, unknown = (
-        describe_cloud(fake_aws(), TABLE, each, lambda prices=prices: prices)  # type: ignore[misc]
+        describe_cloud(AWS, TABLE, each, lambda prices=prices: prices)  # type: ignore[misc]
         for each, prices in ((mixed, known), (whole, known), (whole, TABLE))
     )
 

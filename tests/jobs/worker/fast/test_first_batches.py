@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from jobs.worker.fast import attention, first_batches
-from jobs.worker.fast.compilation import find_layers
+from jobs.worker.fast.compilation import find_layers, is_compiled
 from jobs.worker.fast.dropout import draw_seeds
 from jobs.worker.fast.first_batches import FastLayers
 from jobs.worker.fast.parts import find_parts
@@ -39,12 +39,12 @@ def llama(**options: Any) -> Any:
     return LlamaForCausalLM(LlamaConfig(**shape, vocab_size=64, intermediate_size=64, **options))
 
 
-def bert() -> Any:
+def bert(**options: Any) -> Any:
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertForMaskedLM(BertConfig(**shape, vocab_size=64, intermediate_size=64))
+    return BertForMaskedLM(BertConfig(**shape, vocab_size=64, intermediate_size=64, **options))
 
 
 def batch(rows: int, width: int, *, padded: bool = True) -> dict[str, torch.Tensor]:
@@ -52,10 +52,6 @@ def batch(rows: int, width: int, *, padded: bool = True) -> dict[str, torch.Tens
     mask = torch.ones_like(ids)
     mask[-1, width // 2 :] = not padded
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-
-
-def is_compiled(model: Any) -> bool:
-    return any(each._compiled_call_impl is not None for each in model.modules())
 
 
 @pytest.mark.parametrize("make", [llama, bert])

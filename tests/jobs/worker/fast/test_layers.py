@@ -11,25 +11,16 @@ from torch import nn
 from jobs.worker.fast.layers import freeze_layers, number_layers
 from jobs.worker.fast.optimizer import group_parameters
 from jobs.worker.runtime.errors import ModelError
-
-SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-SMALL |= {"intermediate_size": 16, "vocab_size": 99, "pad_token_id": 0}
-DISTILBERT = {"dim": 16, "n_layers": 3, "n_heads": 2, "hidden_dim": 16}
-BART = {"d_model": 16, "encoder_layers": 3, "decoder_layers": 3, "vocab_size": 99}
+from tests.jobs.worker.fast.test_families import build
 
 
 def new_model(family: str) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+    """A model of two layers, without weights."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    shape = {
-        "distilbert": DISTILBERT,
-        "bart": BART,
-        "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 2},
-    }
-    config = AutoConfig.for_model(family, **shape.get(family, SMALL))
     kind = AutoModelForCausalLM if family == "llama" else AutoModelForSequenceClassification
     with torch.device("meta"):
-        return kind.from_config(config)
+        return build(kind, family)
 
 
 @pytest.mark.parametrize(
@@ -63,26 +54,26 @@ def test_layers_are_numbered_from_the_embeddings_to_the_head(
 ) -> None:
     model = new_model(family)
     depths, of_head = number_layers(model)
-    assert of_head == 4
-    found: list[set[str]] = [set() for _ in range(5)]
+    assert of_head == 3
+    found: list[set[str]] = [set() for _ in range(4)]
     for name, each in model.named_parameters():
         found[depths[each]].add(name)
     assert found[0]
     assert all(name.startswith(tables) for name in found[0])
-    for number in range(3):
+    for number in range(2):
         begins = tuple(f"{each}{number}." for each in layers)
         assert found[1 + number]
         assert all(name.startswith(begins) for name in found[1 + number])
-    assert {name.rpartition(".")[0] for name in found[4]} == head
+    assert {name.rpartition(".")[0] for name in found[3]} == head
 
 
 def test_an_encoder_and_a_decoder_have_layers_of_the_same_numbers() -> None:
     model = new_model("bart")
-    freeze_layers(model, "2")
+    freeze_layers(model, "1")
     frozen = {n for n, each in model.named_parameters() if not each.requires_grad}
     for side in ("encoder", "decoder"):
         layers = {n.split(".")[3] for n in frozen if n.startswith(f"model.{side}.layers.")}
-        assert layers == {"0", "1"}
+        assert layers == {"0"}
     assert {n for n in frozen if ".layers." not in n} == {
         "model.shared.weight",
         "model.encoder.embed_positions.weight",
@@ -90,7 +81,7 @@ def test_an_encoder_and_a_decoder_have_layers_of_the_same_numbers() -> None:
     }
 
 
-@pytest.mark.parametrize(("frozen", "least"), [(None, -1), ("embeddings", 0), ("2", 2)])
+@pytest.mark.parametrize(("frozen", "least"), [(None, -1), ("embeddings", 0), ("1", 1)])
 def test_frozen_weights_are_not_in_the_optimizer(frozen: str | None, least: int) -> None:
     model = new_model("bert")
     freeze_layers(model, frozen)
@@ -103,13 +94,13 @@ def test_frozen_weights_are_not_in_the_optimizer(frozen: str | None, least: int)
 def test_the_rate_falls_with_the_distance_from_the_head() -> None:
     model = new_model("bert")
     depths, of_head = number_layers(model)
-    assert of_head == 4
+    assert of_head == 3
     for decay in (0.0, 0.1):
         groups = group_parameters(model, decay, 0.5)
         found = [(each, group) for group in groups for each in group["params"]]
         assert len(found) == len(depths)
         for each, group in found:
-            assert group["scale"] == 0.5 ** (4 - depths[each])
+            assert group["scale"] == 0.5 ** (3 - depths[each])
             assert group["weight_decay"] == (decay if each.dim() > 1 else 0.0)
     assert {group["scale"] for group in group_parameters(model, 0.1)} == {1.0}
 
@@ -118,7 +109,7 @@ def test_the_rate_falls_with_the_distance_from_the_head() -> None:
     ("model", "frozen", "message"),
     [
         (nn.Linear(2, 2), "1", "--freeze-layers 1 is more than the model's layers: 0"),
-        ("bert", "4", "--freeze-layers 4 is more than the model's layers: 3"),
+        ("bert", "3", "--freeze-layers 3 is more than the model's layers: 2"),
         (nn.Sequential(nn.Embedding(2, 2)), "embeddings", "leaves nothing to train"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
@@ -241,12 +242,15 @@ def test_a_held_job_that_the_queue_did_not_release_starts_soon(head: ThisMachine
 
 
 def test_a_release_that_the_controller_forgets_is_repeated(head: ThisMachine) -> None:
-    submit(head, "sleep 5", "first", nodes=3)
-    paths = submit(head, "echo begun", "second")
-    queued = head.slurm / "queue"
-    content = json.loads(queued.read_text())
-    content["jobs"]["2"]["reason"] = "JobHeldUser"
-    queued.write_text(json.dumps(content))
+    submit(head, "until [ -e ../go ]; do sleep 0.05; done", "first", nodes=3)
+    paths, queued = submit(head, "echo begun", "second"), head.slurm / "queue"
+    wait_for(lambda: '"Resources"' in queued.read_text())
+    with (head.slurm / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        forgotten = queued.with_name("forgotten")
+        forgotten.write_text(queued.read_text().replace('"Resources"', '"JobHeldUser"'))
+        forgotten.replace(queued)
+    (head.home / "spr-jobs/go").touch()
     assert follow(head, paths)[0].state == "succeeded"
 
 

@@ -6,17 +6,18 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from cluster.local_files import EventLog
+from infra.aws.clients import Clients
+from infra.aws.cloud import Cloud
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import SecurityGroup, open_security_group
 from infra.errors import NoAnswerError, SprError
+from infra.wait import Clock, Progress
 from provision.host import Host, Result, Stream, TextSink
-
-if TYPE_CHECKING:
-    from cluster.context import Context
 
 T = TypeVar("T")
 
@@ -42,10 +43,31 @@ class Move:
         )
 
 
+class AccessContext(Protocol):
+    """The part of :class:`cluster.context.Context` that :class:`Access` uses."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cloud(self) -> Cloud: ...
+    @property
+    def clients(self) -> Clients: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def events(self) -> EventLog: ...
+    @property
+    def allow(self) -> Callable[[str], bool]: ...
+    @property
+    def flags(self) -> str: ...
+
+
 class Access:
     """Checks whether the cluster admits this machine to SSH. Threads share one lookup per minute."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: AccessContext) -> None:
         self.ctx = ctx
         self._lock = threading.Lock()
         self._looked_at = float("-inf")

@@ -22,7 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from jobs.serve.worker import TOKENS, FullError, LostError, Model, UnloadableError, Worker
+from jobs.serve import TOKENS
+from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker
 from jobs.train.generation import PARSERS, read_settings
 from jobs.worker.data.records import show
 

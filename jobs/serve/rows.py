@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from jobs.serve.worker import TOKENS, Answer
+from jobs.serve import TOKENS, Answer
 from jobs.worker.corpus.shards import as_columns, known_columns
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.training.model import reading_limit

@@ -13,13 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jobs.serve import Answer
+
 MOST_ROWS, MOST_WAITING = 32, 4 * 2048
 """Rows that are predicted together, and rows of all requests that may wait for their answers."""
-
-TOKENS = "prompt_tokens"
-"""In the answer of a model of vectors: how many tokens it read."""
-Answer = dict[str, Any] | str
-"""A row's prediction, or why there is none."""
 
 
 class FullError(Exception):

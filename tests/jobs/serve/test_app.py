@@ -15,9 +15,10 @@ from starlette.datastructures import URL
 from starlette.testclient import TestClient
 
 from jobs.cli.results.serve import serve
+from jobs.serve import Answer
 from jobs.serve import app as routes
 from jobs.serve.app import App
-from jobs.serve.worker import Answer, FullError, LostError, Model
+from jobs.serve.worker import FullError, LostError, Model
 from jobs.train.generation import PARSERS
 
 

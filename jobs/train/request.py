@@ -113,7 +113,7 @@ def check_inputs(options: TrainOptions) -> str:
 
 
 def require_data(options: TrainOptions) -> None:
-    """Raise :class:`UsageError` if a task without data of its own gets none."""
+    """Raise :class:`UsageError` if a task needs data and has none."""
     task = TASKS[options.task](options)
     try:
         if isinstance(task, TableTask):

@@ -34,8 +34,8 @@ if [ "$now" -lt "$latest" ] && [ -e "$hold" ]; then
     # The head holds this machine for results that nobody has fetched: keeper.py.
     held=$(stat -c %Y "$hold") && [ $((now - held)) -ge 180 ] || exit 0
 fi
-# If that was after the deadline or just before, the keeper needs time to hold the machine, and the user to
-# fetch results. A machine that is as new has none.
+# If these checks began around or after the deadline, the keeper needs time to hold the machine, and the user
+# to fetch results. A machine that has just been created has none.
 if [ "$since" -ge $((expires - 120)) ] && [ $((now - since)) -lt 300 ] && ! is_new; then
     [ "$now" -ge "$latest" ] || exit 0
     # After the latest end, only the first of several boots in a row waits, and only once: a machine that

@@ -62,7 +62,7 @@ class Changes(BaseModel):
     indexes: tuple[_Url, ...] | None = None
     find_links: tuple[_Url, ...] | None = None
     system_packages: tuple[_SystemPackage, ...] = ()
-    """Added to the base's, without which nothing can be installed."""
+    """Added to those of the base, which every installation needs."""
     python_packages: tuple[str, ...] = ()
     """Each replaces the base's requirement of the same package, or is added."""
     remove_packages: tuple[str, ...] = ()

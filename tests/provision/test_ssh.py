@@ -90,7 +90,7 @@ def test_one_of_several_pinned_keys_is_enough(server: Server, login: Login) -> N
 @pytest.mark.parametrize(
     "pinned",
     ["ssh-new AAAA", text_of(paramiko.ECDSAKey.generate(bits=384))],
-    ids=["unknown", "ecdsa"],  # each process of the tests makes a key of its own
+    ids=["unknown", "ecdsa"],  # each test process makes its own key
 )
 def test_a_key_of_another_type_than_the_pinned_one_is_refused(
     server: Server, login: Login, pinned: str

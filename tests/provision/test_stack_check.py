@@ -188,7 +188,7 @@ def test_a_missing_folder_of_packages_is_named(resolver: Resolver, intel: Packag
 def test_sources_are_reached_as_pip_reaches_them(
     pypi: PackageIndex, intel: PackageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through a proxy that only pip's configuration names, with a password that nobody reads."""
+    """Through a proxy that only pip's configuration names, and without showing the password."""
     monkeypatch.setenv("PIP_PROXY", pypi.url)
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:p@ssword@index.test")
 

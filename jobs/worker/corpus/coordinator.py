@@ -35,7 +35,7 @@ INPUTS = Path("inputs")
 KEPT = Path("kept")
 """In a job's folder on a node: its predictions that rank 0's node has as well, and may be lost with."""
 REPORT_SECONDS = 5.0
-_VERSION = 1  # predictions that an earlier release made have this one
+_VERSION = 1  # of the digest below: with another, a half-done folder is predicted again
 _PART = re.compile(r"([0-9a-f]{12}-[0-9a-f]{12})-(\d{12})-(\d+)-(\d+)\.(parquet|jsonl)")
 
 Values = dict[str, Any]

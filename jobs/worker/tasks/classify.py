@@ -37,7 +37,7 @@ _PAIRS = (
     *(("question1", "question2"), ("question", "sentence"), ("question", "passage")),
 )
 """Columns with the two texts of pairs."""
-_ITEM = r"""(?:['"].*?['"]|-?[\d.]+(?:e[-+]?\d+)?|True|False|None|nan)"""
+_ITEM = r"""(?:'[^']*'|"[^"]*"|-?[\d.]+(?:e[-+]?\d+)?|True|False|None|nan)"""
 _WRITTEN_LIST = re.compile(rf"""\[\s*(?:['"].*|{_ITEM}(?:[\s,]+{_ITEM})+)[\s,]*\]""", re.DOTALL)
 """A list of labels, as pandas or numpy write it in a text, and no name such as [1]."""
 _BITS = {"0", "1", "0.0", "1.0", "False", "True"}

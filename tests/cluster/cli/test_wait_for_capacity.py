@@ -89,7 +89,7 @@ def test_a_try_that_costs_money_does_not_restart_the_budget(
 
     def before(number: int) -> None:
         begun.append(number)
-        if kept:  # the budget of a cluster with machines goes on
+        if kept:  # its cluster exists, so that no try restarts the budget
             cloud.ctx.events.record("bought", "a faulty machine", resources=[f"i-{number}"])
 
     if kept:

@@ -11,6 +11,7 @@ rank that is silent, come from any rank.
     step    step, total, epoch, loss, lr; a few per second, and the last one. Also the latest speed of all
             ranks, samples_per_second and tokens_per_second (without padding), the resulting eta_seconds,
             and the hosts' shares of the computing power
+    evaluating  step, total; the evaluation of the model while training begins
     evaluation  step, total, scores, metric and score (the one that chooses the best model), best (whether
             this is the best so far), best_score, best_step, seconds; the model was evaluated while training
     checkpoint  step, name, seconds; one was written. In a study, step is the number of ended trials, and
@@ -211,6 +212,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         **dict.fromkeys(("epoch", "loss", *_SPEED), _is_number),
         "shares": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
     },
+    "evaluating": _STEP,
     "evaluation": {
         **_STEP,
         "scores": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),

@@ -62,7 +62,9 @@ class StallDetector:
         elif kind == "step" and self._since is not None:
             self.longest = max(self.longest, now - self._since)
             self._since, self._stepping = now, True
-        elif kind == "checkpoint" and self._since is not None:
+        elif kind == "evaluating":
+            self._stepping = False  # for as long as the data need
+        elif kind in ("checkpoint", "evaluation") and self._since is not None:
             self._since = now
 
     def stalled(self, now: float, least_s: float = LEAST_S) -> float:

@@ -127,6 +127,8 @@ class Evaluator:
         Returns the seconds that this took. The state of random numbers is as before.
         """
         begin, context = time.perf_counter(), self.run.context
+        # The supervisor must not take a long evaluation for a hang.
+        context.events.emit("evaluating", step=progress.step, total=self.total)
         scores = self._measure(context, is_final=progress.step == self.total)
         progress.evaluations.append({"step": progress.step, **scores})
         best = self.best(progress)

@@ -76,6 +76,12 @@ def test_only_the_phase_with_steps_can_hang() -> None:
     assert run.stalled(349) == 0
     assert run.stalled(351) == 181
     assert run.stalled(351, least_s=182) == 0
+    # An evaluation takes as long as its data need, and is not the longest step.
+    run.see("evaluating", "", 352)
+    assert run.stalled(9000) == 0
+    run.see("evaluation", "", 9000)
+    run.see("step", "", 9001)
+    assert run.stalled(9182) == 181
     run.see("phase", "save", 200)
     assert run.stalled(10_000) == 0
 

@@ -102,6 +102,8 @@ def test_the_first_of_the_best_models_is_kept(
         ends.append(judge.is_exhausted(progress))
     assert [each["step"] for each in progress.evaluations] == [2, 4, 6, 7]
     assert ends.index(True) == 5 if options.get("patience") else not any(ends)
+    begun = events_of(printed.getvalue(), "evaluating")
+    assert [each["step"] for each in begun] == [2, 4, 6, 7]
     shown = events_of(printed.getvalue(), "evaluation")
     assert [each["best"] for each in shown] == [True, False, False, False]
     assert shown[0]["scores"] == {"accuracy": 50.0}

@@ -57,7 +57,7 @@ from jobs.worker.tasks import predict
 from jobs.worker.tasks.squad.task import SAMPLE, SquadOptions
 from provision.facts import gather_facts
 from provision.host_keys import check_pinned_keys, pin_host_keys, pinned_host_keys
-from provision.on_node.sampler import MetricsTail
+from provision.on_node.sampler import read_tail
 from provision.stacks.load import load_stack
 from provision.stacks.lock import Pinned, read_lock, render_lock, requirements
 from provision.stacks.stack import parse_requirement
@@ -274,9 +274,7 @@ def list_jobs_of_head() -> None:
 
 
 def read_metrics_tail() -> None:
-    tail = MetricsTail("rank-0.jsonl")
-    tail.look(0.0)
-    json.dumps(tail.figures(), allow_nan=False)
+    json.dumps(read_tail("rank-0.jsonl", 0.0), allow_nan=False)
 
 
 def show_figures() -> None:

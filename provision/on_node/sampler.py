@@ -16,7 +16,6 @@ import select
 import signal
 import sys
 import time
-from collections import deque
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -68,66 +67,37 @@ def parse_step(line: bytes) -> TailStep:
     return found
 
 
-class MetricsTail:
-    """The last steps of one file."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._age_s = 0.0
-        self._mark = (0, 0, 0)
-        self._offset = 0
-        self._steps: deque[TailStep] = deque(maxlen=64)
-
-    def look(self, now: float) -> None:
-        """Read the lines added since the last call."""
-        try:
-            found = os.stat(self.path)  # noqa: PTH116
-            self._age_s = max(0.0, now - found.st_mtime)
-            mark = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if mark == self._mark:
-                return
-            if found.st_ino != self._mark[0] or found.st_size < self._offset:
-                # A resumed run replaces its file.
-                self._offset = 0
-                self._steps.clear()
-            self._mark = mark
-            self._read(found.st_size)
-        except OSError:
-            self._steps.clear()
-
-    def _read(self, size: int) -> None:
-        begin = max(self._offset, size - _TAIL_BYTES)
-        with open(self.path, "rb") as file:  # noqa: PTH123
+def read_tail(path: str, now: float) -> dict[str, Any]:
+    """Return a metrics file's newest step and averages over the last seconds; {} before the first step."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            found = os.fstat(file.fileno())
+            begin = max(0, found.st_size - _TAIL_BYTES)
             file.seek(begin)
-            text = file.read(_TAIL_BYTES)
-        if begin > self._offset:
-            self._steps.clear()
-            first = text.find(b"\n") + 1
-            begin, text = begin + first, text[first:]
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset = begin + len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                self._steps.append(parse_step(line))
-
-    def figures(self) -> dict[str, Any]:
-        """Return the newest step and averages over the last seconds; nothing before the first step."""
-        if not self._steps:
-            return {}
-        steps, last = list(self._steps), self._steps[-1]
-        recent = [each for each in steps if each.time >= last.time - _WINDOW_S]
-        steps = recent if len(recent) > 1 else steps[-2:]
-        found: dict[str, Any] = {"step": last.step, "age_s": round(self._age_s, 1)}
-        found["loss"] = last.loss if math.isfinite(last.loss) else None
-        passed = last.time - steps[0].time
-        if passed > 0:
-            samples = sum(each.samples for each in steps[1:])
-            found["samples_per_second"] = round(samples / passed, 3)
-        whole, own = sum(each.whole for each in steps), sum(each.own for each in steps)
-        if whole > 0:
-            found["communication"] = round(1 - own / whole, 4)
-            found["own_seconds"] = round(own / len(steps), 6)
-        return found
+            lines = file.read(_TAIL_BYTES).split(b"\n")
+    except OSError:
+        return {}
+    steps = []
+    for line in lines[begin > 0 : -1]:  # the first may be cut off, and the last one is not whole
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            steps.append(parse_step(line))
+    if not steps:
+        return {}
+    last = steps[-1]
+    recent = [each for each in steps if each.time >= last.time - _WINDOW_S]
+    steps = recent if len(recent) > 1 else steps[-2:]
+    age_s = round(max(0.0, now - found.st_mtime), 1)
+    loss = last.loss if math.isfinite(last.loss) else None
+    figures: dict[str, Any] = {"step": last.step, "age_s": age_s, "loss": loss}
+    passed = last.time - steps[0].time
+    if passed > 0:
+        samples = sum(each.samples for each in steps[1:])
+        figures["samples_per_second"] = round(samples / passed, 3)
+    whole, own = sum(each.whole for each in steps), sum(each.own for each in steps)
+    if whole > 0:
+        figures["communication"] = round(1 - own / whole, 4)
+        figures["own_seconds"] = round(own / len(steps), 6)
+    return figures
 
 
 class Sampler:
@@ -138,7 +108,6 @@ class Sampler:
         # Only physical devices: the traffic of bridges would count twice.
         self._devices = {path.split("/")[-2] for path in glob.glob(devices + "/*/device")}  # noqa: PTH207
         self._ranks: dict[RankKey, RankCpus] = {}
-        self._tails: dict[RankKey, MetricsTail] = {}
         self._searched = float("-inf")
         self._times = self._read_times()
         self._traffic = self._read_traffic()
@@ -152,28 +121,22 @@ class Sampler:
 
     def look(self) -> dict[str, Any]:
         """Return the metrics since the last sample, or since the start."""
-        tick, now = time.monotonic(), time.time()
+        tick = time.monotonic()
         if tick - self._searched >= _SEARCH_S:
-            self._search()
+            self._ranks = find_ranks(self._proc, self._jobs, os.getuid())
             self._searched = tick
-        for tail in self._tails.values():
-            tail.look(now)
         passed, self._looked = max(tick - self._looked, 1e-3), tick
         return {
             **self._look_at_cpus(),
             **parse_memory(read(self._proc + "/meminfo")),
             **self._look_at_traffic(passed),
-            "ranks": [
-                {"job": key.job, "rank": key.rank, **self._tails[key].figures()}
-                for key in sorted(self._tails)
-            ],
+            # Files alone prove nothing: the end of a job brings those of other nodes to the head.
+            "ranks": [{**key._asdict(), **self._read_metrics(key)} for key in sorted(self._ranks)],
         }
 
-    def _search(self) -> None:
-        self._ranks = find_ranks(self._proc, self._jobs, os.getuid())
-        # Files alone prove nothing: the end of a job brings those of other nodes to the head.
-        path, known = f"{self._jobs}/{{}}/output.state/metrics/rank-{{}}.jsonl", self._tails
-        self._tails = {key: known.get(key) or MetricsTail(path.format(*key)) for key in self._ranks}
+    def _read_metrics(self, key: RankKey) -> dict[str, Any]:
+        path = f"{self._jobs}/{key.job}/output.state/metrics/rank-{key.rank}.jsonl"
+        return read_tail(path, time.time())
 
     def _look_at_cpus(self) -> dict[str, Any]:
         before, self._times = self._times, self._read_times()

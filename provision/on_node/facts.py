@@ -142,15 +142,6 @@ def describe_disk() -> dict[str, Any]:
     return {"disk_size": size, "disk_free": free, "disk_error": error}
 
 
-def describe_memory() -> dict[str, int]:
-    """KiB of memory: total, and available to a job now."""
-    found = parse_memory(read("/proc/meminfo"))
-    return {
-        "memory_total": found["memory"] // 1024,
-        "memory_available": found["available"] // 1024,
-    }
-
-
 def describe_network() -> dict[str, Any]:
     """The node's name, and the names and MTUs of its interfaces by address."""
     interfaces = json.loads(output("ip", "-j", "-4", "address", "show") or "[]")
@@ -179,11 +170,12 @@ def describe_facts(venv: str) -> dict[str, Any]:
     """The facts that jobs and the mesh need, collected quickly and without writing."""
     # As PyPI's intel-openmp leaves it.
     iomp5 = Path(venv, "lib/libiomp5.so")
-    tcmalloc = find_tcmalloc()
+    tcmalloc, memory = find_tcmalloc(), parse_memory(read("/proc/meminfo"))
     return {
         "kernel": os.uname().release,
         **describe_processor(),
-        **describe_memory(),
+        "memory_total": memory["memory"] // 1024,  # KiB
+        "memory_available": memory["available"] // 1024,
         **describe_network(),
         "tcmalloc": tcmalloc["path"],
         "tcmalloc_error": tcmalloc["error"],

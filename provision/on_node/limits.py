@@ -35,7 +35,7 @@ _SHM = "/dev/shm/"
 _MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1")
 _RSS = re.compile(r"^Rss(Anon|Shmem):\s+(\d+)", re.MULTILINE)
 _PSS = re.compile(r"^Pss_(Anon|Shmem):\s+(\d+)", re.MULTILINE)
-_OOM_KILLS = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
+_OOM_KILLS = re.compile(r"^oom_kill [1-9]", re.MULTILINE)
 
 
 class Part(NamedTuple):
@@ -173,7 +173,8 @@ class Guard:
 
     def _has_kills(self) -> bool:
         """Return whether the kernel killed a process of the job: version 1 counts in its own group only."""
-        return any(map(_count_kills, [self._events, *_find(self._memory, "memory.oom_control")]))
+        files = [self._events, *_find(self._memory, "memory.oom_control")]
+        return any(_OOM_KILLS.search(_read(each)) for each in files)
 
     def _note_files(self, pids: list[int]) -> None:
         """Note what the job writes to /dev/shm: it stays there after its processes."""
@@ -211,11 +212,6 @@ def _measure(pids: list[int], name: str, pattern: re.Pattern[str], files: set[st
 def _find(folder: Path, name: str) -> list[Path]:
     """Return all files of a name. Unlike :meth:`Path.rglob`, this bears that folders vanish meanwhile."""
     return [Path(where, name) for where, _, files in os.walk(str(folder)) if name in files]
-
-
-def _count_kills(path: Path) -> int:
-    found = _OOM_KILLS.search(_read(path))
-    return int(found[1]) if found else 0
 
 
 def _read(path: Path) -> str:

@@ -261,15 +261,12 @@ class AgentSession:
             self.error = f"no answer within {STAGES[stage]:.0f} s"
             return None
         if line is None:
-            self.error = self._last_error()
+            assert self.process.stderr is not None
+            said = self.process.stderr.read().strip()
+            self.error = said.splitlines()[-1] if said else "it ended without output"
             return None
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    def _last_error(self) -> str:
-        assert self.process.stderr is not None
-        lines = self.process.stderr.read().strip().splitlines()
-        return lines[-1] if lines else "it ended without output"
 
 
 def coordinate(plan: dict[str, Any]) -> dict[str, Any]:

@@ -84,12 +84,6 @@ def parse_network(text: str, devices: set[str]) -> tuple[int, int]:
     return received, sent
 
 
-def read_environ(process: str) -> dict[str, str]:
-    """Return a process's initial environment; ``process`` is its folder in /proc."""
-    pairs = (pair.partition("=") for pair in read(process + "/environ").split("\0"))
-    return {name: value for name, _, value in pairs}
-
-
 class RankKey(NamedTuple):
     """A rank of a job."""
 
@@ -123,7 +117,8 @@ def find_ranks(proc: str, jobs: str, uid: int) -> dict[RankKey, RankCpus]:
         with suppress(OSError, ValueError):
             if entry.stat().st_uid != uid:
                 continue
-            environ = read_environ(entry.path)
+            pairs = (pair.partition("=") for pair in read(entry.path + "/environ").split("\0"))
+            environ = {name: value for name, _, value in pairs}
             name = find_names(environ)[0]
             if name in environ and _IN_POOL not in environ:
                 key = RankKey(find_job(entry.path, environ, jobs), int(environ[name]))

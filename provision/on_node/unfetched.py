@@ -41,13 +41,11 @@ def list_queue() -> dict[str, str]:
     text = done.stdout.decode(errors="replace")
     if done.returncode:
         raise QueueError(" ".join(text.split()))
-    return {row[4]: _name_state(row[1], row[3]) for row in split_queue(text)}
-
-
-def _name_state(state: str, reason: str) -> str:
-    if state != PENDING:
-        return RUNNING
-    return STALLED if reason.startswith(_LOST) else WAITING
+    found = {}
+    for _, state, _, reason, name in split_queue(text):
+        waits = STALLED if reason.startswith(_LOST) else WAITING
+        found[name] = waits if state == PENDING else RUNNING
+    return found
 
 
 def split_queue(text: str) -> list[list[str]]:

@@ -120,11 +120,12 @@ def _run(
     Between them is the program's process ID, if a signal ended it.
     """
     # All orphans of the program become children of this process, even those of `env -i setsid`.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # mpirun may kill this process, and the kernel then kills the program.
+    bound = partial(libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
     # Files that mpirun opened stay open: the program may use MPI.
-    child = subprocess.Popen(
-        program, cwd=folder, env=environ, close_fds=False, preexec_fn=_end_with_parent
-    )
+    child = subprocess.Popen(program, cwd=folder, env=environ, close_fds=False, preexec_fn=bound)
     asked = _note_stops(partial(_kill, child.pid))
     heartbeat.start()  # after the fork: preexec_fn and threads don't mix
     pid = status = 0
@@ -183,11 +184,6 @@ def _note_stops(act: Callable[[int], object] = lambda _: None) -> list[int]:
     for number in _FORWARDED:
         signal.signal(number, note)
     return asked
-
-
-def _end_with_parent() -> None:
-    """Have the kernel kill the program with this process, which mpirun may kill."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _explain_import(said: str) -> str | None:

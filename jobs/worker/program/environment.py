@@ -27,36 +27,32 @@ def make_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return this rank's ``env://`` variables for torch, derived from its launcher's.
+def program_environment(
+    environ: Mapping[str, str], output: str, own: Sequence[str]
+) -> dict[str, str]:
+    """Return the whole environment; the user's ``NAME=VALUE`` words, ``own``, take precedence.
 
+    It has the ``env://`` variables for torch, derived from the launcher's:
     https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization.
-    Raises :class:`WorkerError` if the launcher's are incomplete.
+    Raises :class:`WorkerError` if those are incomplete.
     """
+    # The path to this code must not hide the program's own modules.
+    kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
     identity, local = read_identity(environ), read_local_place(environ)
-    return {
+    ranks = {
         "RANK": str(identity.rank),
         "WORLD_SIZE": str(identity.size),
         "LOCAL_RANK": str(local.rank),
         "LOCAL_WORLD_SIZE": str(local.size),
     }
-
-
-def program_environment(
-    environ: Mapping[str, str], output: str, own: Sequence[str]
-) -> dict[str, str]:
-    """Return the whole environment; the user's ``NAME=VALUE`` words, ``own``, take precedence."""
-    # The path to this code must not hide the program's own modules.
-    kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
-    ranks = rank_variables(environ)
     detected = {
-        "GROUP_RANK": str(int(ranks["RANK"]) // int(ranks["LOCAL_WORLD_SIZE"])),
+        "GROUP_RANK": str(identity.rank // local.size),
         # Without a GPU and this, Hugging Face's Trainer and Accelerate train alone in every rank.
         "ACCELERATE_USE_CPU": "true",
         # Lightning reads torch's variables if torchrun seems to have set them, else Slurm's.
         "TORCHELASTIC_RUN_ID": Path(output).parent.name,
     }
-    if ranks["LOCAL_WORLD_SIZE"] == "1" and {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
+    if local.size == 1 and {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
         # The defaults of torchrun's own arguments, for a program that it starts on every node.
         detected |= {
             "PET_NNODES": ranks["WORLD_SIZE"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -116,8 +116,6 @@ def package_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
     found = {"python": platform.python_version()}
     for name, package in _PACKAGES.items():
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

@@ -140,7 +140,8 @@ class Push:
         found = ownership.find_all(str(self.folder))
         own = {each.name: Path(each.path) for each in found.items if each.size >= 0}
         files = {**self._find([_BEGIN, END, DATA, *_INPUTS]), **own}
-        left = [*found.left, *(name for name in files if len(os.fsencode(name)) > self._longest)]
+        longest = _LONGEST_KEY - len(f"{self.url.key}/".encode())
+        left = [*found.left, *(name for name in files if len(os.fsencode(name)) > longest)]
         self.store({name: path for name, path in files.items() if name not in left})
         self._abort_unfinished()
         stored = self.list()
@@ -172,11 +173,6 @@ class Push:
                         continue
                     key, id_ = each["Key"], each["UploadId"]
                     self.s3.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=id_)
-
-    @property
-    def _longest(self) -> int:
-        """How many bytes of a name S3 takes below the job's folder."""
-        return _LONGEST_KEY - len(f"{self.url.key}/".encode())
 
     def _find_stale(self, stored: Mapping[str, Stored], own: Mapping[str, Path]) -> set[str]:
         """Return the output in S3 that a run before this one left there, and this one does not have.

@@ -169,7 +169,12 @@ def prepare(
     for each in copies:
         each.kept = states[others[0]].newest
     has_state = job.attempt > 1 or newest >= 0
-    pinning, port = fit_all(launch, job.nodes, states), MASTER_PORT
+    # A node without a plan gets another's.
+    plan, port = next(iter(launch.pinning.values()), ()), MASTER_PORT
+    pinning = {
+        name: fit_pinning(launch.pinning.get(name, plan), states.get(name, NodeState()).cpus)
+        for name in job.nodes
+    }
     if launch.spec.resources.cores:
         parts = job.ask_part()
         pinning, port = take_part(launch, parts)
@@ -185,14 +190,3 @@ def take_part(
     planned = next(iter(launch.pinning.values()), ())
     pinning = {name: take_cores(planned, part["cores"]) for name, part in parts.items()}
     return pinning, choose_port(next(iter(parts.values()))["numbers"][0])
-
-
-def fit_all(
-    launch: Launch, nodes: tuple[str, ...], states: Mapping[str, NodeState]
-) -> dict[str, tuple[CoreShare, ...]]:
-    """Return the nodes' pinning, adapted to their CPUs. A node without a plan gets another's. Pure."""
-    other = next(iter(launch.pinning.values()), ())
-    return {
-        name: fit_pinning(launch.pinning.get(name, other), states.get(name, NodeState()).cpus)
-        for name in nodes
-    }

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from infra.wait import wait_until
-from jobs.worker.program.environment import describe_end, program_environment, rank_variables
+from jobs.worker.program.environment import describe_end, program_environment
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import MARK, parse_event, prefix_of
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
@@ -293,13 +293,6 @@ def test_a_working_folder_of_which_nothing_was_sent_is_created(node: Path) -> No
     assert (done.returncode, event_of(done)["message"]) == (127, message)
 
 
-def test_incomplete_mpirun_variables_are_an_error() -> None:
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    assert rank_variables({}) == alone
-    with pytest.raises(WorkerError, match="not numbers"):
-        rank_variables({**HYDRA, "MASTER_ADDR": "a", "MPI_LOCALRANKID": "x"})
-
-
 def test_the_users_variables_take_precedence() -> None:
     environ = {"PYTHONPATH": "ours", "LD_PRELOAD": "ours", "KEPT": "1"}
     found = program_environment(environ, "/out", ("PYTHONPATH=src", "LD_PRELOAD="))
@@ -360,8 +353,15 @@ def test_a_program_joins_the_ranks_of_torchrun(node: Path) -> None:
     assert sorted(joined) == ["joined 0 2 0", "joined 1 2 1"]
 
 
-def test_torchruns_variables_are_passed_on() -> None:
+def test_torchs_variables_come_from_torchrun_or_mpirun_or_neither() -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert rank_variables({**torchrun, "MASTER_ADDR": "a"}) == torchrun
-    with pytest.raises(WorkerError, match="RANK 4 does not fit WORLD_SIZE 4"):
-        rank_variables({**torchrun, "MASTER_ADDR": "a", "RANK": "4"})
+    for environ, wanted in (({}, alone), (torchrun, torchrun)):
+        found = program_environment({**environ, "MASTER_ADDR": "a"}, "/out", ())
+        assert {name: found[name] for name in wanted} == wanted
+    for environ, said in (
+        ({**HYDRA, "MPI_LOCALRANKID": "x"}, "not numbers"),
+        ({**torchrun, "RANK": "4"}, "RANK 4 does not fit WORLD_SIZE 4"),
+    ):
+        with pytest.raises(WorkerError, match=said):
+            program_environment({**environ, "MASTER_ADDR": "a"}, "/out", ())

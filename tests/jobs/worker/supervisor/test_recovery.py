@@ -261,7 +261,6 @@ def test_a_silent_node_with_the_only_checkpoint_is_asked_again(
     monkeypatch.setattr(nodes, "_PAUSE_S", 0)
     monkeypatch.setattr(nodes, "ask_nodes", lambda *_: next(found))
     monkeypatch.setattr(nodes, "fetch_checkpoint", lambda *_: next(fetched))
-    monkeypatch.setattr(nodes, "fit_all", lambda *_: {})
     launch: Any = SimpleNamespace(
         folder="/job",
         head="node0",

@@ -223,44 +223,30 @@ def test_for_the_laptop_a_job_that_waits_for_lost_nodes_is_waiting(
     assert capsys.readouterr().out == "waiting busy\n"
 
 
-def test_a_folder_of_the_users_own_named_checkpoints_would_be_lost(jobs: Path) -> None:
+def test_what_would_be_lost_and_what_is_stored(jobs: Path) -> None:
     make(jobs, "run-1", "end.json", "output.state/checkpoints/step-000001/state")
-    assert gather()["run-1"].loss == ""
-    make(jobs, "run-1", "output/checkpoints/step-000001/state")
-    assert gather()["run-1"].loss == "results"
-
-
-def test_a_pushed_job_is_safe_with_its_checkpoint(jobs: Path) -> None:
-    files = ("end.json", "output.state/checkpoints/step-000007/state")
-    job = make(jobs, "squad-1", *files, resumable=True, bucket="s3://team")
-    (job / "fetched").touch()
-    found = gather()["squad-1"]
-    assert (found.loss, found.bucket) == ("checkpoint", "s3://team/squad-1")
-    argv = keeper.render_push(found)
-    assert argv[-2:] == [str(job), "s3://team/squad-1"]
+    make(jobs, "run-2", "end.json", "output/checkpoints/step-000001/state")  # the user's own
+    state = ("end.json", "output.state/checkpoints/step-000007/state")
+    stored = make(jobs, "squad-1", *state, resumable=True, bucket="s3://team")
+    (stored / "fetched").touch()  # a fetch brings no checkpoint
+    lost = make(jobs, "run-3", "end.json", bucket="s3://team")  # a lost head had its files
+    resumed = make(jobs, "run-4", "end.json", "run.sh")  # without its bucket
+    (resumed / "job.json").write_text('{"bucket": "s3://team"}')
+    assert not keeper._is_pending(resumed)
+    found = gather()
+    losses = {"run-1": "", "run-2": "results", "squad-1": "checkpoint", "run-3": "", "run-4": ""}
+    assert {name: each.loss for name, each in found.items()} == losses
+    assert (found["squad-1"].bucket, found["run-4"].bucket) == ("s3://team/squad-1", "")
+    argv = keeper.render_push(found["squad-1"])
+    assert argv[-2:] == [str(stored), "s3://team/squad-1"]
     assert "EnvironmentFile=-/etc/environment" in argv  # its region
 
-    (job / "pushed.json").touch()
-
-    assert (gather()["squad-1"].loss, gather()["squad-1"].bucket) == ("", "")
-
-
-def test_a_job_that_was_resumed_without_its_bucket_is_not_pushed(jobs: Path) -> None:
-    job = make(jobs, "squad-1", "end.json", "run.sh")
-    (job / "job.json").write_text('{"bucket": "s3://team"}')
-    assert not keeper._is_pending(job)
-    assert (gather()["squad-1"].loss, gather()["squad-1"].bucket) == ("", "")
-
-
-def test_a_job_with_a_bucket_is_safe_only_when_its_log_is_there(jobs: Path) -> None:
-    job = make(jobs, "run-1", "end.json", bucket="s3://team")
-    assert gather()["run-1"].loss == ""  # a lost head had its files
-    (job / "log").touch()
-    assert gather()["run-1"].loss == "log"
-
-    (job / "pushed.json").touch()
-
-    assert gather()["run-1"].loss == ""
+    (lost / "log").touch()
+    assert gather()["run-3"].loss == "log"
+    for job in (stored, lost):
+        (job / "pushed.json").touch()
+    found = gather()
+    assert (found["squad-1"].loss, found["squad-1"].bucket, found["run-3"].loss) == ("", "", "")
 
 
 def test_the_events_of_a_hold_are_written_once(jobs: Path) -> None:

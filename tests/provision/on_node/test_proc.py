@@ -38,49 +38,38 @@ docker0: 70      10    0    0    0     0          0         0       30      10  
 """
 
 
-def test_ticks_are_read_by_cpu_and_guests_count_once() -> None:
-    assert parse_times(STAT) == {0: (520, 640), 11: (100, 1020)}
-
-
-def test_busy_is_the_share_of_the_time_of_the_chosen_cpus() -> None:
-    before = {0: (100, 200), 1: (0, 0), 2: (5, 5)}
-    after = {0: (150, 300), 1: (0, 100), 2: (105, 105)}
-
-    assert busy_percent(before, after, [0]) == 50
-    assert busy_percent(before, after, [0, 1]) == 25
-    assert busy_percent(before, after, [0, 1, 2]) == 50
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ({}, {0: (1, 2)}),  # a CPU that came online
-        ({0: (1, 2)}, {}),
-        ({0: (1, 2)}, {0: (1, 2)}),
-        ({0: (9, 10)}, {0: (8, 11)}),  # iowait may decrease
-    ],
-)
-def test_cpus_without_two_readings_are_not_busy(
-    before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]
-) -> None:
-    assert busy_percent(before, after, [0]) == 0
-
-
-def test_a_list_of_cpus_is_read_as_the_kernel_writes_it() -> None:
-    assert parse_cpus("0-3,8\n") == {0, 1, 2, 3, 8}
-    assert parse_cpus("") == set()
-
-
-def test_memory_is_in_bytes() -> None:
+def test_the_kernels_tables_are_read() -> None:
+    assert parse_times(STAT) == {0: (520, 640), 11: (100, 1020)}, "guests count once"
+    assert (parse_cpus("0-3,8\n"), parse_cpus("")) == ({0, 1, 2, 3, 8}, set())
     text = "MemTotal:       1000 kB\nMemFree:  5 kB\nMemAvailable:    400 kB\n"
     assert parse_memory(text) == {"memory": 1024000, "available": 409600}
     assert parse_memory("") == {"memory": 0, "available": 0}
-
-
-def test_traffic_is_that_of_real_devices_or_of_all_but_loopback() -> None:
     assert parse_network(NET, {"ens5"}) == (1000, 200)
-    assert parse_network(NET, set()) == (1070, 230)
+    assert parse_network(NET, set()) == (1070, 230), "all but loopback"
     assert parse_network("", set()) == (0, 0)
+
+
+BEFORE = {0: (100, 200), 1: (0, 0), 2: (5, 5)}
+AFTER = {0: (150, 300), 1: (0, 100), 2: (105, 105)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cpus", "busy"),
+    [
+        *((BEFORE, AFTER, cpus, busy) for cpus, busy in (([0], 50), ([0, 1], 25), ([0, 1, 2], 50))),
+        ({}, {0: (1, 2)}, [0], 0),  # a CPU that came online
+        ({0: (1, 2)}, {}, [0], 0),
+        ({0: (1, 2)}, {0: (1, 2)}, [0], 0),
+        ({0: (9, 10)}, {0: (8, 11)}, [0], 0),  # iowait may decrease
+    ],
+)
+def test_busy_is_the_share_of_the_time_of_the_chosen_cpus(
+    before: dict[int, tuple[int, int]],
+    after: dict[int, tuple[int, int]],
+    cpus: list[int],
+    busy: float,
+) -> None:
+    assert busy_percent(before, after, cpus) == busy
 
 
 PLAN = json.dumps(
@@ -110,44 +99,35 @@ def find(proc: Path, uid: int | None = None) -> dict[RankKey, RankCpus]:
     return find_ranks(str(proc), "/home/ubuntu/spr-jobs", os.getuid() if uid is None else uid)
 
 
-def test_a_planned_rank_has_the_cpus_of_its_plan(proc: Path) -> None:
+def test_a_rank_has_the_cpus_of_its_plan_or_those_that_the_kernel_allows(proc: Path) -> None:
     folder = f"/home/ubuntu/spr-jobs/{JOB}"
-    # OpenMP may have bound the main thread to one CPU.
+    # OpenMP may have bound the main thread to one CPU. A child has the environment of its rank.
     add_process(proc, 10, folder, "1", PMI_RANK=2, MPI_LOCALRANKID=0, SPR_PLACEMENT=PLAN)
-    add_process(proc, 11, folder, "5", PMI_RANK=3, MPI_LOCALRANKID=1, SPR_PLACEMENT=PLAN)
-    # and its child
-    add_process(proc, 12, folder, "5", PMI_RANK=3, MPI_LOCALRANKID=1, SPR_PLACEMENT=PLAN)
+    for pid in (11, 12):
+        add_process(proc, pid, folder, "5", PMI_RANK=3, MPI_LOCALRANKID=1, SPR_PLACEMENT=PLAN)
     add_process(proc, 13, folder, SLURM_JOB_NAME=JOB)  # mpirun
-
-    assert find(proc) == {(JOB, 2): ("1-3", "0"), (JOB, 3): ("5-7", "4")}
-
-
-def test_a_rank_without_a_plan_has_the_cpus_that_the_kernel_allows(proc: Path) -> None:
+    add_process(proc, 14, f"{folder}/output", "0-5", PMI_RANK=0)
     unpinned = json.dumps([{"cpus": None, "threads": 24, "memory": None}])
-    add_process(proc, 10, f"/home/ubuntu/spr-jobs/{JOB}/output", "0-5", PMI_RANK=0)
-    add_process(
-        proc, 11, "/home/ubuntu/spr-jobs/b", PMI_RANK=1, SPR_PLACEMENT=unpinned, MPI_LOCALRANKID=0
-    )
+    other = {"SPR_PLACEMENT": unpinned, "MPI_LOCALRANKID": 0}
+    add_process(proc, 15, "/home/ubuntu/spr-jobs/b", PMI_RANK=1, **other)
+    # A program in another folder has the job that Slurm names.
+    add_process(proc, 16, "/home/ubuntu", PMI_RANK=0, SLURM_JOB_NAME="a/b")
 
-    assert find(proc) == {(JOB, 0): ("0-5", ""), ("b", 1): ("0-7", "")}
+    planned = {(JOB, 2): ("1-3", "0"), (JOB, 3): ("5-7", "4")}
+    allowed = {(JOB, 0): ("0-5", ""), ("b", 1): ("0-7", ""), ("a_b", 0): ("0-7", "")}
+    assert find(proc) == {**planned, **allowed}
 
 
 def test_torchruns_ranks_are_found_and_torchrun_itself_is_none(proc: Path) -> None:
     folder = f"/home/ubuntu/spr-jobs/{JOB}"
     add_process(proc, 10, folder, WORLD_SIZE=4)  # torchrun
     add_process(proc, 11, folder, "1", RANK=2, LOCAL_RANK=0, SPR_PLACEMENT=PLAN)
-    add_process(proc, 12, folder, "4-5", RANK=3, LOCAL_RANK=1)
-    add_process(proc, 13, folder, "4-5", RANK=3, LOCAL_RANK=1)  # a data loader
+    for pid in (12, 13):  # and a data loader
+        add_process(proc, pid, folder, "4-5", RANK=3, LOCAL_RANK=1)
     add_process(proc, 14, folder, RANK=7)  # of something else
     add_process(proc, 15, folder, "6", PMI_RANK=5, RANK=9, LOCAL_RANK=0)  # mpirun decides
 
     assert find(proc) == {(JOB, 2): ("1-3", "0"), (JOB, 3): ("4-5", ""), (JOB, 5): ("6", "")}
-
-
-def test_a_program_in_another_folder_has_the_job_that_slurm_names(proc: Path) -> None:
-    add_process(proc, 10, "/home/ubuntu", PMI_RANK=0, SLURM_JOB_NAME="a/b")
-
-    assert find(proc) == {("a_b", 0): ("0-7", "")}
 
 
 def test_other_processes_are_no_ranks(proc: Path) -> None:
@@ -176,15 +156,10 @@ def test_cpus_are_grouped_by_rank_then_oneccl_then_the_rest() -> None:
     ]
 
 
-def test_ranks_that_share_their_cpus_are_one_group() -> None:
+def test_a_group_has_the_ranks_of_one_job_that_share_their_cpus() -> None:
     ranks = {RankKey(JOB, rank): RankCpus("0-1") for rank in (0, 1)}
-
     assert [(g.name, g.ranks) for g in group_cpus(ranks, {0, 1})] == [("rank 0,1", [0, 1])]
     assert [g.name for g in group_cpus({}, {0, 1})] == ["rest"]
-
-
-def test_ranks_of_two_jobs_on_a_node_are_two_groups() -> None:
     ranks = {RankKey(JOB, 0): RankCpus("0"), RankKey("run-1", 0): RankCpus("1")}
-
     found = [(g.name, g.job, g.cpus) for g in group_cpus(ranks, {0, 1})]
     assert found == [("rank 0", "run-1", {1}), ("rank 0", JOB, {0})]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -335,9 +334,8 @@ def test_ranks_wait_for_one_that_copies_elements_first() -> None:
             assert answer.result(20) == 7
 
 
-@pytest.mark.parametrize("is_slow", [True, False])
 def test_elements_are_gathered_in_batches_that_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, took = Nodes(tmp_path, "true", indexes(1)), list[Any]()
     # One in the first batch can't be read.
@@ -354,24 +352,13 @@ def test_elements_are_gathered_in_batches_that_stay(
 
     def limited(argv: Sequence[str], **options: Any) -> Any:
         took.append(argv)
-        if is_slow and len(took) == 3:  # after two batches
+        if len(took) == 3:  # after two batches
             raise subprocess.TimeoutExpired(argv, 1800)
         return run(argv, **options)
 
     monkeypatch.setattr("jobs.worker.supervisor.commands.subprocess.run", limited)
     gather(nodes[0], ["node1"])
-    assert len(read_ends(nodes[0])) == (64 if is_slow else 100)
-
-
-def test_short_elements_cost_little(tmp_path: Path) -> None:
-    """In CPU seconds of both ranks and their children, which other processes can't change much."""
-    nodes = Nodes(tmp_path, ":", indexes(60))
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    codes, said = nodes.run(0, 1)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert codes == [0, 0], said
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used < 60 * 0.05
+    assert len(read_ends(nodes[0])) == 64
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.runtime import precision
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.precision import (
     Precision,
-    choose_here,
     choose_precision,
     read_cpu_flags,
 )
@@ -59,12 +57,6 @@ def test_auto_is_bf16_only_if_it_is_faster_on_every_cpu(
 def test_int8_is_refused_where_its_products_would_be_wrong() -> None:
     with pytest.raises(WorkerError, match="needs amx_int8 or avx512_vnni: missing on b, c"):
         choose_precision("int8", {"a": AMX, "b": OLD, "c": OLD})
-
-
-def test_the_precision_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for flags, dtype in ((AMX, "bf16"), (OLD, "fp32")):
-        monkeypatch.setattr(precision, "read_cpu_flags", lambda flags=flags: flags)
-        assert choose_here() == dtype
 
 
 @pytest.mark.parametrize(

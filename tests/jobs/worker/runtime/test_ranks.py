@@ -11,14 +11,8 @@ import pytest
 
 from jobs.worker.runtime import process
 from jobs.worker.runtime.errors import StoppedError, WorkerError
-from jobs.worker.runtime.process import RankIdentity, abort_all, explain_kill, listen, read_identity
+from jobs.worker.runtime.process import abort_all, explain_kill, listen, read_identity
 from jobs.worker.runtime.ranks import CCL_MODULE, choose_backend, lost_peer
-
-
-def test_identity_comes_from_mpirun() -> None:
-    environ = {"PMI_RANK": "5", "PMI_SIZE": "8", "MASTER_ADDR": "node0"}
-    assert read_identity(environ) == RankIdentity(5, 8)
-    assert read_identity({}) == RankIdentity(0, 1)
 
 
 @pytest.mark.parametrize(

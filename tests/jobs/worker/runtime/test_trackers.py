@@ -317,8 +317,8 @@ def test_the_job_is_named_after_its_folder(tmp_path: Path, monkeypatch: pytest.M
     assert TrackedRun(tmp_path / "it's mine", {}).job == "it-s-mine"
 
 
-@pytest.mark.parametrize("name", ["WANDB_API_KEY", "GITHUB_PAT"])
-def test_secrets_are_cut_out_of_messages(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, SECRET)
-    said = without_secrets(f"401 for https://me:{SECRET}/@host/api, key {SECRET}")
-    assert said == "401 for https://host/api, key …"
+def test_secrets_are_cut_out_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    monkeypatch.setenv("GITHUB_PAT", "ghp-1234")
+    said = without_secrets(f"401 for https://me:{SECRET}/@host/api, key {SECRET}, ghp-1234")
+    assert said == "401 for https://host/api, key …, …"

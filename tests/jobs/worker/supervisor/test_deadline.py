@@ -91,19 +91,6 @@ def test_a_job_that_has_no_time_left_does_not_start(head: ThisMachine) -> None:
     assert not Path(paths.root, "ready").exists()
 
 
-def test_a_job_saves_a_checkpoint_at_its_longest_time_and_has_failed(head: ThisMachine) -> None:
-    paths = submit(
-        head, TASK_SAVES, retries=1, again=("echo", "resumed"), max_time_s=1.5, task="predict"
-    )
-
-    end, log, _ = follow(head, paths)
-
-    message = "it took longer than --max-time, 0.025 min"
-    assert (end.state, end.attempt, end.message) == ("failed", 1, message)
-    assert Path(paths.root, "output", "checkpoint").exists()
-    assert f"{message}; stopping" in log
-
-
 def test_a_job_has_three_times_as_long_as_its_last_checkpoint_took() -> None:
     deadline = Deadline(Ending(max_time_s=90.0), starts=[(time.time() - 91, 1)])
     assert deadline.find_end(1.0)["until"] == pytest.approx(time.time() + 119, abs=2)
@@ -135,8 +122,7 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
 ) -> None:
     """The budget pays for four hours of its one node, whose time to live ends after four hours."""
     submitted = time.time()
-    ending = Ending(max_time_s=5 * 3600.0, budget=4.0, paid_node_s=4 * 3600.0)
-    deadline = Deadline(ending, 4, [(submitted + waited * 3600, 1)])
+    deadline = paid(4 * 3600.0, 4, [(submitted + waited * 3600, 1)])
     assert deadline.longest_s() == 4 * 3600 - SAVE_S
     over = int(submitted) + 4 * 3600
     deadline.take(f"{over} {over + 9 * 3600} 0")
@@ -144,26 +130,32 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
     assert deadline.longest_s(100.0) == pytest.approx(3600 * hours - 300, abs=2)
 
 
+def paid(node_s: float, nodes: int, starts: list[tuple[float, int]], **more: Any) -> Deadline:
+    """The deadline of a job whose budget pays for so many seconds of one node."""
+    limits = {"max_time_s": 9e9, "budget": 4.0, "paid_node_s": node_s}
+    share = more.pop("node_share", 1.0)
+    return Deadline(Ending(**limits, node_share=share), nodes, starts, **more)
+
+
 @pytest.mark.parametrize(
     ("share", "over", "hours"), [(1.0, 9, 3), (0.5, 9, 7), (0.5, 4, 4.375), (1.0, 0.5, 1.25)]
 )
 def test_a_budget_counts_the_nodes_of_each_attempt(share: float, over: float, hours: float) -> None:
     """It pays for four hours of a node; the first attempt was on two, for an hour."""
-    ending = Ending(max_time_s=9e9, budget=4.0, paid_node_s=4 * 3600.0, node_share=share)
-    deadline = Deadline(ending, 4, [(0.0, 2), (3600.0, 1)], over=over * 3600)
+    starts = [(0.0, 2), (3600.0, 1)]
+    deadline = paid(4 * 3600.0, 4, starts, over=over * 3600, node_share=share)
     assert deadline.longest_s() == pytest.approx(3600 * hours - SAVE_S)
 
 
-@pytest.mark.parametrize(("paid", "measured_s", "longest"), [(700, 0, 580), (1000, 275, 175)])
+@pytest.mark.parametrize(("node_s", "measured_s", "longest"), [(700, 0, 580), (1000, 275, 175)])
 def test_saving_a_checkpoint_takes_no_more_than_the_budget(
-    paid: float, measured_s: float, longest: float
+    node_s: float, measured_s: float, longest: float
 ) -> None:
     """An estimate of how long it may take does not shorten the job."""
     first = time.time() - longest - 1
-    ending = Ending(max_time_s=5000.0, budget=1.0, paid_node_s=paid)
-    deadline = Deadline(ending, starts=[(first, 1)])
+    deadline = paid(node_s, 1, [(first, 1)])
     assert deadline.longest_s(measured_s) == longest
-    assert deadline.find_end(275.0, measured_s)["until"] == first + paid
+    assert deadline.find_end(275.0, measured_s)["until"] == first + node_s
 
 
 def test_the_limits_know_the_first_attempt_and_its_checkpoint(head: ThisMachine) -> None:

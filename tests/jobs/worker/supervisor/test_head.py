@@ -79,17 +79,6 @@ def test_json_files_are_written_in_one_piece(
     assert list(worker.iterdir()) == [worker / "log"]
 
 
-def test_a_head_that_is_this_node_needs_no_connection(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("x")
-    folder = HeadFolder(str(tmp_path), "", tmp_path / "log")
-    folder.copy_log(0)
-    assert folder.write("begin.json", {"attempt": 1})
-    assert folder.exists("begin.json")
-    assert not folder.exists("cancelled")
-    folder.finish()
-    assert (tmp_path / "log").read_text() == "x"
-
-
 @pytest.mark.parametrize("breaks", ["", "10\n", "0\n1000\n1\n70000\n", "100\n" * 9])
 def test_no_line_is_lost_or_doubled_if_connections_break(
     head: ThisMachine, worker: Path, breaks: str
@@ -110,19 +99,6 @@ def test_no_line_is_lost_or_doubled_if_connections_break(
     folder.finish()
 
     assert on_head(head).read_text() == "of the first attempt\n" + "".join(lines)
-
-
-def test_the_last_lines_arrive_over_a_connection_that_breaks_at_the_end(
-    head: ThisMachine, worker: Path
-) -> None:
-    on_head(head).parent.mkdir(parents=True)
-    folder, log = make_folder(worker), worker / "log"
-    folder.copy_log(log.stat().st_size)
-    (head.root / "breaks").write_text("5\n")
-    with log.open("a") as file:
-        file.write("the last words\n")
-    folder.finish()
-    assert on_head(head).read_text() == "the last words\n"
 
 
 def test_a_head_that_answers_late_gets_the_whole_log(head: ThisMachine, worker: Path) -> None:

@@ -89,25 +89,23 @@ def test_only_the_phase_with_steps_can_hang() -> None:
 def test_the_log_tells_of_errors_hosts_and_steps(tmp_path: Path) -> None:
     log = tmp_path / "log"
     figures = ("epoch", "loss", "samples_per_second", "tokens_per_second", "eta_seconds")
+    error = {"event": "error", "message": "m", "lost_peer": True}
     events = [
         {"event": "start", "hosts": ["a", "b"], "world_size": 2, "backend": "", "dtype": ""},
         {"event": "phase", "name": "train"},
         {"event": "step", "step": 1, "total": 9, **dict.fromkeys(figures, 1), "shares": {}},
-        {"event": "error", "message": "m", "lost_peer": True},
+        error,
     ]
     log.write_text("text\n" + "".join(f"@spr {json.dumps(event)}\n" for event in events))
     watch = LogWatch(log)
     watch.poll()
-    assert watch.start["hosts"] == ["a", "b"]
-    assert [event["message"] for event in watch.errors] == ["m"]
     first = watch.failed_at
     assert first is not None
     with log.open("a") as file:
-        file.write(f"@spr {json.dumps(events[-1])}\n")
+        file.write(f"@spr {json.dumps(error)}\n")
     watch.poll()
-    assert (len(watch.errors), watch.failed_at) == (2, first), (
-        "the grace begins with the first error"
-    )
+    assert watch.failed_at == first, "the grace begins with the first error"
+    assert (watch.start["hosts"], watch.errors) == (["a", "b"], [error] * 2)
     assert watch.steps.stalled(1e9) > 0
 
 
@@ -218,35 +216,21 @@ def test_what_a_node_says_about_itself() -> None:
     assert parse_state("cpus 3\n") == NodeState((3,), False, -1)
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
+def test_the_newest_checkpoint_comes_from_another_node() -> None:
+    for steps, expected in (
         ({"node0": 15, "node1": 30, "node2": 15}, "node1"),
         ({"node0": 30, "node1": 30}, ""),
         ({"node1": 15}, "node1"),  # nothing is known of this node
         ({"node0": -1, "node1": -1}, ""),
-    ],
-)
-def test_the_newest_checkpoint_comes_from_another_node(
-    steps: dict[str, int], expected: str
-) -> None:
-    states = {name: NodeState(newest=step) for name, step in steps.items()}
-    assert newest_copy(states, "node0") == expected
+    ):
+        states = {name: NodeState(newest=step) for name, step in steps.items()}
+        assert newest_copy(states, "node0") == expected
 
 
-@pytest.mark.parametrize(
-    ("nodes", "here", "expected"),
-    [
-        (NODES, "node0", ["node1", "node2"]),
-        (NODES, "node2", ["node0", "node1"]),
-        (("node1", "node2"), "node1", ["node2"]),  # the head does not answer
-        (("node0",), "node0", []),
-    ],
-)
-def test_copies_go_to_the_head_or_from_it(
-    nodes: tuple[str, ...], here: str, expected: list[str]
-) -> None:
-    assert order_nodes(nodes, here, "node0") == expected
+def test_copies_go_to_the_head_or_from_it() -> None:
+    assert order_nodes(NODES, "node0", "node0") == ["node1", "node2"]
+    assert order_nodes(NODES, "node2", "node0") == ["node0", "node1"]
+    assert order_nodes(NODES[1:], "node1", "node0") == ["node2"], "the head does not answer"
 
 
 PLANNED = (CoreShare((0, 1), (2,), 0), CoreShare((4, 5), (6,), 0))

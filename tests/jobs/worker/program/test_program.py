@@ -277,14 +277,10 @@ def test_a_rank_with_wrong_placement_never_starts_the_program(node: Path) -> Non
     assert not (node / "work" / "started").exists()
 
 
-def test_a_missing_program_is_one_clear_line(node: Path) -> None:
+def test_a_missing_program_is_one_clear_line_and_a_missing_folder_is_created(node: Path) -> None:
     done = start(node, "no-such-program")
-    assert done.returncode == 127
-    assert event_of(done)["message"] == "no-such-program can't be run: No such file or directory"
-    assert done.stderr == ""
-
-
-def test_a_working_folder_of_which_nothing_was_sent_is_created(node: Path) -> None:
+    message = "no-such-program can't be run: No such file or directory"
+    assert (done.returncode, event_of(done)["message"], done.stderr) == (127, message, "")
     done = start(node, "pwd", options=("--folder=work/sub/a",))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, str(node / "work/sub/a"))
     (node / "work/link").symlink_to("gone")

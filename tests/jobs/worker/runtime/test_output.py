@@ -122,14 +122,7 @@ keep_log(Path(sys.argv[1]), int(sys.argv[2]), append=True)
         ("node0,node1", [0, 2, 3, 10], {2: 2, 3: 3}),
         ("", [4, 5], {4: 4, 5: 5}),
     ],
-    ids=[
-        "it lost another node",
-        "it has another node",
-        "with gaps",
-        "as before",
-        "other",
-        "a shared folder",
-    ],
+    ids=["lost another node", "another node", "with gaps", "as before", "other", "shared folder"],
 )
 def test_a_nodes_ranks_continue_the_files_of_those_that_it_had_before(
     node: Path, node_environ: dict[str, str], nodes: str, former: list[int], left: dict[int, int]

@@ -114,9 +114,13 @@ def test_a_name_that_s3_does_not_take_is_told(
 def test_checkpoint_is_complete_last_and_the_one_before_stays(
     job: Path, bucket: Any, proxy: Proxy
 ) -> None:
+    own = "team/squad-1/output/checkpoints/step-000001"  # the user's
+    bucket.put_object(Key=own, Body=b"")
     for step in (5, 50, 500):
         save_checkpoint(job, step)
         assert run("checkpoint", job) == 0
+    assert own.removeprefix("team/squad-1/") in names(bucket)
+    bucket.Object(own).delete()
     (job / "output.state/checkpoints/step-000600").mkdir()  # incomplete
     assert run("checkpoint", job) == 0
 
@@ -142,17 +146,6 @@ def test_a_running_job_has_no_end_and_its_long_log_stays_here(
         assert run("checkpoint", job) == 0
     assert "end.json" not in names(bucket)
     assert bucket.Object("team/squad-1/log").get()["Body"].read() == b"now"
-
-
-def test_users_own_checkpoints_are_stored_and_stay(job: Path, bucket: Any) -> None:
-    own = job / "output/checkpoints/best.pt"
-    own.parent.mkdir()
-    own.write_text("best")
-    assert run("all", job) == 0
-    for step in (5, 50, 500):
-        save_checkpoint(job, step)
-        assert run("checkpoint", job) == 0
-    assert "output/checkpoints/best.pt" in names(bucket)
 
 
 def test_unfinished_job_is_stored_with_its_checkpoint_and_not_marked(
@@ -220,19 +213,12 @@ def test_errors_of_the_server_are_tried_again(
     ],
 )
 def test_uploads_that_an_earlier_push_left_unfinished_are_aborted(
-    job: Path,
-    bucket: Any,
-    proxy: Proxy,
-    monkeypatch: pytest.MonkeyPatch,
-    what: str,
-    may: bool,
-    longest_s: float,
+    job: Path, bucket: Any, proxy: Proxy, monkeypatch: Any, what: str, may: bool, longest_s: float
 ) -> None:
     """Nothing lists them, but their parts are billed."""
-    begun = {
-        key: bucket.Object(key) for key in ("team/squad-1/output/model/b.bin", "team/squad-10/a")
-    }
-    uploads = {key: found.initiate_multipart_upload() for key, found in begun.items()}
+    uploads = ("team/squad-1/output/model/b.bin", "team/squad-10/a")
+    for key in uploads:
+        bucket.Object(key).initiate_multipart_upload()
     monkeypatch.setattr(ownership, "PUSH_S", longest_s)  # moto's uploads are from 2010
     if not (may or longest_s):
         proxy.answer = lambda request: DENIED if "?uploads" in request else None
@@ -240,5 +226,5 @@ def test_uploads_that_an_earlier_push_left_unfinished_are_aborted(
     assert run(what, job) == 0
 
     left = [each.object_key for each in bucket.multipart_uploads.all()]
-    assert left == list(uploads)[1 if may else 0 :]
+    assert left == [*uploads[1 if may else 0 :]]
     assert (job / push.PUSHED).exists() is (what == "all")

@@ -121,12 +121,7 @@ LEFT_OUT = "output.state/checkpoints/step-000005/checkpoint.json"
     ],
 )
 def test_a_job_that_cannot_be_resumed_is_refused(
-    bucket: Any,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    put: str,
-    left_out: str,
-    message: str,
+    bucket: Any, folder: Path, capsys: Any, put: str, left_out: str, message: str
 ) -> None:
     kept = {name for name in STORED if "000000" not in name and name != left_out}
     for name in {*kept, put} - {""} if left_out != "/" else ():

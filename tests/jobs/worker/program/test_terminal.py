@@ -7,13 +7,12 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from infra.wait import wait_until
-from tests.jobs.worker.program.test_program import HYDRA
+from tests.jobs.worker.program.test_program import begin
 
 _TELL = (
     "import os, sys; print(sys.stdin.isatty(), os.path.basename(os.getcwd()), os.environ['RANK'], "
@@ -24,18 +23,7 @@ _ENV = {"PATH": os.environ["PATH"], "PYTHONPATH": "code", "MASTER_ADDR": "127.0.
 
 def begin_rank(node: Path, *program: str) -> subprocess.Popen[str]:
     """Start the rank and wait until it offers its program."""
-    (node / "work").mkdir()
-    (node / "environment.json").write_text('["SECRET=s"]')
-    cpu = min(os.sched_getaffinity(0))
-    argv = ["--folder=work", "--output=output", "--environment=environment.json", "--terminal"]
-    rank = subprocess.Popen(
-        [sys.executable, "-m", "worker.program", *argv, "--", *program],
-        cwd=node,
-        env={**_ENV, **HYDRA, "PMI_RANK": "0", "PMI_SIZE": "1", "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: os.sched_setaffinity(0, {cpu}),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    rank = begin(node, *program, own=("SECRET=s",), options=("--terminal",))
     offer = node / "terminal.pid"
     wait_until("offer", lambda: offer.exists() or None, deadline_s=30, every_s=0.05)
     return rank
@@ -70,7 +58,7 @@ def test_the_program_has_the_terminal_and_the_ranks_environment(node: Path) -> N
     assert session.wait(30) == 3
 
     printed = os.read(terminal, 1000).decode()
-    assert printed.split(" [")[0] == "True work 0 s False"
+    assert printed.split(" [")[0] == "True work 3 s False"
     out, _ = rank.communicate(timeout=30)
     assert rank.returncode == 3
     assert "ended with exit code 3" in out
@@ -85,19 +73,17 @@ def test_a_session_and_its_rank_end_together(node: Path, end: str) -> None:
     rank = begin_rank(node, "bash", "-i")  # which ignores SIGTERM
     session, _terminal = begin_session(node)
     wait_until_begun(node)
-    ends: dict[str, tuple[Callable[[], object], str]] = {
-        "cancel": (lambda: rank.send_signal(signal.SIGTERM), ""),
-        "hang up": (
-            lambda: session.send_signal(signal.SIGHUP),
-            "bash ended with exit code 129, as after signal 1",
-        ),
-        "kill": (session.kill, "the session of this program was killed"),
-    }
-    act, reason = ends[end]
+    hung_up = "bash ended with exit code 129, as after signal 1"
+    killed = "the session of this program was killed"
+    process, number, code, reason = {
+        "cancel": (rank, signal.SIGTERM, 143, ""),
+        "hang up": (session, signal.SIGHUP, 129, hung_up),
+        "kill": (session, signal.SIGKILL, 1, killed),
+    }[end]
 
-    act()
+    os.kill(process.pid, number)
 
     out, _ = rank.communicate(timeout=30)
     assert reason in out
-    assert rank.returncode == {"cancel": 143, "hang up": 129, "kill": 1}[end]
+    assert rank.returncode == code
     assert session.wait(30) in (129, -signal.SIGKILL)

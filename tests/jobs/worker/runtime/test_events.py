@@ -25,19 +25,6 @@ FIGURES: dict[str, Any] = {
 }
 
 
-def test_only_rank_0_prints_events_but_every_rank_its_errors() -> None:
-    stream = io.StringIO()
-    for rank in (0, 1):
-        events = Events(rank, stream)
-        events.note(f"from {rank}")
-        events.error(f"of {rank}", "a hint")
-    parsed = [parse_event(line) for line in stream.getvalue().splitlines()]
-    result = [(event["event"], event.get("text") or event["message"]) for event in parsed if event]
-    assert result == [("note", "from 0"), ("error", "of 0"), ("error", "of 1")]
-    assert parsed[-1] is not None
-    assert (parsed[-1]["rank"], parsed[-1]["hint"], parsed[-1]["lost_peer"]) == (1, "a hint", False)
-
-
 def test_events_name_the_users_files(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, own = io.StringIO(), 'my "own"/data/train.csv'
     monkeypatch.setenv(NAMES, json.dumps({"data/train.csv": own}))

@@ -147,13 +147,6 @@ def test_what_sends_runs_on_hardware_threads_that_do_not_compute(
     assert {*senders} == {str(siblings[-1])}
 
 
-def test_a_pod_with_fewer_cpus_than_threads_is_refused(nodes_folder: Path) -> None:
-    environ = torchrun(0, 1, threads=len(CPUS) + 1)
-    code = _RANK.format(mask=(), count=f"lambda: {len(CPUS)}")
-    _, said = Forked(["-c", code], nodes_folder, {**os.environ, **environ}).finish(120)
-    assert f"{len(CPUS) + 1} threads planned, {len(CPUS)} found" in said
-
-
 def test_each_local_rank_has_its_own_plan() -> None:
     environ = {VARIABLE: render_plan([PLAN, replace(PLAN, cpus="5")])}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -172,55 +171,54 @@ def settle(transfer: Transfer, step: int, now: float = 0.0) -> None:
         transfer.turn(step, now)
 
 
-def test_incomplete_copies_do_not_count_and_are_removed(
-    head: ThisMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node1 = head.connect("node1")
+@pytest.fixture
+def folder(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job's folder on this node, which can reach two others."""
+    head.connect("node1", "node2")
     for name, value in head.environ.items():
         monkeypatch.setenv(name, value)
-    folder = head.home / "spr-jobs/squad-1"
-    copies = node1 / "spr-jobs/squad-1/output.state/checkpoints"
+    return head.home / "spr-jobs/squad-1"
+
+
+def there(head: ThisMachine, node: str) -> list[str]:
+    """Everything in a node's folder of copies."""
+    found = head.root.glob(f"{node}/spr-jobs/squad-1/output.state/checkpoints/*")
+    return sorted(path.name for path in found)
+
+
+def test_incomplete_copies_do_not_count_and_are_removed(head: ThisMachine, folder: Path) -> None:
+    copies = head.root / "node1/spr-jobs/squad-1/output.state/checkpoints"
     (copies / "step-000001.copy").mkdir(parents=True)
     for step in (2, 3):
         save(folder, step)
     # Rank 0 removed it meanwhile.
     (folder / "output.state/checkpoints/step-000003/checkpoint.json").unlink()
 
-    for step in (3, 2):
-        settle(Copies(str(folder), ["node1"]), step)
-        assert [path.name for path in copies.glob("step-??????")] == ["step-000002"] * (step == 2)
-        shutil.rmtree(folder / "output.state/checkpoints/step-000003", ignore_errors=True)
-    assert sorted(path.name for path in copies.iterdir()) == ["step-000002"]
+    settle(Copies(str(folder), ["node1"]), 3)
+    assert there(head, "node1") == ["step-000003.copy"]
+    settle(Copies(str(folder), ["node1"]), 2)
+    assert there(head, "node1") == ["step-000002"]
 
 
-def test_copies_go_to_a_node_that_stays(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    head.connect("node1", "node2")
-    for name, value in head.environ.items():
-        monkeypatch.setenv(name, value)
-    folder = head.home / "spr-jobs/squad-1"
+def test_copies_go_to_a_node_that_stays(head: ThisMachine, folder: Path) -> None:
     gone = dict[str, Any]()
     copies = Copies(str(folder), ["node1", "node2"], lambda: gone)
-
-    def there(node: str) -> list[str]:
-        found = head.root.glob(f"{node}/spr-jobs/squad-1/output.state/checkpoints/step-[0-9]*[0-9]")
-        return sorted(path.name for path in found)
-
     save(folder, 1)
     settle(copies, 1)
-    assert there("node1") == ["step-000001"]
+    assert there(head, "node1") == ["step-000001"]
     gone["node1"] = SPOT
     # No newer one is needed for that.
     settle(copies, 1)
-    assert there("node2") == ["step-000001"]
+    assert there(head, "node2") == ["step-000001"]
     save(folder, 2)
     settle(copies, 2)
-    assert there("node2") == ["step-000001", "step-000002"]
-    assert there("node1") == ["step-000001"]
+    assert there(head, "node2") == ["step-000001", "step-000002"]
+    assert there(head, "node1") == ["step-000001"]
     # Training removed it before it was copied: the newest one follows immediately, to the same node.
     copies.turn(3, 0.0)
     save(folder, 4)
     settle(copies, 4)
-    assert there("node2") == ["step-000002", "step-000004"]
+    assert there(head, "node2") == ["step-000002", "step-000004"]
 
 
 def test_uploads_begin_with_the_inputs_and_are_tried_again_later(

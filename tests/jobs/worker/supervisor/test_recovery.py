@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
-from jobs.worker.spec import JobSpec, Work
-from jobs.worker.supervisor import nodes, watcher
-from jobs.worker.supervisor.__main__ import Supervisor
+from jobs.worker.spec import JobSpec
+from jobs.worker.supervisor import nodes
 from jobs.worker.supervisor.attempt import (
     choose_copy_limit,
     describe,
@@ -40,7 +38,6 @@ from jobs.worker.supervisor.watch import (
     StallDetector,
     measure_ranks,
 )
-from jobs.worker.supervisor.watcher import Watcher
 from tests.jobs.places.this_machine import wait_for
 
 
@@ -124,38 +121,6 @@ def test_a_line_without_an_end_is_not_read_again(tmp_path: Path) -> None:
 
 
 NODES = ("node0", "node1", "node2")
-
-
-@pytest.mark.parametrize(
-    ("stopped", "code", "task", "taken"),
-    [(True, 7, "", 7), (True, 0, "", 143), (True, 0, "predict", 0), (False, 1, "", 1)],
-)
-def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    stopped: bool,
-    code: int,
-    task: str,
-    taken: int,
-) -> None:
-    script = f"sleep 0.5; exit {code}" if stopped else f"exit {code}"
-    monkeypatch.setattr(watcher, "render_script", lambda *_: script)
-    monkeypatch.setattr(watcher, "LEAVE_S", 0)
-    monkeypatch.setattr("jobs.worker.supervisor.watch.Poll.turn", lambda *_: None)
-    monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
-    (tmp_path / "log").touch()
-    values = {"nproc_per_node": 1, "planned_nodes": 3, "folder": "/job", "program": ()}
-    launch: Any = SimpleNamespace(**values, spec=JobSpec(Work(task)))
-    run = Watcher(launch, SlurmJob("1", NODES, 1), LogWatch(tmp_path / "log"), stopping=stopped)
-    run.notices = {"node1": "disk: full"}
-    # The ranks inherit it: they end by themselves, however early they are told to stop.
-    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        assert run.run() == taken
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert bool(run.leaving) is not stopped
 
 
 @pytest.mark.parametrize(
@@ -327,29 +292,3 @@ def test_low_priority_within_a_session_and_among_sessions_that_have_one(group: P
 def test_a_command_beside_the_loop(argv: list[str], limit_s: float, printed: str, why: str) -> None:
     found = Running(argv, limit_s).wait()
     assert (found.printed, found.why.translate({0x2018: "'", 0x2019: "'"})) == (printed, why)
-
-
-@pytest.mark.parametrize(
-    ("state", "fate", "first"),
-    [
-        ("succeeded", REQUEUED, "send"),
-        ("failed", "", "send"),
-        ("failed", REQUEUED, "write"),
-        ("cancelled", "", "write"),
-    ],
-)
-def test_an_outcome_waits_for_the_results_unless_slurm_ends_the_supervisor_soon(
-    monkeypatch: pytest.MonkeyPatch, state: str, fate: str, first: str
-) -> None:
-    did = list[str]()
-    monkeypatch.setattr(
-        "jobs.worker.supervisor.__main__.conclude", lambda *_, **__: {"state": state}
-    )
-    monkeypatch.setattr(Supervisor, "_close", lambda *_: did.append("close"))
-    job = SimpleNamespace(fate=lambda: fate, keep_from_requeueing=lambda: None)
-    head = SimpleNamespace(exists=lambda _: False, send_results=lambda: did.append("send"))
-    head.write = lambda *_: did.append("write")
-    watcher: Any = SimpleNamespace(job=job, stop=None)
-    supervisor = Supervisor(watcher, cast(Any, head))
-    assert supervisor._finish(1) == 1
-    assert (did[0], did[-1]) == (first, "close")

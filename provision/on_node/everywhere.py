@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def over_ssh(node: str, argv: list[str], connect_s: int = 20) -> list[str]:
 def ask(node: str, plan: dict[str, Any]) -> dict[str, Any]:
     """Return the exit code (``None`` after ``limit_s``) and the last line of stdout or else of stderr."""
     began, code, text = time.time(), None, ""
-    try:
+    with suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
             over_ssh(node, plan["argv"]),
             input=plan["stdin"].encode(),
@@ -37,8 +38,6 @@ def ask(node: str, plan: dict[str, Any]) -> dict[str, Any]:
         )
         code, said = done.returncode, done.stdout.strip() or done.stderr.strip()
         text = said.decode(errors="replace").rpartition("\n")[2]
-    except subprocess.TimeoutExpired:
-        pass
     return {"node": node, "code": code, "text": text, "began": began, "ended": time.time()}
 
 

@@ -279,12 +279,15 @@ class Keeper:
         self._push(facts)
         held = self._past.get("held")
         if decision.hold:
-            self._hold(decision)
+            (STATE / "hold").touch()
+            if decision.hold == ALL:
+                self._on_workers(f"sudo -n touch {STATE}/hold")
             if held != decision.why:
                 until = time.strftime("%H:%M UTC", time.gmtime(decision.until))
                 self._record("held", f"at most until {until}: {decision.why}")
         elif held:
-            self._release()
+            self._on_workers(f"sudo -n rm -f {STATE}/hold")
+            (STATE / "hold").unlink(missing_ok=True)
             self._record("released", "nothing is only on the nodes, or their time is over")
         if held and not decision.hold and facts.now >= facts.expires:
             self._record("powering off", "the time to live is over")
@@ -318,15 +321,6 @@ class Keeper:
             since.update({name: first for name, state in states.items() if state == WAITING})
         jobs = (job._replace(stalled=since.get(job.name, 0.0)) for job in facts.jobs)
         return facts._replace(jobs=tuple(jobs))
-
-    def _hold(self, decision: Decision) -> None:
-        (STATE / "hold").touch()
-        if decision.hold == ALL:
-            self._on_workers(f"sudo -n touch {STATE}/hold")
-
-    def _release(self) -> None:
-        self._on_workers(f"sudo -n rm -f {STATE}/hold")
-        (STATE / "hold").unlink(missing_ok=True)
 
     def _push(self, facts: Facts) -> None:
         """Start the push of ended jobs that are not in their bucket, each beside this program."""

@@ -164,17 +164,14 @@ class Guard:
         used = _measure(pids, "status", _RSS, self._files)
         if used > self.limit:  # forked processes share memory, which only a slow look shows
             used = _measure(pids, "smaps_rollup", _PSS, self._files)
-        if used <= self.limit and not self._has_kills():
+        # With version 1, the kernel counts the processes that it killed in their own group only.
+        kills = [self._events, *_find(self._memory, "memory.oom_control")]
+        if used <= self.limit and not any(_OOM_KILLS.search(_read(each)) for each in kills):
             return ""
         return (
             f"it used more than its {self.limit / (1 << 30):.1f} GiB of memory; "
             "--memory gives it more"
         )
-
-    def _has_kills(self) -> bool:
-        """Return whether the kernel killed a process of the job: version 1 counts in its own group only."""
-        files = [self._events, *_find(self._memory, "memory.oom_control")]
-        return any(_OOM_KILLS.search(_read(each)) for each in files)
 
     def _note_files(self, pids: list[int]) -> None:
         """Note what the job writes to /dev/shm: it stays there after its processes."""

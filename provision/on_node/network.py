@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -53,30 +54,19 @@ class PeerListener(threading.Thread):
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
-        with peer:
+        with peer, suppress(OSError):
             peer.settimeout(20)
-            try:
-                word = receive(peer, len(self.token) + 1)
-                if not secrets.compare_digest(word[:-1], self.token):
-                    return
-                if word[-1:] == b"t":
-                    self._send_times(peer)
-                else:
-                    self._count_bytes(peer)
-            except OSError:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            word = receive(peer, len(self.token) + 1)
+            if not secrets.compare_digest(word[:-1], self.token):
                 return
-
-    def _send_times(self, peer: socket.socket) -> None:
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while True:
-            receive(peer, _MESSAGE.size)
-            peer.sendall(_MESSAGE.pack(time.time()))
-
-    def _count_bytes(self, peer: socket.socket) -> None:
-        buffer, total = bytearray(len(_BLOCK)), 0
-        while got := peer.recv_into(buffer):
-            total += got
-        peer.sendall(_MESSAGE.pack(total))
+            while word[-1:] == b"t":
+                receive(peer, _MESSAGE.size)
+                peer.sendall(_MESSAGE.pack(time.time()))
+            buffer, total = bytearray(len(_BLOCK)), 0
+            while got := peer.recv_into(buffer):
+                total += got
+            peer.sendall(_MESSAGE.pack(total))
 
 
 def receive(peer: socket.socket, size: int) -> bytes:
@@ -247,11 +237,9 @@ class AgentSession:
 
     def send_line(self, line: str) -> None:
         assert self.process.stdin is not None
-        try:
+        with suppress(OSError):  # read_answer reports it
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
-        except OSError:
-            return  # read_answer reports it
 
     def read_answer(self, until: float, stage: str) -> dict[str, Any] | None:
         """Return the answer, or ``None`` with the reason in ``error``."""

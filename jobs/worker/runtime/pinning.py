@@ -227,11 +227,9 @@ def _prefer_memory(policy: str) -> None:
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = (ctypes.c_ulong * (_MAX_NODES // bits))()
     mask[node // bits] = 1 << node % bits
-    try:
+    with suppress(OSError, AttributeError):
         # From the package numactl, which every stack installs.
         ctypes.CDLL("libnuma.so.1").set_mempolicy(_MPOL_PREFERRED, mask, _MAX_NODES)
-    except (OSError, AttributeError):
-        return
 
 
 def explain_unpinned(environ: Mapping[str, str], threads: int) -> str:

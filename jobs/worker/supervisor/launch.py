@@ -26,7 +26,7 @@ LAUNCH = "launch.json"
 """In a job's folder on every node: its launch, as last submitted."""
 SECRETS = VARIABLES
 MASTER_PORT = 29500
-_PORTS = 4
+PORTS = 4
 """A job's ports on its first node: one more than those that its ranks and a user's program may take."""
 
 
@@ -152,11 +152,6 @@ def take_cores(
         return CoreShare(cpus, workers, nodes.pop() if len(nodes) == 1 else None)
 
     return tuple(sorted(map(take, shares), key=lambda share: cpu_mask(share.cpus)))
-
-
-def choose_port(first: int) -> int:
-    """Return the port of a job whose first core on its first node has this number: no neighbor has it."""
-    return MASTER_PORT + _PORTS * first
 
 
 def render_pinning(

@@ -24,9 +24,9 @@ from .launch import (
     CHECKPOINTS,
     LAUNCH,
     MASTER_PORT,
+    PORTS,
     SECRETS,
     Launch,
-    choose_port,
     fit_pinning,
     take_cores,
 )
@@ -189,4 +189,5 @@ def take_part(
     """Return the pinning on the cores that the queue chose, by node in rank order, and the port. Pure."""
     planned = next(iter(launch.pinning.values()), ())
     pinning = {name: take_cores(planned, part["cores"]) for name, part in parts.items()}
-    return pinning, choose_port(next(iter(parts.values()))["numbers"][0])
+    # No neighbor on the first node has these ports.
+    return pinning, MASTER_PORT + PORTS * next(iter(parts.values()))["numbers"][0]

@@ -108,8 +108,8 @@ def test_a_rank_has_the_cpus_of_its_plan_or_those_that_the_kernel_allows(proc: P
     add_process(proc, 13, folder, SLURM_JOB_NAME=JOB)  # mpirun
     add_process(proc, 14, f"{folder}/output", "0-5", PMI_RANK=0)
     unpinned = json.dumps([{"cpus": None, "threads": 24, "memory": None}])
-    other = {"SPR_PLACEMENT": unpinned, "MPI_LOCALRANKID": 0}
-    add_process(proc, 15, "/home/ubuntu/spr-jobs/b", PMI_RANK=1, **other)
+    other = "/home/ubuntu/spr-jobs/b"
+    add_process(proc, 15, other, PMI_RANK=1, SPR_PLACEMENT=unpinned, MPI_LOCALRANKID=0)
     # A program in another folder has the job that Slurm names.
     add_process(proc, 16, "/home/ubuntu", PMI_RANK=0, SLURM_JOB_NAME="a/b")
 

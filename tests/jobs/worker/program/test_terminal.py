@@ -75,13 +75,13 @@ def test_a_session_and_its_rank_end_together(node: Path, end: str) -> None:
     wait_until_begun(node)
     hung_up = "bash ended with exit code 129, as after signal 1"
     killed = "the session of this program was killed"
-    process, number, code, reason = {
-        "cancel": (rank, signal.SIGTERM, 143, ""),
-        "hang up": (session, signal.SIGHUP, 129, hung_up),
-        "kill": (session, signal.SIGKILL, 1, killed),
+    pid, number, code, reason = {
+        "cancel": (rank.pid, signal.SIGTERM, 143, ""),
+        "hang up": (session.pid, signal.SIGHUP, 129, hung_up),
+        "kill": (session.pid, signal.SIGKILL, 1, killed),
     }[end]
 
-    os.kill(process.pid, number)
+    os.kill(pid, number)
 
     out, _ = rank.communicate(timeout=30)
     assert reason in out

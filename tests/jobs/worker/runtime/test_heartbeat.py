@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import select
 import signal
 import socket
-import struct
 import textwrap
 import time
 from collections.abc import Iterator
@@ -216,19 +214,6 @@ def test_rank_0_stays_after_its_program_to_watch_the_others(node: Path) -> None:
         three[1].kill()
         check_lost(finish(three[0]), 1, "its process ended")
         check_lost(finish(three[2]), 1, "its process ended")
-
-
-@pytest.mark.parametrize("resets", [False, True])
-def test_a_connection_that_the_other_end_left_is_closed(resets: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        link = heartbeat.Link(socket.create_connection(server.getsockname()), 0)
-        other = server.accept()[0]
-        if resets:
-            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        other.close()
-    select.select([link.connection], [], [], 10)
-    assert (link.receive(1), link.closed) == ([], True)
-    link.connection.close()
 
 
 def test_a_program_that_was_asked_to_end_is_not_lost(node: Path) -> None:

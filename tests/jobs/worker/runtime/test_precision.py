@@ -18,6 +18,10 @@ INTEL_AVX512 = ZEN4 | {"GenuineIntel"}
 OLD = frozenset(("avx2",))
 
 
+SLOW = "without amx_bf16, Intel's fp32 is faster than bf16, on b"
+REST = "set by --dtype int8; {} for the rest: {}"
+
+
 @pytest.mark.parametrize(
     ("asked", "hosts", "expected"),
     [
@@ -25,26 +29,14 @@ OLD = frozenset(("avx2",))
         ("auto", {"a": AMX, "b": ZEN4}, ("bf16", "every CPU has avx512_bf16")),
         ("auto", {"a": AMX, "b": OLD}, ("fp32", "no amx_bf16 or avx512_bf16 on b")),
         ("auto", {"a": AMX | {"GenuineIntel"}}, ("bf16", "every CPU has amx_bf16 or avx512_bf16")),
-        (
-            "auto",
-            {"a": AMX, "b": INTEL_AVX512},
-            ("fp32", "without amx_bf16, Intel's fp32 is faster than bf16, on b"),
-        ),
+        ("auto", {"a": AMX, "b": INTEL_AVX512}, ("fp32", SLOW)),
         ("bf16", {"a": INTEL_AVX512}, ("bf16", "set by --dtype bf16")),
         ("fp32", {"a": AMX}, ("fp32", "set by --dtype fp32")),
-        (
-            "int8",
-            {"a": ZEN4},
-            ("bf16", "set by --dtype int8; bf16 for the rest: every CPU has avx512_bf16", True),
-        ),
+        ("int8", {"a": ZEN4}, ("bf16", REST.format("bf16", "every CPU has avx512_bf16"), True)),
         (
             "int8",
             {"a": AMX, "b": CASCADE_LAKE},
-            (
-                "fp32",
-                "set by --dtype int8; fp32 for the rest: no amx_bf16 or avx512_bf16 on b",
-                True,
-            ),
+            ("fp32", REST.format("fp32", "no amx_bf16 or avx512_bf16 on b"), True),
         ),
     ],
 )

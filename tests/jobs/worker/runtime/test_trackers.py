@@ -224,23 +224,6 @@ def use_fake(
     monkeypatch.setattr(trackers, "TRACKERS", {"fake": Fake})
 
 
-def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "_KEPT_POINTS", 200)
-    go, sent = threading.Event(), list[list[Point]]()
-    use_fake(monkeypatch, lambda: go.wait(60), sent.append)
-    events = Events(stream=job.printed, clock=job.clock.monotonic)
-    with report_to("fake", TrackedRun(job.output, {}), events, job.clock.monotonic):
-        for step in range(1, 1001):
-            events.step(step, 1000, loss=1.0)
-            job.clock.sleep(2)
-        events.emit("result", scores={"accuracy": 1.0})
-        go.set()
-    assert [len(points) for points in sent] == [100, 100]
-    *seen, last = [point for points in sent for point in points]
-    assert last.figures == {"eval/accuracy": 1.0}
-    assert [point.step for point in seen] == list(range(802, 1001))
-
-
 @pytest.mark.parametrize("failing", ["begin", "log"])
 def test_an_outage_costs_no_points_and_two_notes(
     job: Job, monkeypatch: pytest.MonkeyPatch, failing: str

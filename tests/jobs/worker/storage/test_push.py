@@ -159,25 +159,6 @@ def test_unfinished_job_is_stored_with_its_checkpoint_and_not_marked(
     assert not (job / push.PUSHED).exists()
 
 
-def test_after_an_interruption_only_the_rest_is_stored(
-    job: Path, bucket: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(push, "_TRIES", 1)
-    proxy.answer = lambda request: DENIED if "a.bin" in request else None
-    assert run("all", job) == 1
-    before = names(bucket)
-    assert not (job / push.PUSHED).exists()
-    proxy.answer = lambda _: None
-    proxy.requests.clear()
-
-    assert run("all", job) == 0
-
-    puts = {each.partition("squad-1/")[2] for each in proxy.requests if each.startswith("PUT")}
-    assert "output/model/a.bin" in puts
-    assert not puts & {*before}
-    assert len(names(bucket)) == 10
-
-
 def test_a_probe_leaves_nothing_and_a_denial_fails_at_once_without_secrets(
     job: Path, bucket: Any, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,9 +132,9 @@ def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_it
 
 def paid(node_s: float, nodes: int, starts: list[tuple[float, int]], **more: Any) -> Deadline:
     """The deadline of a job whose budget pays for so many seconds of one node."""
-    limits = {"max_time_s": 9e9, "budget": 4.0, "paid_node_s": node_s}
     share = more.pop("node_share", 1.0)
-    return Deadline(Ending(**limits, node_share=share), nodes, starts, **more)
+    ending = Ending(max_time_s=9e9, budget=4.0, paid_node_s=node_s, node_share=share)
+    return Deadline(ending, nodes, starts, **more)
 
 
 @pytest.mark.parametrize(

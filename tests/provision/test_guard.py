@@ -291,13 +291,6 @@ def test_a_session_on_a_worker_is_use(quiet: Machine) -> None:
     assert [call.split()[4] for call in calls] == ["find"]
 
 
-def test_a_worker_with_a_head_decides_nothing_and_does_not_ask_the_queue(quiet: Machine) -> None:
-    quiet.replace("ip", "")
-
-    assert check_idle(quiet) == []
-    assert not [call for call in quiet.calls if call.startswith("squeue")]
-
-
 @pytest.mark.parametrize(
     ("answers", "heard_ago_s", "ends"),
     [(True, 9000, False), (False, 3000, False), (False, 9000, True), (False, None, False)],
@@ -308,6 +301,7 @@ def test_a_worker_without_a_head_shuts_down_after_the_timeout(
     lose_head(quiet, heard_ago_s, answers=answers)
 
     assert check_idle(quiet) == ([OFF] if ends else [])
+    assert not [call for call in quiet.calls if call.startswith("squeue")], "only the head knows"
     if answers:
         heard = quiet.path("/run/spr-cluster/last-head")
         assert time.time() - heard.stat().st_mtime < 60

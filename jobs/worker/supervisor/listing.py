@@ -63,7 +63,7 @@ def expected_end(own: list[dict[str, Any]]) -> float | None:
     """Return when training ends according to the last estimate, in seconds since 1970."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         # After its last step, a job evaluates: for how long is unknown.
-        if own and own[-1]["event"] in ("step", "checkpoint"):
+        if own and own[-1]["event"] in ("step", "checkpoint", "evaluating"):
             for event in reversed(own):
                 if "eta_seconds" in event:
                     return float(event["at"]) + float(event["eta_seconds"])

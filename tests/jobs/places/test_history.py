@@ -257,7 +257,9 @@ def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> No
         "shares": {},
     }
     others = {**step, "eta_seconds": 1}
-    lines = [render_event(step, mark), render_event(others, mark_of("squad-2")), "@spr"]
+    begun = {**step, "event": "evaluating"}
+    lines = [render_event(step, mark), render_event(begun, mark)]
+    lines += [render_event(others, mark_of("squad-2")), "@spr"]
     (folder / "log").write_text("x" * 70_000 + "\n" + "\n".join(lines) + "\n")
 
     (job,) = list_jobs(head)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from provision.on_node import spread
-from provision.on_node.spread import halves
 from provision.run_on_nodes import send
 
 # sshd starts in the login user's home folder.
@@ -162,8 +161,3 @@ def test_old_versions_are_removed_unless_a_job_needs_them(
         found = {gone: [Path("gone")]}
         monkeypatch.setattr(Path, "glob", lambda _, text, found=found: found.get(text, []))
         spread.use(first)
-
-
-def test_nodes_are_split_in_halves() -> None:
-    assert halves(["a", "b", "c", "d", "e"]) == [["a", "b", "c"], ["d"], ["e"]]
-    assert halves([]) == []

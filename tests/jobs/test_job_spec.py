@@ -35,13 +35,11 @@ OPTIONS: dict[str, Any] = {
     "bucket": "s3://own/team",
     "budget": 12.5,
 }
-TOML = "".join(
-    f"{key} = {str(v).lower() if v is True else repr(v)}\n" for key, v in OPTIONS.items()
-)
+TOML = "".join(f"{key} = {value!r}\n" for key, value in OPTIONS.items())
 
 
 def words_of(kind: str) -> list[str]:
-    flags = [f"--{key}" if value is True else f"--{key}={value}" for key, value in OPTIONS.items()]
+    flags = [f"--{key}={value}" for key, value in OPTIONS.items()]
     if kind == "run":
         return ["run", "--folder=none", *flags, "--", "echo", "--nodes", "it's"]
     return ["train", kind, "--demo", "--seed=7", *flags]

@@ -69,30 +69,25 @@ def test_a_job_whose_checkpoints_take_long_has_more_time_before_it_leaves(
     assert Path(paths.root, "output", "checkpoint").exists()
 
 
-def test_without_retries_the_job_fails_with_host_and_reason(head: ThisMachine) -> None:
-    paths = submit(head, SAVES, nodes=2)
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [(SAVES, 143), ("trap '' TERM; touch ready; while :; do sleep 0.1; done", 137)],
+)
+def test_without_retries_the_job_fails_soon_with_host_and_reason(
+    head: ThisMachine, script: str, code: int
+) -> None:
+    paths = submit(head, script, nodes=2)
     wait_for(Path(paths.root, "ready").exists)
     drain(head, "node1", DISK)
-
-    end, _, _ = follow(head, paths)
-
-    assert (end.state, end.exit_code, end.rank, end.host) == ("failed", 143, 1, "node1")
-    message = "its node, node1, has a full disk: /home/ubuntu/spr-jobs has 3 MiB free"
-    assert end.message == message
-    wait_for(lambda: head.processes(SLURM_JOB_ID="1") == [])
-
-
-def test_ranks_that_can_not_end_are_killed(head: ThisMachine) -> None:
-    paths = submit(head, "trap '' TERM; touch ready; while :; do sleep 0.1; done")
-    wait_for(Path(paths.root, "ready").exists)
-    drain(head, "node0", DISK)
     begin = time.monotonic()
 
     end, _, _ = follow(head, paths)
 
     assert time.monotonic() - begin < 15
-    assert (end.state, end.exit_code) == ("failed", 137)
-    assert "full disk" in str(end.message)
+    assert (end.state, end.exit_code, end.rank, end.host) == ("failed", code, 1, "node1")
+    message = "its node, node1, has a full disk: /home/ubuntu/spr-jobs has 3 MiB free"
+    assert end.message == message
+    wait_for(lambda: head.processes(SLURM_JOB_ID="1") == [])
 
 
 def test_a_node_that_somebody_drained_keeps_its_job(head: ThisMachine) -> None:

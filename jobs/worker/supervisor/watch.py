@@ -20,13 +20,13 @@ from .commands import Running
 from .log_reader import LONGEST
 
 _ANSWER_S = 30.0
-_TEXTS = {
+NOTICES = {
     "spot": "its node, {node}, goes: {text}",
     "disk": "its node, {node}, has a full disk: {text}",
 }
+"""What the reason of a drained node says, by its first word."""
 IDLE_S, _IDLE_SHARE = 600.0, 0.01
 """A job counts as idle after this time with less than this share of one CPU."""
-_NO_ROOM_BYTES = 1 << 20
 LEAST_S, FACTOR = 180.0, 10.0
 """A run counts as hung after this time without a step, or after this multiple of its longest step, or after
 the time in which it may save a checkpoint."""
@@ -178,7 +178,7 @@ class LogWatch:
 
     def _take_report(self, line: bytes) -> None:
         if not self.has_begun and _NOT_STARTED.search(line):
-            self._note_failure()
+            self.failed_at = self.failed_at or time.monotonic()
         if lost := _LOST.search(line):
             self.lost += (lost[1].decode(errors="replace"),)
         if "signal" in self.killed:
@@ -193,7 +193,7 @@ class LogWatch:
         kind = event["event"]
         if kind == "error":
             self.errors.append(event)
-            self._note_failure()
+            self.failed_at = self.failed_at or time.monotonic()
         elif kind == "start":
             self.start = event
         elif kind == "checkpoint":
@@ -205,15 +205,6 @@ class LogWatch:
         self.has_begun = self.has_begun or kind in ("start", "running")
         self.steps.see(kind, str(event.get("name", "")), time.monotonic())
 
-    def _note_failure(self) -> None:
-        self.failed_at = self.failed_at or time.monotonic()
-
-
-def parse_notices(text: str) -> dict[str, str]:
-    """Return the nodes with such reasons in sinfo's output. Pure."""
-    rows = (line.split("|", 1) for line in text.splitlines() if "|" in line)
-    return {node: reason for node, reason in rows if reason.partition(":")[0] in _TEXTS}
-
 
 def describe_notice(
     notices: Mapping[str, str], nodes: Sequence[str], ranks_per_node: int
@@ -223,19 +214,13 @@ def describe_notice(
     if node is None:
         return {}
     kind, _, text = notices[node].partition(": ")
-    return blame(node, nodes, ranks_per_node, _TEXTS[kind].format(node=node, text=text))
+    return blame(node, nodes, ranks_per_node, NOTICES[kind].format(node=node, text=text))
 
 
 def blame(node: str, nodes: Sequence[str], ranks_per_node: int, message: str) -> dict[str, Any]:
     """Return what happened to one of a job's nodes as an error of its first rank. Pure."""
     rank = nodes.index(node) * ranks_per_node
     return {"rank": rank, "host": node, "message": message, "lost_peer": True}
-
-
-def has_no_room() -> bool:
-    """Return whether the disk of the working folder is full."""
-    found = os.statvfs(".")
-    return found.f_bavail * found.f_frsize < _NO_ROOM_BYTES
 
 
 @dataclass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,15 +30,14 @@ from .nodes import newest_step
 from .transfers import Transfer
 from .watch import (
     LEAST_S,
+    NOTICES,
     IdleWatch,
     LogWatch,
     Poll,
     announce,
     blame,
     describe_notice,
-    has_no_room,
     measure_ranks,
-    parse_notices,
 )
 
 ERROR_GRACE_S = 15.0
@@ -47,6 +47,7 @@ LEAVE_S = 60.0
 WAIT_S = 12.0
 """Time after which the health check has also noticed what a rank noticed."""
 POLL_S = 0.1
+_NO_ROOM_BYTES = 1 << 20
 NOTICES_S, DEADLINE_S, IDLE_S = 5.0, 10.0, 15.0
 """Time between questions about drained nodes, about the deadline, and about idle nodes."""
 GROW_S = 120.0
@@ -91,7 +92,8 @@ class Watcher:
         self.stopping = True
 
     def _take_notices(self, text: str) -> None:
-        self.notices = parse_notices(text)
+        rows = (line.split("|", 1) for line in text.splitlines() if "|" in line)
+        self.notices = {node: why for node, why in rows if why.partition(":")[0] in NOTICES}
 
     def _take_idle(self, text: str) -> None:
         self.returned = [name for name in text.split() if name in self.launch.pinning]
@@ -214,7 +216,7 @@ class Watcher:
 
     def _blame_node(self) -> None:
         """Determine whether the ranks failed because a node leaves."""
-        is_full = self.log.disk_full or has_no_room()
+        is_full = self.log.disk_full or shutil.disk_usage(".").free < _NO_ROOM_BYTES
         if is_full:
             self.wait(lambda: bool(self._find_notice()), WAIT_S)
         if is_full or not self.log.errors:

@@ -178,12 +178,10 @@ def test_sigterm_reaches_the_elements_and_interrupted_ones_run_again(tmp_path: P
 
 
 def test_no_more_run_at_the_same_time_than_the_limit(tmp_path: Path) -> None:
-    nodes = Nodes(
-        tmp_path, "mkdir {root}/lock && sleep 0.05 && rmdir {root}/lock", indexes(8), limit=1
-    )
-    codes, said = nodes.run(0, 1)
-    assert codes == [0, 0], said
-    assert len(nodes.results(0)["elements"]) == 8
+    plan = ArrayPlan(("true",), indexes(2), limit=1)
+    coordinator = ArrayCoordinator(plan, tmp_path, Events(0), ranks=2)
+    assert [coordinator.ask(rank) for rank in (0, 1, 0, 0)] == [1, None, 2, None]
+    assert not coordinator.is_over(), "their ends are not reported yet"
 
 
 def test_an_element_is_alone_and_has_its_variables(tmp_path: Path) -> None:

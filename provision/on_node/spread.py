@@ -131,11 +131,9 @@ def find_lacking(folders: list[dict[str, Any]], node: str) -> list[dict[str, Any
     fixed = [
         each["store"] for each in folders if each["store"] != each["arrives"] and not each["new"]
     ]
-    has = (
-        _run([*_SSH, node, f"ls -d {shlex.join(fixed)} 2>/dev/null"]).stdout.split()
-        if fixed
-        else []
-    )
+    if not fixed:
+        return folders
+    has = _run([*_SSH, node, f"ls -d {shlex.join(fixed)} 2>/dev/null"]).stdout.split()
     return [folder for folder in folders if folder["store"] not in has]
 
 
@@ -145,33 +143,19 @@ def give(folder: dict[str, Any], node: str, then: str = ":") -> subprocess.Compl
     links = [f"--link-dest=../{folder['last']}"] if folder["last"] else []
     parent = shlex.quote(str(store.parent))
     there = f'take() {{ mkdir -p {parent} && rsync "$@" && {{ {then}; }} >&2; }}; take'
-    ways = [
-        "-a",
-        "--delete",
-        f"--timeout={_SILENT_S}",
-        *links,
-        f"--rsync-path={there}",
-        "-e",
-        " ".join(_SSH),
-    ]
-    return _run(["rsync", *ways, f"{store}/", f"{node}:{arrives}/"])
+    ways = ["-a", "--delete", f"--timeout={_SILENT_S}", *links, f"--rsync-path={there}"]
+    return _run(["rsync", *ways, "-e", " ".join(_SSH), f"{store}/", f"{node}:{arrives}/"])
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
 
 
 def find_reason(text: str) -> str:
     """Return the line of rsync's or ssh's messages that says why it failed."""
-    lines = [
-        line for line in text.splitlines() if line and "--link-dest arg does not exist" not in line
-    ]
-    return next(
-        (line for line in lines if "rsync error" not in line), lines[-1] if lines else "failed"
-    )
+    usual = "--link-dest arg does not exist"
+    lines = [line for line in text.splitlines() if line and usual not in line]
+    reasons = [line for line in lines if "rsync error" not in line]
+    return [*reasons, *reversed(lines), "failed"][0]

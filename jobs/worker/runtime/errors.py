@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 LARGER_DISKS = "remove files; only a new cluster can have larger disks (`up --volume-gib`)"
 MORE_SPACE = "free space on the file system or, on Kubernetes, a larger claim"
@@ -45,12 +44,15 @@ def first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-def hub_hint(error: BaseException, name: str, otherwise: str, kind: str = "") -> str:
+def hub_hint(error: BaseException | None, name: str, otherwise: str, kind: str = "") -> str:
     """Return a hint for a failed download of ``name`` from the hub, which hides private ones from strangers.
 
     ``kind`` is "datasets/" for data. ``otherwise`` is for failures that are not about access.
     """
-    refusals = {each for each in map(_refusal, _chain(error)) if each}
+    refusals = set()
+    while error is not None:
+        refusals |= {_refusal(error)} - {""}
+        error = error.__cause__ or error.__context__
     has_token = bool(os.environ.get("HF_TOKEN"))
     page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/{kind}{name}"
     if "gated" in refusals and has_token:
@@ -62,12 +64,6 @@ def hub_hint(error: BaseException, name: str, otherwise: str, kind: str = "") ->
     if refusals:
         return "check the name; if it is private or gated, send your login with --env HF_TOKEN"
     return otherwise
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _refusal(error: BaseException) -> str:

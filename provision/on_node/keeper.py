@@ -232,10 +232,9 @@ def _may_run(job: Path) -> bool:
 
 
 def _describe(job: Path, queued: str) -> Job:
-    try:
+    record: dict[str, Any] = {}
+    with suppress(ValueError):
         record = json.loads(read(job / "job.json"))
-    except ValueError:
-        record = {}
     loss, bucket = find_loss(job), _bucket(job)
     ended, pushed = modified(job / "end.json"), modified(job / "pushed.json")
     if not (queued or ended or (job / "cancelled").exists()):
@@ -262,10 +261,9 @@ class Keeper:
 
     def __init__(self, workers: list[str]) -> None:
         self.workers, self._path = workers, STATE / "keeper.json"
-        try:
-            self._past: dict[str, Any] = json.loads(read(self._path))
-        except ValueError:
-            self._past = {}
+        self._past: dict[str, Any] = {}
+        with suppress(ValueError):
+            self._past = json.loads(read(self._path))
 
     @property
     def is_holding(self) -> bool:

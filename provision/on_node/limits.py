@@ -212,10 +212,9 @@ def _find(folder: Path, name: str) -> list[Path]:
 
 
 def _read(path: Path) -> str:
-    try:
+    with suppress(OSError):
         return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 def _find_error(*argv: str) -> str:

@@ -55,18 +55,16 @@ def split_queue(text: str) -> list[list[str]]:
 
 def read(path: Path) -> str:
     """Return a file's text; "" if there is none."""
-    try:
+    with suppress(OSError):
         return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 def modified(path: Path) -> float:
     """Return when a file was written; 0 if there is none."""
-    try:
+    with suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0
 
 
 def find_loss(job: Path) -> str:

@@ -67,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         start_output(output, Path(args.folder))
         copier = None if args.terminal else keep_log(output, identity.rank, append=True)
         if args.output_dir:
-            link_output(Path(args.folder, args.output_dir), output)
+            link = Path(args.folder, args.output_dir)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # by another rank of this node
+                link.symlink_to(output)
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
@@ -99,13 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         lost_peer = _PEER.search(said)
         events.error(text, why, exit_code=code, lost_peer=bool(lost_peer))
     return code
-
-
-def link_output(link: Path, output: Path) -> None:
-    """Link a folder of the program to the output folder, unless another rank of this node has."""
-    link.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        link.symlink_to(output)
 
 
 def _run(

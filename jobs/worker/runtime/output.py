@@ -123,10 +123,6 @@ def hold_lock(file: IO[Any]) -> None:
             raise
 
 
-def _log_of(output: Path, rank: int) -> Path:
-    return state_folder(output) / LOGS / f"rank-{rank}.log"
-
-
 def keep_log(output: Path, rank: int, *, append: bool) -> int | None:
     """Copy all further output of this process to ``logs/rank-N.log``; return the copying process's ID.
 
@@ -134,7 +130,7 @@ def keep_log(output: Path, rank: int, *, append: bool) -> int | None:
     are kept. If the folder can't be written, there is no log, and no process; :func:`prepare_output` reports
     the error.
     """
-    path = _log_of(output, rank)
+    path = state_folder(output) / LOGS / f"rank-{rank}.log"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if os.environ.get(NODES):  # the node's folders are its own
@@ -185,7 +181,7 @@ def last_words(output: Path, rank: int) -> str:
         while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))) and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.1)
-        return last_line(_log_of(output, rank))
+        return last_line(state_folder(output) / LOGS / f"rank-{rank}.log")
     except OSError:
         return ""
 

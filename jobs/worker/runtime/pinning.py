@@ -210,12 +210,11 @@ def read_memory_policy(path: Path = _NUMA_MAPS) -> str | None:
 
     ``None`` on a kernel without NUMA. https://man7.org/linux/man-pages/man7/numa.7.html
     """
-    try:
+    with suppress(OSError):
         lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    # The stack has no separate policy, so it shows the thread's.
-    return next((line.split()[1] for line in lines if " stack" in line), None)
+        # The stack has no separate policy, so it shows the thread's.
+        return next((line.split()[1] for line in lines if " stack" in line), None)
+    return None
 
 
 def _prefer_memory(policy: str) -> None:

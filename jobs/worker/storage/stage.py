@@ -188,12 +188,10 @@ class Cache:
             finally:
                 files.chmod(0o555)  # a job could replace a file there
 
-    def history(self, url: str) -> Path:
-        return self.root / "urls" / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.json"
-
     def take(self, s3: S3Client, source: Source, progress: Progress) -> Path:
         """Return the place of a version, which is downloaded if it is not there."""
-        history = self.history(source.url)
+        name = hashlib.sha256(source.url.encode()).hexdigest()[:24]
+        history = self.root / "urls" / f"{name}.json"
         known = _read_versions(history)
         if known and known[-1] != source.version:
             progress.note(f"{source.url} has changed since the last job")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..storage.ownership import GATHERED, PUSH_S
+from ..storage.ownership import GATHERED, PUSH_S, RECORD
 from .commands import Running
 from .head import SSH, HeadFolder, render_pack, render_unpack
 from .launch import Launch
@@ -17,7 +17,6 @@ from .nodes import send_files
 from .transfers import render_push
 from .watch import announce, say
 
-_RECORD = "job.json"
 _COMMAND_S = 600.0
 
 
@@ -35,7 +34,7 @@ class Storing:
             return ""
         if self.head.remote and not self.head.exists("code/worker"):
             send_files(self.launch.folder, [self.head.remote])
-        gathers = self.head.read(_RECORD).get("gather_output", False)
+        gathers = self.head.read(RECORD).get("gather_output", False)
         workers = [name for name in self.nodes[1:] if name != self.launch.head]
         gather = [self._render_gather(name, gathers=gathers) for name in workers]
         # A worker that is gone must not cost the others' files, nor count as stored.
@@ -75,7 +74,7 @@ class Storing:
         folder = self.launch.folder
         known = {"SPR_JOB": Path(folder).name, "SPR_STATE": str(state)}
         known["SPR_RESULTS"] = f"{folder}/output"
-        known["SPR_CLUSTER"] = str(self.head.read(_RECORD).get("cluster", ""))
+        known["SPR_CLUSTER"] = str(self.head.read(RECORD).get("cluster", ""))
         variables = [f"{name}={value}" for name, value in known.items()]
         limit = ["timeout", "-k", "5", str(_COMMAND_S)]
         words = shlex.join(

@@ -250,8 +250,8 @@ class PlanApplier:
     @property
     def _has_jobs(self) -> bool:
         """Whether the head may hold data or models; `bench` leaves only measurements."""
-        command = "ls -A spr-jobs 2>/dev/null | grep -v ^bench-"
-        return bool(self.machines.head_host.run(command, check=False).stdout.strip())
+        command = "ls -A spr-jobs 2>/dev/null | grep -qv ^bench-"
+        return self.machines.head_host.run(command, check=False).exit_code == 0
 
     def _begin_image(self) -> str:
         head = self.machines.cluster.head

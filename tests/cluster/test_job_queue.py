@@ -39,7 +39,7 @@ def test_jobs_are_listed_in_their_order() -> None:
 
 
 def test_how_busy_the_queue_is() -> None:
-    nodes = "node0|idle|0/8/0/8\nnode1|down*|0/0/8/8\n"
+    nodes = "| a banner |\nnode0|idle|0/8/0/8\nnode1|down*|0/0/8/8\n"
     host = FakeHost("node0", [("sinfo", nodes + _TEXT)])
     assert str(summarize_queue(host)) == "1 of 2 nodes (node1 is down), 2 jobs running, 1 waiting"
     shared = FakeHost("node0", [("sinfo", f"node0|mixed-|3/5/0/8\n{_TEXT}")])

@@ -57,7 +57,7 @@ def test_an_idle_cluster_of_containers_goes_without_a_question(tutor: CommandLin
 
 
 def test_what_would_be_lost_is_named_and_asked_about(tutor: CommandLine) -> None:
-    tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
+    tutor.stage("node0", _ASKS, Result(0, f"Welcome to Ubuntu\n{_LOST}", ""))
     before = tutor.changes
 
     result = tutor.run("down", "--name", "tutor")

@@ -94,9 +94,7 @@ def remove_cluster(ctx: Context, *, yes: bool, sure: bool, keep_image: bool = Fa
         approve = functools.partial(confirm_owner, ctx, sure=sure)
         with ctx.progress.phase(f"Remove cluster {ctx.name}"):
             try:
-                return down(
-                    ctx, ctx.name, keep_image=keep_image, approve=approve, approved=approved
-                )
+                return down(ctx, keep_image=keep_image, approve=approve, approved=approved)
             except UsageError:
                 # Not confirmed, so there is nothing to record.
                 raise
@@ -141,7 +139,7 @@ def run_extend(request: ExtendRequest) -> int:
     ctx = open_cluster(request, make_progress(), yes=request.yes)
     sure = request.yes and request.is_named
     with ctx.files.lock(request.verb):
-        record = extend(ctx, ctx.name, more, functools.partial(confirm_owner, ctx, sure=sure))
+        record = extend(ctx, more, functools.partial(confirm_owner, ctx, sure=sure))
     ends = describe_lifetime(record, ctx.now())
     text = wrap(f"Nodes of cluster {ctx.name} shut down automatically {ends}")
     times = {"expires": render_time(record.expires), "latest": render_time(record.latest)}

@@ -13,7 +13,7 @@ from cluster.lifecycle.deadline import reset_guards
 from cluster.lifecycle.machines import Machines, PlanAgainError
 from cluster.nodes import Cluster
 from cluster.slurm import job_queue
-from cluster.verify.queue import find_stopped, probe_queue
+from cluster.verify.queue import find_stopped
 from cluster.verify.reachability import find_unusable
 from cluster.verify.results import NodeAnswer, expect, name_some
 from cluster.verify.verify import check_nodes, probe_nodes, summarize_problems
@@ -323,7 +323,7 @@ class PlanApplier:
         if any(action.kind is ActionKind.CONNECT for action in self.plan.actions):
             return
         names = [node.name for node in self.machines.cluster.nodes]
-        if stopped := find_stopped(probe_queue(self.machines.head_host), names):
+        if stopped := find_stopped(self.machines.head_host, names):
             self.ctx.progress.note(
                 f"{name_some(stopped)} not in the queue; connecting the nodes again"
             )

@@ -42,22 +42,21 @@ def ask_head(
     """Return the head's answer. Takes at most about ``limit_s`` seconds and never fails."""
     nodes = rank_nodes(found.alive, len(found.alive))
     heads = [node for node in nodes if node.instance.role == HEAD]
+    record, damage = None, ""
     try:
-        wanted = found.record.nodes if found.record else None
-    except SprError:
-        wanted = None
+        record = found.record
+    except SprError as error:
+        damage = error.message
+    wanted = record.nodes if record else None
     if nodes and not heads and not is_unconnected(found.alive, wanted):
         why = "it is gone; other nodes may have checkpoints, and `repair` makes one the head"
         return NoAnswer(why, is_savable=True)
     # Without connected nodes there can be no jobs.
     if not heads or tags.MESH not in heads[0].instance.tags:
         return NoAnswer()
-    if heads[0].instance.state != "running":
-        return NoAnswer(f"it is {heads[0].instance.state}")
-    try:
-        jump = found.record.options["jump"] if found.record else None
-    except SprError as error:
-        return NoAnswer(error.message)
+    if damage or heads[0].instance.state != "running":
+        return NoAnswer(damage or f"it is {heads[0].instance.state}")
+    jump = record.options["jump"] if record else None
     head = replace(heads[0], jump=jump or "")
     # Nobody could answer a question about this machine's address in time.
     quiet = replace(ctx, allow=lambda _: False)

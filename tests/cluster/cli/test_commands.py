@@ -583,7 +583,7 @@ def test_up_shows_an_end_that_an_extend_has_moved_meanwhile(
 
     def extend_meanwhile() -> None:
         line.cloud.steps.before.clear()
-        extend(ctx, "spr", timedelta(hours=5))
+        extend(ctx, timedelta(hours=5))
 
     line.cloud.steps.before["health of all nodes"] = extend_meanwhile
     shown = json.loads(line.must("up", "--nodes", "2", "--yes", "--json").out)

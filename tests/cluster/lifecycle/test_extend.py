@@ -14,13 +14,13 @@ from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.instances import label_instances
 from infra.errors import HostsError, SprError, UsageError
 from infra.lifetime import AFTER
-from tests.harness.simulated_cloud import NAME, SimulatedCloud
+from tests.harness.simulated_cloud import SimulatedCloud
 
 HOUR = timedelta(hours=1)
 
 
 def run(cloud: SimulatedCloud, more: timedelta) -> ClusterRecord:
-    return extend(cloud.ctx, NAME, more)
+    return extend(cloud.ctx, more)
 
 
 def labels_of(cloud: SimulatedCloud) -> list[dict[str, str]]:
@@ -134,7 +134,7 @@ def test_jobs_move_only_the_latest_end_and_never_back(cloud: SimulatedCloud) -> 
     begin = cloud.cluster().expires
     assert begin
     for hours in (6, 4):
-        record = raise_latest(cloud.ctx, NAME, begin + hours * HOUR)
+        record = raise_latest(cloud.ctx, begin + hours * HOUR)
 
     assert record.latest == begin + 6 * HOUR
     assert latest(cloud) == {cloud.expires(8 * HOUR)}
@@ -166,7 +166,7 @@ def test_two_changes_at_once_both_take_effect(
         cloud.steps.before["spr-cluster-expires"] = extend_meanwhile
     else:
         monkeypatch.setattr(deadline, "_change", extend_first)
-    raise_latest(cloud.ctx, NAME, begin + 9 * HOUR)
+    raise_latest(cloud.ctx, begin + 9 * HOUR)
 
     assert ends(cloud) == {cloud.expires(7 * HOUR)}
     assert deadlines(cloud) == {int((begin + 5 * HOUR).timestamp())}
@@ -226,7 +226,7 @@ def test_an_ended_jobs_latest_end_does_not_limit_extend(cloud: SimulatedCloud) -
     group = cloud.found("security_groups").group
     assert begin
     assert group
-    raise_latest(cloud.ctx, NAME, begin + 3 * HOUR)
+    raise_latest(cloud.ctx, begin + 3 * HOUR)
     bound = {"spr-cluster:bound": tags.render_time(begin + 4 * HOUR)}
     label_instances(cloud.ec2, [group.id], bound)
 
@@ -247,10 +247,10 @@ def test_nothing_moves_the_end_beyond_its_limit(cloud: SimulatedCloud) -> None:
     label_instances(cloud.ec2, [group.id], bound)
 
     with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
-        raise_latest(cloud.ctx, NAME, begin + 1.1 * HOUR)
+        raise_latest(cloud.ctx, begin + 1.1 * HOUR)
     with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
         run(cloud, HOUR)
-    assert raise_latest(cloud.ctx, NAME, begin + HOUR).latest == begin + HOUR
+    assert raise_latest(cloud.ctx, begin + HOUR).latest == begin + HOUR
 
 
 def test_without_a_record_nothing_can_be_extended(cloud: SimulatedCloud) -> None:

@@ -219,10 +219,10 @@ def test_extend_moves_it_before_anything_else(cloud: SimulatedCloud) -> None:
     cloud.faults('[[error]]\naction = "CreateTags"\ncode = "UnauthorizedOperation"\n')
 
     with pytest.raises(ClientError, match="UnauthorizedOperation"):
-        extend(cloud.ctx, NAME, HOUR)
+        extend(cloud.ctx, HOUR)
     assert schedules(cloud) == expected(cloud, 3 * HOUR)
     cloud.faults("")
-    extend(cloud.ctx, NAME, 2 * HOUR)
+    extend(cloud.ctx, 2 * HOUR)
     assert schedules(cloud) == expected(cloud, 4 * HOUR)
     cloud.clock.sleep(3.5 * 3600)
     assert len(machines(cloud)) == 2
@@ -251,7 +251,7 @@ def test_down_removes_it_from_another_machine_and_waits_until_its_group_is_gone(
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "elsewhere"))
     cloud.faults("terminate_s = 20\n")
 
-    removed = down(replace(cloud.ctx, files=ClusterFiles.of(NAME)), NAME)
+    removed = down(replace(cloud.ctx, files=ClusterFiles.of(NAME)))
 
     assert removed.ids["guards"] == [f"spr-cluster-{NAME}"]
     assert cloud.left() == []
@@ -335,7 +335,7 @@ def test_a_cluster_without_it_needs_no_permission_for_it(
 
     monkeypatch.setattr(ClusterGuard, "__init__", fail)
     cloud.up(nodes=2)
-    extend(cloud.ctx, NAME, HOUR)
+    extend(cloud.ctx, HOUR)
     cloud.down()
 
     assert cloud.left() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.verify.queue import check_queue, probe_queue
+from cluster.verify.queue import check_queue
 from cluster.verify.results import CheckResult
 from tests.cluster.verify.fleet import NODES, ON_AWS
 from tests.fakes import FakeHost
@@ -12,7 +12,7 @@ from tests.fakes import FakeHost
 
 def check(answer: str) -> list[CheckResult]:
     head = FakeHost("node0", [("asking the queue", answer)])
-    return check_queue(probe_queue(head), NODES, ON_AWS)
+    return check_queue(head, NODES, ON_AWS)
 
 
 def test_nodes_that_slurm_can_use_are_counted() -> None:

@@ -110,7 +110,9 @@ def _confirm(ctx: Context) -> Inventory:
     found = describe_inventory(ctx.clients.ec2, ctx.name)
     losses = find_losses(ctx, found)
     billed = bool(found and ctx.cloud.billed)
-    asks = billed or losses.need_question or bool(find_other_owner(ctx.clients.caller, found))
+    # A head that only doesn't answer must not keep a free cluster.
+    asks = billed or bool(losses.found) or losses.is_savable
+    asks = asks or bool(find_other_owner(ctx.clients.caller, found))
     lost = [*losses.describe(ctx.flags)]
     for line in ([f"Cluster {ctx.name} in {ctx.cloud.region}: {found}"] if asks else []) + lost:
         say(line)

@@ -18,7 +18,6 @@ from infra.ec2.instances import label_instances
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.ec2.termination_schedule import ClusterGuard, is_guarded
 from infra.errors import SprError, UsageError
-from infra.lifetime import Lifetime
 from infra.spec import LONGEST_TTL
 from infra.words import spoken_day, spoken_time
 from provision.run_on_nodes import on_all
@@ -63,14 +62,12 @@ def reset_guards(
         ctx.progress.note(f"set the timer that shuts it down again: {name_some(wrong)}")
         ids = [node.instance.id for node in nodes]
         ctx.events.record("guarded", f"set the timer of {name_some(wrong)}", resources=ids)
-        answers = {**answers, **{node: _with_time(answers[node], lifetime) for node in wrong}}
-
-
-def _with_time(answer: NodeAnswer, lifetime: Lifetime) -> NodeAnswer:
-    assert answer.value
-    shown = " ".join(map(str, lifetime.seconds))
-    said = {**answer.value.said, check_lifetime.command: shown}
-    return replace(answer, value=replace(answer.value, said=said))
+        shown = {check_lifetime.command: " ".join(map(str, lifetime.seconds))}
+        for node in wrong:
+            health = answers[node].value
+            assert health
+            right = replace(answers[node], value=replace(health, said={**health.said, **shown}))
+            answers = {**answers, node: right}
 
 
 def extend(

@@ -266,11 +266,6 @@ class Losses:
     unknown: str = ""
     is_savable: bool = False
 
-    @property
-    def need_question(self) -> bool:
-        """Whether to ask first. A head that only doesn't answer must not keep a free cluster."""
-        return bool(self.found) or self.is_savable
-
     def describe(self, flags: str) -> Iterator[str]:
         """Return the lines for a user; ``flags`` name the cluster in a command."""
         if self.unknown:

@@ -136,9 +136,15 @@ def test_an_empty_look_deletes_no_key(line: CommandLine) -> None:
     assert files_at_home() == []
 
 
-def test_a_down_that_was_interrupted_at_its_end_is_completed(line: CommandLine) -> None:
+def test_a_down_that_was_interrupted_is_completed_unless_up_follows(line: CommandLine) -> None:
     line.begin("--nodes", "2")
+    # Every resource names its owner.
+    assert {"ami", "snap", "vol", "i"} <= {id_.partition("-")[0] for id_ in line.cloud.left()}
+    assert owners(line) == {_ANN}
     files = ClusterFiles.of("spr")
+    files.removal.write_text("aws us-east-1 123456789012")
+    line.must("up", "--yes")
+    assert not files.removal.exists()
     key, config = files.key.read_text(), files.ssh_config.read_text()
     line.must("down", "--yes")
     files.folder.mkdir(exist_ok=True)
@@ -173,16 +179,6 @@ def test_down_needs_no_writable_folder(
     assert line.cloud.left() == []
 
 
-def test_the_mark_of_an_interrupted_down_ends_with_the_next_up(line: CommandLine) -> None:
-    line.begin("--nodes", "2")
-    files = ClusterFiles.of("spr")
-    files.removal.write_text("aws us-east-1 123456789012")
-
-    line.must("up", "--yes")
-
-    assert not files.removal.exists()
-
-
 # The owner
 
 
@@ -192,13 +188,6 @@ def owners(line: CommandLine) -> set[str]:
         tags for tags in line.cloud.fake.backend.tags.values() if "spr-cluster:cluster" in tags
     ]
     return {tags.get("spr-cluster:owner", "") for tags in found}
-
-
-def test_every_resource_names_its_owner(line: CommandLine) -> None:
-    line.begin("--nodes", "2")
-
-    assert {"ami", "snap", "vol", "i"} <= {id_.partition("-")[0] for id_ in line.cloud.left()}
-    assert owners(line) == {_ANN}
 
 
 def test_somebody_elses_cluster_needs_yes_and_its_name(

@@ -391,22 +391,11 @@ _ELSEWHERE = {
     "key/0123": "key/4567",
 }
 _NEVER = (
-    "ec2:DeleteTags",
-    "ec2:DescribeVpcAttribute",
-    "ec2:ModifyInstanceAttribute",
-    "ec2:StopInstances",
-    "iam:AttachRolePolicy",
-    "iam:CreateRole",
-    "iam:PassRole",
-    "iam:UpdateAssumeRolePolicy",
-    "kms:ScheduleKeyDeletion",
-    "organizations:LeaveOrganization",
-    "pricing:DescribeServices",
-    "servicequotas:RequestServiceQuotaIncrease",
-    "scheduler:UntagResource",
-    "s3:DeleteBucket",
-    "s3:PutObject",
-    "ssm:PutParameter",
+    *("ec2:DeleteTags", "ec2:DescribeVpcAttribute", "ec2:ModifyInstanceAttribute"),
+    *("ec2:StopInstances", "iam:AttachRolePolicy", "iam:CreateRole", "iam:PassRole"),
+    *("iam:UpdateAssumeRolePolicy", "kms:ScheduleKeyDeletion", "organizations:LeaveOrganization"),
+    *("pricing:DescribeServices", "servicequotas:RequestServiceQuotaIncrease"),
+    *("scheduler:UntagResource", "s3:DeleteBucket", "s3:PutObject", "ssm:PutParameter"),
 )
 
 
@@ -497,26 +486,13 @@ def other_conditions(
 
 def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> None:
     silent = {
-        "ec2:DescribeCapacityReservations",
-        "ec2:DescribeInstanceConnectEndpoints",
-        "ec2:DescribeVpcs",
-        "ec2:GetAllowedImagesSettings",
-        "ec2:GetEbsDefaultKmsKeyId",
-        "organizations:DescribeEffectivePolicy",
-        "s3:GetBucketVersioning",
-        "s3:GetLifecycleConfiguration",
-        # The command opens a new connection instead.
-        "ssm:ResumeSession",
+        *("ec2:DescribeCapacityReservations", "ec2:DescribeInstanceConnectEndpoints"),
+        *("ec2:DescribeVpcs", "ec2:GetAllowedImagesSettings", "ec2:GetEbsDefaultKmsKeyId"),
+        *("organizations:DescribeEffectivePolicy", "s3:GetBucketVersioning"),
+        # Without the last one, the command opens a new connection instead.
+        *("s3:GetLifecycleConfiguration", "ssm:ResumeSession"),
     }
     assert {*_INFORMATIVE, *silent} == OPTIONAL
-
-
-def test_without_a_look_at_reservations_and_tenancy_a_cluster_is_bought(
-    line: CommandLine, tmp_path: Path
-) -> None:
-    allow(line, tmp_path, without("ec2:DescribeCapacityReservations", "ec2:DescribeVpcs"))
-
-    line.must("up", "--nodes", "1", "--subnet-id", subnet_of(line), "--yes")
 
 
 def subnet_of(line: CommandLine) -> str:
@@ -538,13 +514,16 @@ def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
     assert _INFORMATIVE[action] in result.err + result.out
 
 
-def test_a_tunnel_needs_a_look_at_the_endpoints(line: CommandLine, tmp_path: Path) -> None:
-    allow(line, tmp_path, without("ec2:DescribeInstanceConnectEndpoints"))
+def test_a_tunnel_needs_a_look_at_the_endpoints_and_a_cluster_none_at_reservations(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    looks = ("DescribeInstanceConnectEndpoints", "DescribeCapacityReservations", "DescribeVpcs")
+    allow(line, tmp_path, without(*(f"ec2:{look}" for look in looks)))
 
     result = line.run("up", "--dry-run", "--jump", "eice")
-
     assert result.code == 1
     assert "no permission for DescribeInstanceConnectEndpoints" in result.message
+    line.must("up", "--nodes", "1", "--subnet-id", subnet_of(line), "--yes")
 
 
 def without(*actions: str) -> dict[str, Any]:
@@ -627,19 +606,6 @@ def test_a_check_by_dry_runs_makes_nothing_and_names_what_is_missing(
     assert "ec2:TerminateInstances" in {each["action"] for each in found["unknown"]}
 
 
-def test_a_check_tries_changes_on_what_exists(line: CommandLine, tmp_path: Path) -> None:
-    leave_orphans(line)
-    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
-    before = line.cloud.left()
-    allow(line, tmp_path, without("ec2:DeleteVolume"))
-
-    found = json.loads(line.run("iam-policy", "--check", "--json").out)
-
-    assert {each["action"] for each in found["missing"]} == {"ec2:DeleteVolume"}
-    assert [each["action"] for each in found["unknown"]] == ["iam:CreateServiceLinkedRole"]
-    assert line.cloud.left() == before
-
-
 def test_a_check_by_dry_runs_can_only_look_for_guards(line: CommandLine, tmp_path: Path) -> None:
     guard = ("iam-policy", "--check", "--second-guard", "--instance-type", _TYPES[0])
     allow(line, tmp_path, build_policy(instance_types=_TYPES[:1]))
@@ -669,6 +635,18 @@ def test_a_check_needs_no_permission_at_all(line: CommandLine, tmp_path: Path) -
         result = line.run("iam-policy", "--check")
         assert result.code == 1
         assert f"missing: {needed}" in result.out
+    line.cloud.faults("")
+    leave_orphans(line)
+    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
+    before = line.cloud.left()
+    allow(line, tmp_path, without("ec2:DeleteVolume"))
+
+    # It tries changes on what exists.
+    found = json.loads(line.run("iam-policy", "--check", "--json").out)
+
+    assert {each["action"] for each in found["missing"]} == {"ec2:DeleteVolume"}
+    assert [each["action"] for each in found["unknown"]] == ["iam:CreateServiceLinkedRole"]
+    assert line.cloud.left() == before
 
 
 # What is printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -46,6 +47,31 @@ def latest(cloud: SimulatedCloud) -> set[str]:
     at = (int(machine["rest"].split()[0]) for machine in machines)
     times = [tags.render_time(datetime.fromtimestamp(each, timezone.utc)) for each in at]
     return {each[tags.LATEST] for each in labels_of(cloud)} | set(times)
+
+
+def meanwhile(
+    cloud: SimulatedCloud,
+    monkeypatch: pytest.MonkeyPatch,
+    act: Callable[[], object],
+    *,
+    is_late: bool,
+) -> None:
+    """Have another command act before the next change, or while it sets the nodes' timers."""
+    change = deadline._change
+
+    def act_first(*args: Any) -> ClusterRecord:
+        monkeypatch.setattr(deadline, "_change", change)
+        act()
+        return change(*args)
+
+    def act_late() -> None:
+        cloud.steps.before.clear()
+        act()
+
+    if is_late:
+        cloud.steps.before["spr-cluster-expires"] = act_late
+    else:
+        monkeypatch.setattr(deadline, "_change", act_first)
 
 
 def test_all_tags_and_all_nodes_get_the_new_time_later_ones_too(cloud: SimulatedCloud) -> None:
@@ -150,52 +176,20 @@ def test_two_changes_at_once_both_take_effect(
     cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
     begin = cloud.prepared(nodes=1, ttl=2 * HOUR).expires
-    change = deadline._change
     assert begin
 
-    def extend_first(*args: Any) -> ClusterRecord:
-        monkeypatch.setattr(deadline, "_change", change)
+    def extend_and_change() -> None:
         run(cloud, 5 * HOUR)
-        return change(*args)
+        cloud.up(nodes=1, idle_timeout=HOUR)
 
-    def extend_meanwhile() -> None:
-        cloud.steps.before.clear()
-        run(cloud, 5 * HOUR)
-
-    if is_late:
-        cloud.steps.before["spr-cluster-expires"] = extend_meanwhile
-    else:
-        monkeypatch.setattr(deadline, "_change", extend_first)
-    raise_latest(cloud.ctx, begin + 9 * HOUR)
+    meanwhile(cloud, monkeypatch, extend_and_change, is_late=is_late)
+    raised = raise_latest(cloud.ctx, begin + 9 * HOUR)
 
     assert ends(cloud) == {cloud.expires(7 * HOUR)}
     assert deadlines(cloud) == {int((begin + 5 * HOUR).timestamp())}
     assert latest(cloud) == {cloud.expires(11 * HOUR)}
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-def test_an_idle_timeout_that_up_sets_meanwhile_stays(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, is_late: bool
-) -> None:
-    cloud.prepared(nodes=1, ttl=2 * HOUR)
-    change = deadline._change
-
-    def up_meanwhile() -> None:
-        cloud.steps.before.clear()
-        cloud.up(nodes=1, idle_timeout=HOUR)
-
-    def up_first(*args: Any) -> ClusterRecord:
-        up_meanwhile()
-        return change(*args)
-
-    if is_late:
-        cloud.steps.before["spr-cluster-expires"] = up_meanwhile
-    else:
-        monkeypatch.setattr(deadline, "_change", up_first)
-
-    assert run(cloud, HOUR).options["idle_timeout"] == HOUR
+    assert raised.options["idle_timeout"] == HOUR
     assert cloud.machine(cloud.cluster().head.instance.id)["rest"].endswith(" 3600")
-    assert ends(cloud) == {cloud.expires(3 * HOUR)}
 
 
 def test_up_keeps_an_end_that_moved_while_it_ran(cloud: SimulatedCloud) -> None:
@@ -223,12 +217,10 @@ def test_up_keeps_an_end_that_moved_while_it_ran(cloud: SimulatedCloud) -> None:
 
 def test_an_ended_jobs_latest_end_does_not_limit_extend(cloud: SimulatedCloud) -> None:
     begin = cloud.prepared(nodes=1, ttl=2 * HOUR).expires
-    group = cloud.found("security_groups").group
     assert begin
-    assert group
     raise_latest(cloud.ctx, begin + 3 * HOUR)
     bound = {"spr-cluster:bound": tags.render_time(begin + 4 * HOUR)}
-    label_instances(cloud.ec2, [group.id], bound)
+    label_instances(cloud.ec2, [cloud.group.id], bound)
 
     assert run(cloud, 2 * HOUR).latest == begin + 3 * HOUR
     assert cloud.ctx.find_job_end() == begin + 2.5 * HOUR
@@ -240,23 +232,15 @@ def test_an_ended_jobs_latest_end_does_not_limit_extend(cloud: SimulatedCloud) -
 
 def test_nothing_moves_the_end_beyond_its_limit(cloud: SimulatedCloud) -> None:
     begin = cloud.prepared(nodes=1, ttl=2 * HOUR).expires
-    group = cloud.found("security_groups").group
     assert begin
-    assert group
     bound = {"spr-cluster:bound": tags.render_time(begin + HOUR)}
-    label_instances(cloud.ec2, [group.id], bound)
+    label_instances(cloud.ec2, [cloud.group.id], bound)
 
     with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
         raise_latest(cloud.ctx, begin + 1.1 * HOUR)
     with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
         run(cloud, HOUR)
     assert raise_latest(cloud.ctx, begin + HOUR).latest == begin + HOUR
-
-
-def test_without_a_record_nothing_can_be_extended(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=1)
-    group = cloud.group
-    cloud.ec2.delete_tags(Resources=[group.id], Tags=[{"Key": "spr-cluster:nodes"}])
-
+    cloud.ec2.delete_tags(Resources=[cloud.group.id], Tags=[{"Key": "spr-cluster:nodes"}])
     with pytest.raises(SprError, match="cluster 'bert' has no record"):
         run(cloud, HOUR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,6 +21,8 @@ for attempt in 1 2 3 4 5 6 7 8 9 10; do
 done
 echo "$answer"
 """
+# The shell's startup files may print other lines.
+_NODE = re.compile(r"([^|\s]+)\|([^|\s]+)\|(.*)")
 
 
 class QueueNode(NamedTuple):
@@ -34,7 +37,7 @@ def _probe(head: Host) -> tuple[list[QueueNode], str]:
     """Ask the head's Slurm for its nodes; return them, and the error if it does not answer."""
     text = head.run(_COMMAND, timeout_s=_DEADLINE_S, check=False).stdout.strip()
     lines = text.splitlines() or ["no answer within 4 s"]
-    nodes = [QueueNode(*line.split("|", 2)) for line in lines if line.count("|") >= 2]
+    nodes = [QueueNode(*found.groups()) for line in lines if (found := _NODE.fullmatch(line))]
     return nodes, "" if nodes else lines[-1].removeprefix("slurm_load_partitions: ")
 
 

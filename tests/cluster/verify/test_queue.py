@@ -16,7 +16,7 @@ def check(answer: str) -> list[CheckResult]:
 
 
 def test_nodes_that_slurm_can_use_are_counted() -> None:
-    (result,) = check("node0|idle|none\nnode1|allocated+|none\nnode2|mixed-|none\n")
+    (result,) = check("| a banner |\nnode0|idle|none\nnode1|allocated+|none\nnode2|mixed-|none\n")
 
     assert (result.node, result.check, result.verdict) == ("cluster", "queue", "ok")
     assert result.found == "3 nodes in Slurm: 1 idle, 1 allocated+, 1 mixed-"

@@ -81,9 +81,9 @@ def extend(
     nodes, found, old = _find(ctx)
     # In the grace period, the time is counted from now: the cluster takes jobs again.
     more += max(ctx.now() - old.expires, timedelta())
-    expires, grace = old.expires + more, old.options["grace"]
-    # A job that had a limit may have moved the latest end, which must not count twice.
-    record = replace(old, expires=expires, latest=max(old.latest, expires + grace))
+    expires = old.expires + more
+    # A later end, to which a job with a limit has moved it, stays.
+    record = replace(old, expires=expires, latest=expires + old.options["grace"])
     if record.expires - ctx.now() > LONGEST_TTL:
         raise UsageError(
             f"cluster {ctx.name!r} would live until {spoken_time(record.expires, ctx.now())}; "

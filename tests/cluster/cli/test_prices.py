@@ -135,15 +135,6 @@ def test_spot_is_shown_by_zone_and_a_maximum_price_limits_it(line: CommandLine) 
     assert "At most $2 " not in text
 
 
-def test_a_faster_disk_costs_more(line: CommandLine) -> None:
-    usual, fast = plan(line), plan(line, "--volume-iops", "10000", "--volume-throughput", "1000")
-
-    more = (7000 * 0.005 + 250 * 0.04) / 720
-    assert fast["usd_per_hour"] - usual["usd_per_hour"] == pytest.approx(more, abs=2e-4)
-    slow = plan(line, "--volume-throughput", "125")
-    assert usual["usd_per_hour"] - slow["usd_per_hour"] == pytest.approx(625 * 0.04 / 720, abs=2e-4)
-
-
 # Types that the table does not know
 
 

@@ -92,17 +92,3 @@ def test_a_problem_is_a_sentence(capsys: pytest.CaptureFixture[str], index: Pack
     assert title == "mine:"
     assert f"Failed to fetch: {index.url}/torch/: " in " ".join(map(str.strip, text))
     assert end == "  The packages were not resolved. Fix the other problems first."
-
-
-def test_a_mismatched_stack_is_rejected_before_anything_is_bought(
-    capsys: pytest.CaptureFixture[str], index: PackageIndex
-) -> None:
-    Path("spr-cluster.toml").write_text(
-        '[stacks.mine]\nbase = "intel"\npython_packages = ["oneccl-bind-pt==2.6.0"]\n'
-    )
-
-    code, out, err = run(capsys, "up", "--stack", "mine", "--yes")
-
-    assert (code, out) == (2, "")
-    assert "stack mine: oneccl-bind-pt 2.6.0 does not match torch 2.7.0" in err
-    assert "use oneccl-bind-pt 2.7.0" in err

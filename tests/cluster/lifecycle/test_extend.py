@@ -92,21 +92,6 @@ def test_all_tags_and_all_nodes_get_the_new_time_later_ones_too(cloud: Simulated
     assert cloud.expires(3 * HOUR) in str(cloud.purchases()[-1]["TagSpecifications"])
 
 
-def test_an_interrupted_extend_can_be_repeated(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2, ttl=2 * HOUR)
-    for action in ("DescribeInstances", "CreateTags"):
-        cloud.faults(f'[[error]]\naction = "{action}"\ncode = "UnauthorizedOperation"\n')
-        with pytest.raises(Exception, match="UnauthorizedOperation"):
-            run(cloud, HOUR)
-    cloud.faults("")
-    assert ends(cloud) == {cloud.expires(2 * HOUR)}
-
-    run(cloud, HOUR)
-
-    assert ends(cloud) == {cloud.expires(3 * HOUR)}
-    assert deadlines(cloud) == {int(cloud.began) + 3 * 3600}
-
-
 def test_an_unreachable_node_is_named_and_the_tags_name_no_earlier_time_than_any_node(
     cloud: SimulatedCloud,
 ) -> None:

@@ -25,18 +25,11 @@ def test_up_asks_ec2_for_exactly_this(cloud: SimulatedCloud) -> None:
     cloud.be("instant")
     cluster = cloud.prepared(nodes=3)
 
+    # Tags say that the head has its software, that the image is clean, and that the nodes are connected.
     assert cloud.writes() == [
-        "CreateSecurityGroup",
-        "AuthorizeSecurityGroupIngress",
-        "AuthorizeSecurityGroupEgress",
-        "ImportKeyPair",
-        "CreatePlacementGroup",
-        "RunInstances",
-        "CreateTags",  # the head has its software
-        "CreateImage",
-        "CreateTags",  # the image is clean
-        "RunInstances",
-        "CreateTags",  # the nodes are connected
+        *("CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"),
+        *("ImportKeyPair", "CreatePlacementGroup", "RunInstances", "CreateTags", "CreateImage"),
+        *("CreateTags", "RunInstances", "CreateTags"),
     ]
     head, workers = cloud.purchases()
     assert (head["MinCount"], head["MaxCount"]) == (1, 1)
@@ -109,15 +102,8 @@ def test_whatever_is_created_is_tagged_by_the_call_that_creates_it_and_stays(
             assert labels["spr-cluster:cluster"] == "bert", (operation, kind)
     asked = {kind for _, params in creating for kind in tags_of(params)}
     assert asked == {
-        "security-group",
-        "key-pair",
-        "placement-group",
-        "instance",
-        "volume",
-        "network-interface",
-        "spot-instances-request",
-        "image",
-        "snapshot",
+        *("security-group", "key-pair", "placement-group", "instance", "volume"),
+        *("network-interface", "spot-instances-request", "image", "snapshot"),
     }
     # Nothing exists that its tag does not show.
     found = cloud.found()

@@ -342,6 +342,7 @@ def test_an_address_that_changes_during_up_is_followed_also_in_a_later_plan(
         # An address that the user names stays, until it is no longer named.
         (None, (f"{CALLER},192.0.2.0/24", None), (CALLER, "192.0.2.0/24", OTHER)),
         (CALLER, ("auto",), (OTHER,)),
+        (f"{CALLER},auto", (), (CALLER, OTHER)),
     ],
 )
 def test_only_an_address_that_the_user_did_not_choose_is_replaced(

@@ -204,7 +204,7 @@ def test_an_unreachable_node_fails_only_the_ssh_check() -> None:
     assert one(results, "node1", "ssh").found == "the head can't connect over SSH: no route"
     assert one(results, "node2", "ssh").found == "the probe failed: Segmentation fault"
     missing = one(check_nodes(answers("node0"), ON_AWS), "node2", "ssh")
-    assert missing.found == "not in the head's list of nodes"
+    assert (missing.verdict, missing.found) == ("fail", "not in the head's list of nodes")
     repair = "spr-cluster repair --name bert"
     assert one(results, "node1", "ssh").remedy == f"Replace the node:\n{repair}"
     # `repair` alone would keep it.

@@ -70,6 +70,7 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
         "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
         "us-east-1a",
         "UTC (in 8 h)",
+        "UTC if results wait for `fetch`).",
     ):
         assert text in result.err
     assert not line.changes

@@ -115,13 +115,16 @@ def test_gc_in_another_account_keeps_the_key_of_a_cluster_with_the_same_name(
 # The key
 
 
-def test_an_empty_look_deletes_no_key(line: CommandLine) -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_empty_look_deletes_no_key(line: CommandLine, has_begun: bool) -> None:
     """The cluster's account is unknown; or the machines are only not shown."""
     line.begin("--nodes", "2")
     files = ClusterFiles.of("spr")
     lines = files.ssh_config.read_text().splitlines(keepends=True)
     files.ssh_config.write_text("".join([lines[0], *lines[2:]]))
     key = files.key.read_text()
+    if has_begun:  # the removal in the cluster's own account
+        files.removal.write_text("aws us-east-1 123456789012")
     line.cloud.faults(_OTHER_ACCOUNT)
 
     result = line.must("down", "--yes")

@@ -159,9 +159,9 @@ def run_limited_job(ctx: Context, _: Mapping[str, Any]) -> None:
     record = describe_inventory(ctx.clients.ec2, NAME, ("security_groups",)).record
     assert record
     assert record.bound
-    raise_latest(ctx, NAME, record.bound)
+    raise_latest(ctx, record.bound)
     try:
-        raise_latest(ctx, NAME, record.bound + timedelta(seconds=1))
+        raise_latest(ctx, record.bound + timedelta(seconds=1))
     except UsageError:
         return
     raise AssertionError("--budget did not limit it")
@@ -284,7 +284,7 @@ def run_job(
     limit.check(used)
 
     def move(ctx: Context, _: Mapping[str, Any]) -> None:
-        raise_latest(ctx, NAME, limit.latest(used))
+        raise_latest(ctx, limit.latest(used))
 
     moved = run_in_process(cloud, home, move)
     wrong = [f"job: {moved.error}"] if moved.code == BROKEN else []

@@ -101,12 +101,12 @@ class Access:
                 return self._repaired
             move = self.find_move()
             # The user may take time to answer, so the minute begins afterward.
-            self._repaired = move is not None and self._is_allowed(move)
+            self._repaired = move is not None and self._try_to_follow(move)
             self.refused = None if self._repaired else move
             self._looked_at = clock.monotonic()
             return self._repaired
 
-    def _is_allowed(self, move: Move) -> bool:
+    def _try_to_follow(self, move: Move) -> bool:
         if not self.ctx.allow(f"{move}; allow it?"):
             return False
         try:

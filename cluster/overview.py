@@ -37,13 +37,6 @@ def look_up_prices(cloud: Cloud, clients: Clients, types: Iterable[str], now: da
     return describe_prices(clients.pricing, cloud.region, names, kept, now.date())
 
 
-def cost_as_dict(cost: Price | None) -> dict[str, Any]:
-    """Return the cost so far for ``--json``; it is an estimate if the prices are another region's."""
-    if cost is None:
-        return {"usd_so_far": None, "price_source": None}
-    return {"usd_so_far": round(cost.usd, 2), "price_source": cost.source or None}
-
-
 _PARALLEL = 8
 # Bare metal takes up to 20 minutes to boot, before the software is installed.
 _LONGEST_START = timedelta(minutes=40)
@@ -221,7 +214,7 @@ class Overview:
 
     def as_dict(self, now: datetime) -> dict[str, Any]:
         """Return the cluster for ``--json``."""
-        age, expires, latest = self._age(now), self.expires, self.latest
+        age, expires, latest, cost = self._age(now), self.expires, self.latest, self.cost(now)
         return {
             "cluster": self.name,
             "region": self.region,
@@ -231,7 +224,8 @@ class Overview:
             "age_s": None if age is None else round(age.total_seconds()),
             "left_s": round((expires - now).total_seconds()) if expires else None,
             "latest": tags.render_time(latest) if latest else None,
-            **cost_as_dict(self.cost(now)),
+            "usd_so_far": round(cost.usd, 2) if cost else None,
+            "price_source": (cost.source or None) if cost else None,
             "owner": self.found.owner or None,
             "resources": self.found.ids(),
         }

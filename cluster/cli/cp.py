@@ -77,7 +77,10 @@ def run(request: CopyRequest) -> int:
             hint="such as: spr-cluster cp data.csv node0:",
         )
     if not source.node:
-        _require_source(Path(source.path), recursive=request.recursive)
+        if not Path(source.path).exists():
+            raise UsageError(f"{source.path}: no such file or folder")
+        if Path(source.path).is_dir() and not request.recursive:
+            raise _folder_error(source.path)
     ctx = open_cluster(request)
     cluster = ctx.find_cluster()
     cluster.node(source.node or target.node)
@@ -108,13 +111,6 @@ def run(request: CopyRequest) -> int:
         hint = "rsync says above what was not copied" if code == _PARTIAL else hint
         raise SprError(f"{Path(argv[0]).name} failed with exit code {code}", hint=hint)
     return 0
-
-
-def _require_source(path: Path, *, recursive: bool) -> None:
-    if not path.exists():
-        raise UsageError(f"{path}: no such file or folder")
-    if path.is_dir() and not recursive:
-        raise _folder_error(str(path))
 
 
 def _folder_error(path: str) -> UsageError:

@@ -94,9 +94,7 @@ def remove_cluster(ctx: Context, *, yes: bool, sure: bool, keep_image: bool = Fa
         approve = functools.partial(confirm_owner, ctx, sure=sure)
         with ctx.progress.phase(f"Remove cluster {ctx.name}"):
             try:
-                return down(
-                    ctx, ctx.name, keep_image=keep_image, approve=approve, approved=approved
-                )
+                return down(ctx, keep_image=keep_image, approve=approve, approved=approved)
             except UsageError:
                 # Not confirmed, so there is nothing to record.
                 raise
@@ -112,7 +110,9 @@ def _confirm(ctx: Context) -> Inventory:
     found = describe_inventory(ctx.clients.ec2, ctx.name)
     losses = find_losses(ctx, found)
     billed = bool(found and ctx.cloud.billed)
-    asks = billed or losses.need_question or bool(find_other_owner(ctx.clients.caller, found))
+    # A head that only doesn't answer must not keep a free cluster.
+    asks = billed or bool(losses.found) or losses.is_savable
+    asks = asks or bool(find_other_owner(ctx.clients.caller, found))
     lost = [*losses.describe(ctx.flags)]
     for line in ([f"Cluster {ctx.name} in {ctx.cloud.region}: {found}"] if asks else []) + lost:
         say(line)
@@ -141,7 +141,7 @@ def run_extend(request: ExtendRequest) -> int:
     ctx = open_cluster(request, make_progress(), yes=request.yes)
     sure = request.yes and request.is_named
     with ctx.files.lock(request.verb):
-        record = extend(ctx, ctx.name, more, functools.partial(confirm_owner, ctx, sure=sure))
+        record = extend(ctx, more, functools.partial(confirm_owner, ctx, sure=sure))
     ends = describe_lifetime(record, ctx.now())
     text = wrap(f"Nodes of cluster {ctx.name} shut down automatically {ends}")
     times = {"expires": render_time(record.expires), "latest": render_time(record.latest)}

@@ -321,7 +321,7 @@ def _remove_all(
                 # `down` removes no cluster that was extended since, but knows a new one only by its group.
                 if not seen.alive and describe_inventory(clients.ec2, name, ("instances",)).alive:
                     raise SprError("it is in use again")
-                down(ctx, name, approved=seen, keep_image=kept, is_new_kept=False)
+                down(ctx, approved=seen, keep_image=kept, is_new_kept=False)
         except Exception as error:
             if (reason := translate_boto_error(error)) is None:
                 raise

@@ -204,7 +204,9 @@ class Proposal:
         if cloud.billed:
             lines += [*self._installation(), *self._money()]
         expires = spoken_time(self.plan_input.record.expires, self.ctx.now())
-        expires += self._until_fetched()
+        if self.plan_input.record.latest > self.plan_input.record.expires:
+            ends = spoken_day(self.plan_input.record.grace_ends, self.ctx.now().date())
+            expires += f" (up to {ends} if results wait for `fetch`)"
         idle = f", or after {render_duration(spec.idle_timeout)} idle" if spec.idle_timeout else ""
         lines.append(f"Nodes shut down automatically at {expires}{idle}.")
         if cloud.billed and self.plan.buys:
@@ -249,12 +251,6 @@ class Proposal:
                 remedy = "EC2 refuses spot, and `up` buys on demand"
             quota += f" That is too few: {remedy}."
         return [*lines, quota]
-
-    def _until_fetched(self) -> str:
-        record, today = self.plan_input.record, self.ctx.now().date()
-        if record.latest == record.expires:
-            return ""
-        return f" (up to {spoken_day(record.grace_ends, today)} if results wait for `fetch`)"
 
     def _at_most(self) -> str:
         """Return the maximum cost until the end, with the grace period, and with the limit for jobs."""

@@ -101,7 +101,7 @@ def run(request: UpRequest) -> int:
     limit = parse_duration(wait, "--wait-for-capacity") if wait else None
     ctx = _open(request, change.name, must_exist=False)
     with _lock(ctx, request):
-        plan_input = prepare(ctx, ctx.name, change, request.ssh_cidr)
+        plan_input = prepare(ctx, change, request.ssh_cidr)
         _explain_fixed(ctx, plan_input, change)
         return _carry_out(request, ctx, change, plan_input, limit)
 
@@ -111,7 +111,7 @@ def run_repair(request: RepairRequest) -> int:
         parse_ssh_cidr(request.ssh_cidr)
     ctx = _open(request, choose_cluster(request, yes=request.yes), must_exist=True)
     with _lock(ctx, request):
-        plan_input = prepare(ctx, ctx.name, ClusterChange(), request.ssh_cidr)
+        plan_input = prepare(ctx, ClusterChange(), request.ssh_cidr)
         _require_machines(ctx, plan_input)
         return _carry_out(request, ctx, ClusterChange(), plan_input)
 
@@ -175,7 +175,7 @@ def _carry_out(
 
     def plan_again() -> Proposal:
         nonlocal proposal  # its deadline is the one to show
-        given = prepare(ctx, ctx.name, change, request.ssh_cidr)
+        given = prepare(ctx, change, request.ssh_cidr)
         if not given.found.alive:
             given = replace(given, record=given.record.begun(ctx.now()))
         proposal = propose(ctx, given)

@@ -13,7 +13,7 @@ from cluster.lifecycle.deadline import reset_guards
 from cluster.lifecycle.machines import Machines, PlanAgainError
 from cluster.nodes import Cluster
 from cluster.slurm import job_queue
-from cluster.verify.queue import find_stopped, probe_queue
+from cluster.verify.queue import find_stopped
 from cluster.verify.reachability import find_unusable
 from cluster.verify.results import NodeAnswer, expect, name_some
 from cluster.verify.verify import check_nodes, probe_nodes, summarize_problems
@@ -250,8 +250,8 @@ class PlanApplier:
     @property
     def _has_jobs(self) -> bool:
         """Whether the head may hold data or models; `bench` leaves only measurements."""
-        command = "ls -A spr-jobs 2>/dev/null | grep -v ^bench-"
-        return bool(self.machines.head_host.run(command, check=False).stdout.strip())
+        command = "ls -A spr-jobs 2>/dev/null | grep -qv ^bench-"
+        return self.machines.head_host.run(command, check=False).exit_code == 0
 
     def _begin_image(self) -> str:
         head = self.machines.cluster.head
@@ -323,7 +323,7 @@ class PlanApplier:
         if any(action.kind is ActionKind.CONNECT for action in self.plan.actions):
             return
         names = [node.name for node in self.machines.cluster.nodes]
-        if stopped := find_stopped(probe_queue(self.machines.head_host), names):
+        if stopped := find_stopped(self.machines.head_host, names):
             self.ctx.progress.note(
                 f"{name_some(stopped)} not in the queue; connecting the nodes again"
             )

@@ -18,7 +18,6 @@ from infra.ec2.instances import label_instances
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.ec2.termination_schedule import ClusterGuard, is_guarded
 from infra.errors import SprError, UsageError
-from infra.lifetime import Lifetime
 from infra.spec import LONGEST_TTL
 from infra.words import spoken_day, spoken_time
 from provision.run_on_nodes import on_all
@@ -63,46 +62,43 @@ def reset_guards(
         ctx.progress.note(f"set the timer that shuts it down again: {name_some(wrong)}")
         ids = [node.instance.id for node in nodes]
         ctx.events.record("guarded", f"set the timer of {name_some(wrong)}", resources=ids)
-        answers = {**answers, **{node: _with_time(answers[node], lifetime) for node in wrong}}
-
-
-def _with_time(answer: NodeAnswer, lifetime: Lifetime) -> NodeAnswer:
-    assert answer.value
-    shown = " ".join(map(str, lifetime.seconds))
-    said = {**answer.value.said, check_lifetime.command: shown}
-    return replace(answer, value=replace(answer.value, said=said))
+        shown = {check_lifetime.command: " ".join(map(str, lifetime.seconds))}
+        for node in wrong:
+            health = answers[node].value
+            assert health
+            right = replace(answers[node], value=replace(health, said={**health.said, **shown}))
+            answers = {**answers, node: right}
 
 
 def extend(
     ctx: Context,
-    cluster: str,
     more: timedelta,
     approve: Callable[[Inventory], object] = lambda _: None,
 ) -> ClusterRecord:
     """Extend a cluster's time to live, also in its grace period, if ``approve`` does not raise."""
     # The user may take long to answer.
-    approve(_find(ctx, cluster)[1])
-    nodes, found, old = _find(ctx, cluster)
+    approve(_find(ctx)[1])
+    nodes, found, old = _find(ctx)
     # In the grace period, the time is counted from now: the cluster takes jobs again.
     more += max(ctx.now() - old.expires, timedelta())
-    expires, grace = old.expires + more, old.options["grace"]
-    # A job that had a limit may have moved the latest end, which must not count twice.
-    record = replace(old, expires=expires, latest=max(old.latest, expires + grace))
+    expires = old.expires + more
+    # A later end, to which a job with a limit has moved it, stays.
+    record = replace(old, expires=expires, latest=expires + old.options["grace"])
     if record.expires - ctx.now() > LONGEST_TTL:
         raise UsageError(
-            f"cluster {cluster!r} would live until {spoken_time(record.expires, ctx.now())}; "
+            f"cluster {ctx.name!r} would live until {spoken_time(record.expires, ctx.now())}; "
             "the maximum is 30 days from now",
             hint=f"its nodes shut down at {spoken_time(old.expires, ctx.now())} now",
         )
     return _change(ctx, nodes, found, record)
 
 
-def raise_latest(ctx: Context, cluster: str, latest: datetime) -> ClusterRecord:
+def raise_latest(ctx: Context, latest: datetime) -> ClusterRecord:
     """Let jobs keep a cluster's nodes until ``latest``; its time to live stays. Never shortens it.
 
     Raises :class:`UsageError` if that is more than `up --max-time` or `--budget` allows.
     """
-    nodes, found, old = _find(ctx, cluster)
+    nodes, found, old = _find(ctx)
     latest = latest.replace(microsecond=0)
     return old if latest <= old.latest else _change(ctx, nodes, found, replace(old, latest=latest))
 
@@ -126,12 +122,12 @@ def _look(ctx: Context) -> Inventory:
     return describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",))
 
 
-def _find(ctx: Context, cluster: str) -> tuple[Sequence[Node], Inventory, ClusterRecord]:
+def _find(ctx: Context) -> tuple[Sequence[Node], Inventory, ClusterRecord]:
     """Return a cluster whose end may be moved: its nodes, group, and record."""
     nodes = ctx.find_cluster().nodes
     found = _look(ctx)
     if found.group is None or found.record is None:
-        raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")
+        raise SprError(f"cluster {ctx.name!r} has no record", hint=f"spr-cluster up {ctx.flags}")
     if found.record.is_ended(ctx.now()):
         raise time_is_over(ctx, found.record, [node.instance for node in nodes])
     return nodes, found, found.record

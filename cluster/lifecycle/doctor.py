@@ -369,7 +369,7 @@ def _tags_of(exam: Examination) -> dict[str, str]:
 def _purchase(exam: Examination) -> Iterable[CheckResult]:
     """Try the first purchase of `up` in each zone, as a dry run."""
     ctx, cluster = exam.ctx, exam.spec.name
-    plan_input = prepare(ctx, cluster, exam.change, NOBODY)
+    plan_input = prepare(ctx, exam.change, NOBODY)
     plan = plan_up(plan_input)
     kind = next((action.kind for action in plan.actions if action.kind in _ROLES), None)
     if kind is None:

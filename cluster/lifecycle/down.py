@@ -47,7 +47,6 @@ class Removed:
 
 def down(
     ctx: Context,
-    name: str,
     *,
     keep_image: bool = False,
     is_new_kept: bool = True,
@@ -71,15 +70,15 @@ def down(
     was_guarded = had_profile = had_record = False
     generation = Generation.of(approved, read_public(ctx.files.key)) if approved else None
     while clean < wanted:
-        found = _search(ctx, name, again=clean > 0)
+        found = _search(ctx, again=clean > 0)
         was_guarded |= is_guarded(found)
         had_record |= bool(found.security_groups)
         # Removing the machines, which cost money, must not depend on access to the scheduler.
         if not found.instances and (was_guarded or not had_record):
-            found = with_guard(ctx.clients, name, found, is_certain=was_guarded)
+            found = with_guard(ctx.clients, ctx.name, found, is_certain=was_guarded)
         had_profile |= has_profile(found)
         if not found.instances and (had_profile or not had_record):
-            found = with_profile(ctx.clients, name, found, is_certain=had_profile)
+            found = with_profile(ctx.clients, ctx.name, found, is_certain=had_profile)
         if found and generation is None:
             approve(found)
             generation = Generation.of(found, read_public(ctx.files.key))
@@ -87,7 +86,7 @@ def down(
             _require_approved(ctx, generation, found)
             generation = generation.joined_by(found)
         if found and not begun:
-            _begin_removal(ctx, name)
+            _begin_removal(ctx)
             begun = True
         kept = _keep(ctx, found, is_new_kept=is_new_kept) if keep_image else Inventory()
         rest = found.without(kept)
@@ -106,16 +105,16 @@ def down(
         for kind, ids in rest.ids().items():
             removed.setdefault(kind, set()).update(ids)
         reason = _remove_all(ctx, plan_down(rest), denied, start, generation)
-        if rest.instances or _wait_for_snapshots(ctx, name, rest.snapshots):
+        if rest.instances or _wait_for_snapshots(ctx, rest.snapshots):
             without_machines = ctx.clock.monotonic()
-    if _is_removed(ctx, name):
+    if _is_removed(ctx):
         with suppress(OSError):
             ctx.files.remove(keep_cloud=bool(kept))
     if removed:
         gone = sorted(id_ for ids in removed.values() for id_ in ids)
         ctx.events.record(
             "removed",
-            f"cluster {name}; kept: {kept}" if kept else f"cluster {name}",
+            f"cluster {ctx.name}" + (f"; kept: {kept}" if kept else ""),
             resources=gone,
         )
     return Removed({kind: sorted(ids) for kind, ids in removed.items()}, kept)
@@ -132,9 +131,9 @@ def _require_approved(ctx: Context, generation: Generation, found: Inventory) ->
         )
 
 
-def _begin_removal(ctx: Context, name: str) -> None:
+def _begin_removal(ctx: Context) -> None:
     """Record that the removal has begun, so that a later `down` may delete the cluster's key."""
-    if ctx.files.exist and _is_ours(ctx, name):
+    if ctx.files.exist and _is_ours(ctx):
         # Machines that cost money must not wait for a full or read-only disk here.
         with suppress(OSError):
             write_private(ctx.files.removal, _place(ctx))
@@ -145,12 +144,12 @@ def has_begun(ctx: Context) -> bool:
     return ctx.files.removal.exists() and read_text(ctx.files.removal) == _place(ctx)
 
 
-def _is_removed(ctx: Context, name: str) -> bool:
+def _is_removed(ctx: Context) -> bool:
     """Return whether this machine knows that it removed the cluster, or never created anything of it.
 
     An empty listing alone does not justify deleting the only key: the cluster may be in another account.
     """
-    if not (ctx.files.exist and _is_ours(ctx, name)):
+    if not (ctx.files.exist and _is_ours(ctx)):
         return False
     if ctx.files.removal.exists():
         return has_begun(ctx)
@@ -160,10 +159,10 @@ def _is_removed(ctx: Context, name: str) -> bool:
     return was_refused and not any(event["event"] == "created" for event in events[last + 1 :])
 
 
-def _is_ours(ctx: Context, name: str) -> bool:
+def _is_ours(ctx: Context) -> bool:
     """Return whether the local files belong to a cluster in this account and region."""
-    is_here = remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region))
-    return is_here and remembered_account(name)[0] in ("", ctx.clients.caller.account)
+    is_here = remembered_cloud(ctx.name) in (None, (ctx.cloud.name, ctx.cloud.region))
+    return is_here and remembered_account(ctx.name)[0] in ("", ctx.clients.caller.account)
 
 
 def _place(ctx: Context) -> str:
@@ -203,7 +202,7 @@ def _still_there(ctx: Context, rest: Inventory, reason: str) -> SprError:
     )
 
 
-def _wait_for_snapshots(ctx: Context, name: str, deleted: Sequence[Resource]) -> bool:
+def _wait_for_snapshots(ctx: Context, deleted: Sequence[Resource]) -> bool:
     """Wait for deleted snapshots that are in progress; return whether there were any.
 
     EC2 deletes them when they are complete. Raises :class:`SprError` after 90 minutes.
@@ -213,7 +212,7 @@ def _wait_for_snapshots(ctx: Context, name: str, deleted: Sequence[Resource]) ->
 
     def probe() -> bool | None:
         nonlocal left
-        found = describe_inventory(ctx.clients.ec2, name, ("snapshots",)).snapshots
+        found = describe_inventory(ctx.clients.ec2, ctx.name, ("snapshots",)).snapshots
         left = tuple(each for each in found if each.id in ids and each.state == "pending")
         return None if left else True
 
@@ -239,13 +238,13 @@ def _wait_for_snapshots(ctx: Context, name: str, deleted: Sequence[Resource]) ->
     return True
 
 
-def _search(ctx: Context, name: str, *, again: bool) -> Inventory:
+def _search(ctx: Context, *, again: bool) -> Inventory:
     pause = ctx.cloud.settle_s
     title = f"Search again after {pause:.0f} s" if again else "Search for the cluster's tag"
     with ctx.progress.phase(title):
         if again:
             ctx.clock.sleep(pause)
-        found = describe_inventory(ctx.clients.ec2, name)
+        found = describe_inventory(ctx.clients.ec2, ctx.name)
         ctx.progress.note(found.counts() or "nothing")
     return found
 

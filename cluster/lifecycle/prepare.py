@@ -61,7 +61,6 @@ def observe(
 
 def prepare(
     ctx: Context,
-    cluster: str,
     change: ClusterChange,
     ssh_cidr: str | None,
     *,
@@ -81,7 +80,7 @@ def prepare(
     public_key = key_pair.read_public(ctx.files.key)
     if ctx.files.key.exists() and (found.alive or public_key):
         ctx.require_key()
-    check_owner(cluster, found, public_key, ctx.now(), ctx.flags)
+    check_owner(ctx.name, found, public_key, ctx.now(), ctx.flags)
     group, _ = split_groups(found, public_key)
     record = parse_record(group.tags) if group else None
     defaults = {
@@ -99,7 +98,7 @@ def prepare(
         cidrs, caller = _find_private_cidrs(ctx, group, ssh_cidr, options.get("subnet_ids", ())), ""
     else:
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
-    spec = merge_options(cluster, cidrs, change.given, record, defaults, caller)
+    spec = merge_options(ctx.name, cidrs, change.given, record, defaults, caller)
     # Only a budget depends on it.
     bought = _count_bought(ctx, record, found) if record and spec.budget else None
     new = new_record(spec, ctx.now(), record, has_machines=bool(found.alive), bought=bought)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from infra.ec2 import tags
 from infra.ec2.instances import HEAD
 from infra.ec2.inventory import Inventory
 from infra.errors import HostError, SprError, UsageError
+from infra.wait import start_thread
 from infra.words import counted
 from provision.host import Host
 from provision.on_node import unfetched
@@ -41,39 +42,32 @@ def ask_head(
     """Return the head's answer. Takes at most about ``limit_s`` seconds and never fails."""
     nodes = rank_nodes(found.alive, len(found.alive))
     heads = [node for node in nodes if node.instance.role == HEAD]
+    record, damage = None, ""
     try:
-        wanted = found.record.nodes if found.record else None
-    except SprError:
-        wanted = None
+        record = found.record
+    except SprError as error:
+        damage = error.message
+    wanted = record.nodes if record else None
     if nodes and not heads and not is_unconnected(found.alive, wanted):
         why = "it is gone; other nodes may have checkpoints, and `repair` makes one the head"
         return NoAnswer(why, is_savable=True)
     # Without connected nodes there can be no jobs.
     if not heads or tags.MESH not in heads[0].instance.tags:
         return NoAnswer()
-    if heads[0].instance.state != "running":
-        return NoAnswer(f"it is {heads[0].instance.state}")
-    try:
-        jump = found.record.options["jump"] if found.record else None
-    except SprError as error:
-        return NoAnswer(error.message)
+    if damage or heads[0].instance.state != "running":
+        return NoAnswer(damage or f"it is {heads[0].instance.state}")
+    jump = record.options["jump"] if record else None
     head = replace(heads[0], jump=jump or "")
     # Nobody could answer a question about this machine's address in time.
     quiet = replace(ctx, allow=lambda _: False)
-    answers: list[T | NoAnswer] = []
-
-    def connect_and_ask() -> None:
-        try:
-            answers.append(ask(quiet.host_opener()(head)))
-        except SprError as error:
-            # Only this machine can't ask: it lacks the key.
-            answers.append(NoAnswer(error.message, is_savable=isinstance(error, UsageError)))
-
-    # Connecting alone may take longer. A daemon thread does not delay exiting.
-    thread = threading.Thread(target=connect_and_ask, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return answers[0] if answers else NoAnswer(f"no answer within {limit_s:g} s")
+    try:
+        # Connecting alone may take longer.
+        return start_thread(lambda: ask(quiet.host_opener()(head))).result(limit_s)
+    except FutureTimeoutError:
+        return NoAnswer(f"no answer within {limit_s:g} s")
+    except SprError as error:
+        # Only this machine can't ask: it lacks the key.
+        return NoAnswer(error.message, is_savable=isinstance(error, UsageError))
 
 
 LIST_QUEUE = shlex.join(unfetched.LIST_QUEUE)
@@ -107,6 +101,8 @@ true
 _SUMMARIZE = f"""# asking how busy the queue is
 timeout 2 sinfo --noheader --Node --format='%N|%T|%C' && timeout 2 {LIST_QUEUE}
 """
+# A node, its state, and its allocated, idle, other, and all cores.
+_NODE_ROW = re.compile(r"^([^|\n]+)\|([^|\n]+)\|(\d+)/\d+/\d+/(\d+)$", re.ASCII | re.MULTILINE)
 _NODE_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 _NODE_DOWN = "a node that it requires is down; `spr-cluster repair` restarts or replaces it"
 # Slurm's reasons in plain words:
@@ -177,11 +173,9 @@ class QueueSummary:
 def summarize_queue(head: Host) -> QueueSummary:
     """Summarize a cluster's queue. Raises :class:`HostError`."""
     said = _ask_slurm(head, _SUMMARIZE, 2)
-    rows = [line.split("|") for line in said.splitlines() if line.count("|") == 2]
-    states = {name: state for name, state, _ in rows}
-    # Allocated, idle, other, and all.
-    counts = [[*map(int, cores.split("/"))] for _, _, cores in rows]
-    cores = sum(each[0] for each in counts), sum(each[3] for each in counts)
+    rows = _NODE_ROW.findall(said)
+    states = {name: state for name, state, _, _ in rows}
+    cores = sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows)
     waiting = [job.is_waiting for job in parse_queue(said)]
     # Slurm marks states: "down*" does not answer, "idle~" saves power.
     bad = {name: s.rstrip("*~#!%$@^-+") for name, s in states.items() if not is_usable(s)}
@@ -261,6 +255,7 @@ def how_to_end(job: str, flags: str) -> str:
 
 _DEADLINE_S = 10.0
 ACTIVE = ("running", "waiting")
+_KEPT = ("checkpoint", "model", "results")
 
 
 @dataclass(frozen=True)
@@ -270,11 +265,6 @@ class Losses:
     found: tuple[tuple[str, str], ...] = ()
     unknown: str = ""
     is_savable: bool = False
-
-    @property
-    def need_question(self) -> bool:
-        """Whether to ask first. A head that only doesn't answer must not keep a free cluster."""
-        return bool(self.found) or self.is_savable
 
     def describe(self, flags: str) -> Iterator[str]:
         """Return the lines for a user; ``flags`` name the cluster in a command."""
@@ -302,6 +292,7 @@ def list_losses() -> str:
 def _ask(head: Host) -> Losses:
     lines = head.run(list_losses(), timeout_s=_DEADLINE_S).stdout.splitlines()
     pairs = [line.partition(" ")[::2] for line in lines]
-    found = tuple(pair for pair in pairs if pair[0] != "queue")
+    # The shell's startup files may print other lines.
+    found = tuple(pair for pair in pairs if pair[0] in (*ACTIVE, *_KEPT))
     why = next((f"its queue does not answer: {why}" for what, why in pairs if what == "queue"), "")
     return Losses(found, why)

@@ -15,7 +15,7 @@ from infra.errors import HostError
 from provision.host import Host
 from provision.on_node import network
 from provision.on_node.network import STAGES
-from provision.run_on_nodes import STACK_PYTHON, Program, send
+from provision.run_on_nodes import STACK_PYTHON, send
 
 ALL_PAIRS_UP_TO = 16
 _STAGE, _RESULT = "stage:", "links:"
@@ -101,13 +101,6 @@ def plan_peers(nodes: Sequence[str], *, bandwidth: bool) -> dict[str, Pairs]:
     return {"reach": reach, "ssh": ssh, **({"send": ring} if bandwidth else {})}
 
 
-def send_agent(nodes: Sequence[str], *, bandwidth: bool) -> Program:
-    """Return the agent for the head, with the plan by which it starts agents on all nodes."""
-    plan = {**asdict(send(network, python=STACK_PYTHON)), "nodes": nodes}
-    plan |= {"peers": plan_peers(nodes, bandwidth=bandwidth)}
-    return send(network, lines=[json.dumps(plan)])
-
-
 def probe_network(
     head: Host, nodes: Sequence[str], *, bandwidth: bool, note: Callable[[str], None]
 ) -> NetworkReport:
@@ -121,8 +114,12 @@ def probe_network(
             else:
                 lines.append(line)
 
-    agent = send_agent(nodes, bandwidth=bandwidth).render("testing the network between the nodes")
-    done = head.run(agent, timeout_s=_DEADLINE_S, check=False, on_text=on_text)
+    # The head starts agents on all nodes by this plan.
+    plan = {**asdict(send(network, python=STACK_PYTHON)), "nodes": nodes}
+    plan |= {"peers": plan_peers(nodes, bandwidth=bandwidth)}
+    agent = send(network, lines=[json.dumps(plan)])
+    command = agent.render("testing the network between the nodes")
+    done = head.run(command, timeout_s=_DEADLINE_S, check=False, on_text=on_text)
     result = [at for at, line in enumerate(lines) if line.startswith(_RESULT)]
     if not result:
         reason = lines[-1] if lines else f"exit code {done.exit_code}"

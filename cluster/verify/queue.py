@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.slurm.job_queue import is_usable
 from cluster.verify.results import CLUSTER, CheckResult, Expected, Verdict
@@ -20,10 +21,11 @@ for attempt in 1 2 3 4 5 6 7 8 9 10; do
 done
 echo "$answer"
 """
+# The shell's startup files may print other lines.
+_NODE = re.compile(r"([^|\s]+)\|([^|\s]+)\|(.*)")
 
 
-@dataclass(frozen=True)
-class QueueNode:
+class QueueNode(NamedTuple):
     """A node in Slurm's view. ``reason`` is why Slurm does not use it."""
 
     name: str
@@ -31,50 +33,36 @@ class QueueNode:
     reason: str
 
 
-@dataclass(frozen=True)
-class QueueReport:
-    """Slurm's nodes, or the ``error`` if it does not answer."""
-
-    nodes: tuple[QueueNode, ...] = ()
-    error: str | None = None
-
-
-def probe_queue(head: Host) -> QueueReport:
-    """Ask the head's Slurm for its nodes."""
+def _probe(head: Host) -> tuple[list[QueueNode], str]:
+    """Ask the head's Slurm for its nodes; return them, and the error if it does not answer."""
     text = head.run(_COMMAND, timeout_s=_DEADLINE_S, check=False).stdout.strip()
-    nodes = [line.split("|", 2) for line in text.splitlines() if line.count("|") >= 2]
-    if not nodes:
-        last = text.splitlines()[-1] if text else "no answer within 4 s"
-        return QueueReport(error=last.removeprefix("slurm_load_partitions: "))
-    return QueueReport(tuple(QueueNode(*node) for node in nodes))
+    lines = text.splitlines() or ["no answer within 4 s"]
+    nodes = [QueueNode(*found.groups()) for line in lines if (found := _NODE.fullmatch(line))]
+    return nodes, "" if nodes else lines[-1].removeprefix("slurm_load_partitions: ")
 
 
-def find_stopped(report: QueueReport, nodes: Sequence[str]) -> list[str]:
+def find_stopped(head: Host, nodes: Sequence[str]) -> list[str]:
     """Return the nodes on which Slurm does not run; all of them if it does not answer."""
-    running = {node.name for node in report.nodes if _runs(node)}
+    seen, _ = _probe(head)
+    # Slurm runs on a drained node, unless an asterisk says that it does not answer.
+    running = {n.name for n in seen if is_usable(n.state) or re.fullmatch("drain[^*]*", n.state)}
     return [name for name in nodes if name not in running]
 
 
-def _runs(node: QueueNode) -> bool:
-    # An asterisk marks a node that does not answer.
-    return is_usable(node.state) or (
-        node.state.startswith("drain") and not node.state.endswith("*")
-    )
-
-
-def check_queue(report: QueueReport, nodes: Sequence[str], expected: Expected) -> list[CheckResult]:
+def check_queue(head: Host, nodes: Sequence[str], expected: Expected) -> list[CheckResult]:
     """Fail for Slurm as a whole, or for each node that it does not know or use."""
-    if report.error:
+    seen, error = _probe(head)
+    if error:
         remedy = "Start it again:\n" + expected.on_node(
             "node0", "sudo systemctl restart munge slurmctld; systemctl status slurmctld"
         )
-        found = f"Slurm does not answer on the head: {report.error}"
+        found = f"Slurm does not answer on the head: {error}"
         return [CheckResult(CLUSTER, "queue", Verdict.FAIL, found, "Slurm answers", remedy)]
-    known = {node.name: node for node in report.nodes}
+    known = {node.name: node for node in seen}
     checked = [_check_node(name, known.get(name), expected) for name in nodes]
     if failures := [result for result in checked if result]:
         return failures
-    states = Counter(node.state for node in report.nodes)
+    states = Counter(node.state for node in seen)
     each = ", ".join(f"{count} {state}" for state, count in states.items())
     found = f"{counted(len(known), 'node')} in Slurm: {each}"
     return [CheckResult(CLUSTER, "queue", Verdict.OK, found)]

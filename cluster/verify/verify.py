@@ -9,9 +9,9 @@ from types import MappingProxyType
 from cluster.nodes import Cluster, HostOpener
 from cluster.slurm.job_queue import find_running_job
 from cluster.verify import machine, reachability, software
-from cluster.verify.launcher import check_launcher, probe_launcher
+from cluster.verify.launcher import check_launcher
 from cluster.verify.network import NetworkReport, check_network, probe_network
-from cluster.verify.queue import check_queue, probe_queue
+from cluster.verify.queue import check_queue
 from cluster.verify.reachability import check_ssh, compare_clocks
 from cluster.verify.results import (
     CLUSTER,
@@ -105,7 +105,7 @@ def verify_cluster(
         *_check_between(cluster, expected, reached, network),
     ]
     # A node that the head can't reach has failed already.
-    queue = check_queue(probe_queue(head), reached, expected) if reached else []
+    queue = check_queue(head, reached, expected) if reached else []
     return VerifyReport((*results, *launched, *queue), network)
 
 
@@ -207,7 +207,7 @@ def _launch(
     elif unreached:
         found = f"not tested: the head can't connect to {name_some(unreached)}"
     else:
-        return check_launcher(probe_launcher(head, nodes, cold=cold))
+        return check_launcher(head, nodes, cold=cold)
     return [CheckResult(CLUSTER, "mpirun", Verdict.SKIPPED, found)]
 
 

@@ -140,7 +140,6 @@ def _bake(
         label = tag_value(f"{name_packages(packages, stack)} {packages.source}")
     plan_input = prepare(
         ctx,
-        ctx.name,
         change,
         request.ssh_cidr,
         wants_image=True,
@@ -158,12 +157,12 @@ def _bake(
             apply_proposal(proposal, yes=True, again=again, before_image=install)
         except ImageContentError:
             with ctx.progress.phase("Terminate the machine"):
-                down(ctx, ctx.name)
+                down(ctx)
             raise
     elif image.tags.get(KEPT) == "yes" and not plan_input.found.without_image():
         return image, False
     with ctx.progress.phase("Terminate the machine"):
-        kept = down(ctx, ctx.name, keep_image=True).kept.images
+        kept = down(ctx, keep_image=True).kept.images
     made = [image for image in kept if image.holds(plan_input.recipe, label)]
     if not made:
         raise SprError(

@@ -59,6 +59,7 @@ def test_damaged_lines_are_skipped_and_a_torn_one_spoils_no_other(tmp_path: Path
     log.record("plan", "two")
 
     assert [event["what"] for event in log.read()] == ["one", "two"]
+    EventLog(log.path / "not a folder" / "log").record("plan", "stops no command")
 
 
 @pytest.mark.parametrize(
@@ -75,11 +76,6 @@ def test_secrets_in_messages_are_not_kept(tmp_path: Path, text: str, secret: str
     log.record("error", text, reason=text, hint=[text])
     assert secret not in log.path.read_text()
     assert "***" in log.path.read_text()
-
-
-def test_a_log_that_cannot_be_written_stops_no_command(tmp_path: Path) -> None:
-    (tmp_path / "bert").write_text("a file, not a folder")
-    make_log(tmp_path).record("plan", "one")
 
 
 def test_why_a_node_was_replaced_is_found(cloud: SimulatedCloud) -> None:
@@ -130,6 +126,8 @@ def test_the_log_survives_down_and_is_no_cluster(cloud: SimulatedCloud) -> None:
 
 
 def test_the_command_shows_what_was_done(line: CommandLine) -> None:
+    none = line.must("events").out
+    assert none.startswith("No events of cluster spr on this machine (")
     line.begin("--nodes", "1")
     line.must("down", "--yes")
 
@@ -143,22 +141,9 @@ def test_the_command_shows_what_was_done(line: CommandLine) -> None:
     events = json.loads(line.must("events", "--json", "--tail", "3").out)["events"]
     assert len(events) == 3
     assert (events[-1]["command"], events[-1]["event"]) == ("down", "removed")
-
-
-def test_an_action_that_never_ended_is_shown(line: CommandLine) -> None:
     log = EventLog(ClusterFiles.of("spr").events, "up")
     log.record_action("begun", Action(ActionKind.RECORD, "1 node"))
-    log.record("error", "it failed", hint=None)
-    assert "begun: Record: 1 node" in line.must("events").out
-
-
-def test_a_cluster_without_events_is_no_failure(line: CommandLine) -> None:
-    result = line.must("events", "--name", "other")
-    assert result.out.startswith("No events of cluster other on this machine (")
-    assert json.loads(line.must("events", "--name", "other", "--json").out) == {
-        "cluster": "other",
-        "events": [],
-    }
+    assert "begun: Record: 1 node" in line.must("events").out, "it never ended"
 
 
 def test_an_error_is_kept_with_its_hint_and_names_the_log(line: CommandLine) -> None:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cluster.slurm.job_queue import (
-    NoAnswer,
     QueuedJob,
-    ask_head,
     expand_nodes,
     find_running_job,
-    how_to_end,
     parse_queue,
     summarize_queue,
 )
-from infra.ec2.inventory import Inventory
 from tests.fakes import FakeHost
-from tests.infra.plan_inputs import make_machine
 
 _TEXT = """Welcome to Ubuntu
 12|PENDING||Resources|a user's | job
@@ -39,20 +32,11 @@ def test_jobs_are_listed_in_their_order() -> None:
 
 
 def test_how_busy_the_queue_is() -> None:
-    nodes = "node0|idle|0/8/0/8\nnode1|down*|0/0/8/8\n"
+    nodes = "| a banner |\nnode0|idle|0/8/0/8\nnode1|down*|0/0/8/8\n"
     host = FakeHost("node0", [("sinfo", nodes + _TEXT)])
     assert str(summarize_queue(host)) == "1 of 2 nodes (node1 is down), 2 jobs running, 1 waiting"
     shared = FakeHost("node0", [("sinfo", f"node0|mixed-|3/5/0/8\n{_TEXT}")])
     assert str(summarize_queue(shared)) == "1 of 1 node, 2 jobs running on 3 of 8 cores, 1 waiting"
-
-
-def test_a_lost_head_may_have_had_jobs() -> None:
-    lost: Any = Inventory(instances=(make_machine(1), make_machine(2)))
-    nothing: Any = None
-    answer = ask_head(nothing, lost, summarize_queue, 1.0)
-    assert isinstance(answer, NoAnswer)
-    assert answer.is_savable
-    assert ask_head(nothing, Inventory(), summarize_queue, 1.0) == NoAnswer()
 
 
 def test_a_waiting_job_uses_no_node() -> None:
@@ -76,15 +60,6 @@ def test_short_forms_are_expanded(text: str, names: list[str]) -> None:
     assert list(expand_nodes(text)) == names
 
 
-@given(st.sets(st.integers(0, 30), min_size=1, max_size=12))
-def test_any_set_of_nodes_is_found_again(numbers: set[int]) -> None:
-    names = [f"node{number}" for number in sorted(numbers)]
-    ranges = ",".join(
-        f"{first}-{first + 1}" if first + 1 in numbers else f"{first}" for first in sorted(numbers)
-    )
-    assert sorted({*expand_nodes(f"node[{ranges}]")}) == sorted(names)
-
-
 _ODD = st.text(st.sampled_from("12R[,]-n²é\x00|"), max_size=6)
 
 
@@ -95,8 +70,3 @@ def test_odd_lines_of_squeue_are_no_jobs(text: str) -> None:
     for job in parse_queue(text):
         assert int(job.id) >= 0
         assert all(job.nodes)
-
-
-def test_the_command_that_ends_a_job_names_its_cluster_if_there_is_one() -> None:
-    assert how_to_end("squad-1", "") == "spr-cluster cancel squad-1"
-    assert how_to_end("squad-1", "--name bert") == "spr-cluster cancel squad-1 --name bert"

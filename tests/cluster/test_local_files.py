@@ -21,7 +21,11 @@ def test_no_name_leads_out_of_the_home_folder(name: str) -> None:
 
 def test_the_cloud_is_in_the_first_line_of_the_ssh_configuration() -> None:
     files = ClusterFiles.of("bert")
-    assert remembered_cloud("bert") is None
+    for foreign in (None, "", "Host node0\n", "# spr-cluster lives in: aws\n", "\xff"):
+        if foreign is not None:
+            write_private(files.ssh_config, foreign)
+        assert remembered_cloud("bert") is None
+    files.ssh_config.unlink()
 
     files.remember("aws", "eu-west-1")
     assert remembered_cloud("bert") == ("aws", "eu-west-1")
@@ -33,14 +37,6 @@ def test_the_cloud_is_in_the_first_line_of_the_ssh_configuration() -> None:
     assert files.ssh_config.read_text().endswith("\nHost node0\n")
     assert files.ssh_config.stat().st_mode & 0o777 == 0o600
     assert files.folder.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("content", ["", "Host node0\n", "# spr-cluster lives in: aws\n", "\xff"])
-def test_a_foreign_ssh_config_names_no_cloud(content: str) -> None:
-    files = ClusterFiles.of("bert")
-    write_private(files.ssh_config, content)
-
-    assert remembered_cloud("bert") is None
 
 
 def test_clusters_are_listed_by_their_embedded_cloud() -> None:

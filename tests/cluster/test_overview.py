@@ -7,12 +7,12 @@ from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError
 
 import cluster.overview
-import infra.aws.clients
 from cluster.cli.status import _summary
 from cluster.local_files import ClusterFiles, EventLog
 from cluster.overview import Overview, describe_regions, list_clusters
@@ -180,6 +180,11 @@ def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
     assert look(found).expires == NOW + 10 * HOUR
     assert not look(found).is_orphan(NOW + 9 * HOUR)
     assert look(found).is_orphan(NOW + 10 * HOUR)
+    group = make_group(SPEC)
+    damaged = replace(group, tags={**group.tags, "spr-cluster:nodes": "lots"})
+    overview = look(make_found(SPEC, security_groups=(damaged,)))
+    assert overview.record is None
+    assert "grace until 20:30 UTC" in _summary(overview, NOW + 8.2 * HOUR, "--name bert")
 
 
 @pytest.mark.parametrize(
@@ -196,8 +201,7 @@ def test_a_machine_that_outlives_its_cluster_is_named(
     assert "To remove what is left: spr-cluster down --name bert" in text
 
 
-@pytest.mark.parametrize("others", [0, 1])
-@pytest.mark.parametrize("hours", [1, 9])
+@pytest.mark.parametrize(("others", "hours"), [(0, 1), (0, 9), (1, 1), (1, 9)])
 def test_no_end_is_promised_for_stopped_machines(others: int, hours: int) -> None:
     stopped, *rest = make_machines(1 + others)
     found = make_found(SPEC, instances=(replace(stopped, state="stopped"), *rest))
@@ -207,14 +211,10 @@ def test_no_end_is_promised_for_stopped_machines(others: int, hours: int) -> Non
     assert "results. How to start the head: spr-cluster up --name bert\n" in f"{text}\n"
     assert ("Nodes are set to shut down" in text) is (others == 1 and hours == 1)
     assert ("To remove what is left" in text) is (others == 1 and hours == 9)
-
-
-@pytest.mark.parametrize("hours", [1, 9])
-def test_nobody_is_sent_to_up_for_what_is_only_on_a_stopped_worker(hours: int) -> None:
+    # Nobody is sent to `up` for what is only on a stopped worker.
     head, worker = make_machines(2)
     found = make_found(SPEC, instances=(head, replace(worker, state="stopped")))
     text = _summary(look(found), NOW + hours * HOUR, "--name bert")
-
     assert "Stopped: i-1." in text
     replaced = "`up` and `repair` replace a stopped worker and delete its disk"
     assert (replaced if hours == 1 else "`down` deletes its disk.") in text
@@ -222,15 +222,6 @@ def test_nobody_is_sent_to_up_for_what_is_only_on_a_stopped_worker(hours: int) -
     # After its time, a machine that starts would end with its disk.
     start = "aws ec2 start-instances --region us-east-1 --instance-ids i-1"
     assert (start in text) is (hours == 1)
-
-
-def test_the_grace_period_is_shown_though_the_record_is_damaged() -> None:
-    group = make_group(SPEC)
-    damaged = replace(group, tags={**group.tags, "spr-cluster:nodes": "lots"})
-    overview = look(make_found(SPEC, security_groups=(damaged,)))
-
-    assert overview.record is None
-    assert "grace until 20:30 UTC" in _summary(overview, NOW + 8.2 * HOUR, "--name bert")
 
 
 def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
@@ -301,11 +292,6 @@ def test_on_spot_the_price_on_demand_is_the_most(spot: str) -> None:
     assert (most if spot else ", $19.68 so far (table of July 2026") in text
 
 
-def test_the_cost_is_unknown_if_a_price_is() -> None:
-    assert replace(look(WHOLE), prices=Prices()).cost(NOW + HOUR) is None
-    assert replace(look(WHOLE), prices=Prices()).as_dict(NOW)["usd_so_far"] is None
-
-
 def test_as_a_dictionary() -> None:
     result = look(WHOLE).as_dict(NOW + HOUR)
 
@@ -325,11 +311,12 @@ def test_as_a_dictionary() -> None:
     }
     lost = look(replace(WHOLE, security_groups=())).as_dict(NOW + HOUR)
     assert lost["age_s"] == 3600, "since the first launch, without the record"
-    rest = look(Inventory(volumes=(Resource("vol-1", {}),))).as_dict(NOW)
     head, *others = WHOLE.instances
     later = replace(WHOLE, instances=(*others, replace(head, launch_time=NOW + 2 * HOUR)))
     assert look(later).as_dict(NOW + 3 * HOUR)["age_s"] == 3 * 3600, "since it was created"
+    rest = look(Inventory(volumes=(Resource("vol-1", {}),))).as_dict(NOW)
     assert (rest["wanted_nodes"], rest["age_s"], rest["left_s"]) == (None, None, None)
+    assert replace(look(WHOLE), prices=Prices()).as_dict(NOW)["usd_so_far"] is None
 
 
 def test_the_regions_are_ec2s_and_each_is_looked_into(
@@ -339,12 +326,6 @@ def test_the_regions_are_ec2s_and_each_is_looked_into(
     ResourceFactory(cloud.fake, "bert").key_pairs()
     regions = describe_regions(cloud.ctx.clients)
     assert regions == ("eu-west-1", "us-east-1")
-    # A set of clients takes a while to make, and that of one region is there.
-    made, real = cloud.ctx.clients, infra.aws.clients.connect
-    monkeypatch.setattr(
-        cluster.overview, "connect", lambda c: made if c.region == "us-east-1" else real(c)
-    )
-
     create, threads = Clients._client, list[threading.Thread]()
 
     def create_here(*args: Any) -> Any:
@@ -359,51 +340,31 @@ def test_the_regions_are_ec2s_and_each_is_looked_into(
     assert closed == {}
 
 
-def test_a_closed_region_is_named_and_the_others_are_listed(
+def test_a_closed_region_or_scheduler_is_named_and_the_rest_is_listed(
     cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ResourceFactory(cloud.fake, "bert").key_pairs()
-    closed_ec2: Any = Closed()
+    cloud.prepared(nodes=1)
     open_, shut = cloud.ctx.clients, copy(cloud.ctx.clients)
-    shut.ec2 = closed_ec2
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        result: Any = {"Error": {"Code": "UnauthorizedOperation", "Message": "no"}}
+        raise ClientError(result, "DescribeInstances")
+
+    shut.ec2 = Mock(get_paginator=refuse)
     monkeypatch.setattr(
         cluster.overview, "connect", lambda c: shut if c.region == "eu-west-1" else open_
     )
-
-    listed, closed = list_clusters(cloud.ctx.cloud, ("eu-west-1", "us-east-1"))
-
-    assert [overview.name for overview in listed] == ["bert"]
+    (listed,), closed = list_clusters(cloud.ctx.cloud, ("eu-west-1", "us-east-1"))
+    assert listed.name == "bert"
     assert list(closed) == ["eu-west-1"]
     assert "no permission for DescribeInstances" in closed["eu-west-1"]
     with pytest.raises(ClientError):
         list_clusters(cloud.ctx.cloud, ("eu-west-1",))
 
-
-def test_machines_are_listed_even_if_the_scheduler_fails(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloud.prepared(nodes=1)
-    scheduler = cloud.ctx.clients.scheduler
-
     def fail(operation: str, _: object) -> None:
         raise ClientError({"Error": {"Code": "InternalServerException"}}, operation)
 
-    monkeypatch.setattr(scheduler, "_make_api_call", fail)
-    clients = cloud.ctx.clients
-    monkeypatch.setattr(cluster.overview, "connect", lambda _: clients)
-
-    (listed,), incomplete = list_clusters(cloud.ctx.cloud, ("us-east-1",))
-
-    assert len(listed.found.alive) == 1
-    assert "ListScheduleGroups" in incomplete["us-east-1"]
-
-
-class Closed:
-    """EC2 where an account may do nothing."""
-
-    def __getattr__(self, _: str) -> Any:
-        def refuse(*_: Any, **__: Any) -> Any:
-            result = {"Error": {"Code": "UnauthorizedOperation", "Message": "no"}}
-            raise ClientError(result, "DescribeInstances")  # type: ignore[arg-type]
-
-        return refuse
+    monkeypatch.setattr(open_.scheduler, "_make_api_call", fail)
+    (listed,), closed = list_clusters(cloud.ctx.cloud, ("us-east-1",))
+    assert len(listed.found.alive) == 1, "machines cost money"
+    assert "ListScheduleGroups" in closed["us-east-1"]

@@ -96,9 +96,15 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_a_healthy_node_asks_slurm_once_and_then_nobody(node: Node) -> None:
-    first = [call for call in node.check() if call.startswith("scontrol")]
-    assert first == ["scontrol -o show node node1"]
+    first = node.check()
+    assert [call for call in first if call.startswith("scontrol")] == [
+        "scontrol -o show node node1"
+    ]
+    assert sum(call.startswith("curl") for call in first) == 1, "there is no metadata"
     assert node.check() == []
+    node.machine.replace("hostname", "echo another")  # no node
+    node.disk(1)
+    assert [call for call in node.check() if call.startswith("scontrol")] == []
 
 
 def test_a_full_disk_drains_the_node_until_there_is_room_again(node: Node) -> None:
@@ -118,6 +124,8 @@ def test_a_disk_without_inodes_is_full(node: Node) -> None:
     node.disk(5000, inodes=5)
     (drained,) = node.updates()
     assert drained.endswith("reason=disk: /home/a b/spr-jobs has 5 inodes free")
+    # A node that reboots remembers why it is drained.
+    node.state.write_text("DOWN+DRAIN Reason=disk: / has 0 MiB free [root@x]")
     node.disk(5000, inodes=0, of=0)
     assert node.updates() == ["scontrol update nodename=node1 state=resume"]
 
@@ -129,11 +137,6 @@ def test_a_node_that_somebody_else_drained_stays_drained(node: Node) -> None:
     node.disk(5000)
     assert node.updates() == []
     assert node.state.read_text().startswith("IDLE+DRAIN")
-
-
-def test_a_node_that_reboots_remembers_why_it_is_drained(node: Node) -> None:
-    node.state.write_text("DOWN+DRAIN Reason=disk: / has 0 MiB free [root@x]")
-    assert node.updates() == ["scontrol update nodename=node1 state=resume"]
 
 
 def test_a_decision_that_slurm_does_not_take_is_repeated(node: Node) -> None:
@@ -166,12 +169,6 @@ def test_a_spot_notice_drains_the_node_for_good(node: Node) -> None:
     assert node.updates() == []
 
 
-def test_a_machine_that_is_no_node_changes_nothing(node: Node) -> None:
-    node.machine.replace("hostname", "echo another")
-    node.disk(1)
-    assert [call for call in node.check() if call.startswith("scontrol")] == []
-
-
 @pytest.mark.parametrize("drained", ["disk: / has 0 MiB free", "by hand"])
 def test_a_spot_notice_matters_more_than_other_reasons(node: Node, drained: str) -> None:
     node.state.write_text(f"IDLE+DRAIN Reason={drained} [root@x]")
@@ -193,11 +190,6 @@ def test_a_token_that_has_expired_is_renewed(node: Node) -> None:
 def test_on_demand_nodes_ask_for_no_notice(node: Node) -> None:
     node.metadata(instance_life_cycle="on-demand", spot__instance_action=NOTICE)
     node.check()
-    assert node.check() == []
-
-
-def test_without_metadata_there_are_no_notices(node: Node) -> None:
-    assert sum(call.startswith("curl") for call in node.check()) == 1
     assert node.check() == []
 
 

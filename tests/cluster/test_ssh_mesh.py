@@ -87,25 +87,15 @@ def test_all_nodes_get_the_same_files_and_fresh_keys() -> None:
     bundles = {content for host in hosts.values() for content in host.files.values()}
     assert len(bundles) == 1
     with tarfile.open(fileobj=io.BytesIO(bundles.pop())) as archive:
-        assert sorted(archive.getnames()) == [
-            ".spr-cluster-hosts",
-            ".spr-cluster-slurm/configure.sh",
-            ".spr-cluster-slurm/cores.json",
-            ".spr-cluster-slurm/epilog.sh",
-            ".spr-cluster-slurm/health.sh",
-            ".spr-cluster-slurm/limits.py",
-            ".spr-cluster-slurm/munge.conf",
-            ".spr-cluster-slurm/munge.key",
-            ".spr-cluster-slurm/slurm.conf",
-            ".spr-cluster-slurm/slurmctld.conf",
-            ".spr-cluster-slurm/slurmd.conf",
-            ".spr-cluster-slurm/task_prolog.sh",
-            ".ssh/config",
-            ".ssh/known_hosts",
-            ".ssh/spr-cluster",
-            ".ssh/spr-cluster.pub",
-            "hosts",
-        ]
+        slurm = (
+            *("configure.sh", "cores.json", "epilog.sh", "health.sh", "limits.py", "munge.conf"),
+            *("munge.key", "slurm.conf", "slurmctld.conf", "slurmd.conf", "task_prolog.sh"),
+        )
+        assert {*archive.getnames()} == {
+            *(".spr-cluster-hosts", ".ssh/config", ".ssh/known_hosts", "hosts"),
+            *(".ssh/spr-cluster", ".ssh/spr-cluster.pub"),
+            *(f".spr-cluster-slurm/{name}" for name in slurm),
+        }
         assert {member.mode for member in archive} == {0o600}
         for name, golden in (
             (".ssh/config", "ssh_config"),

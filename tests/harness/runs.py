@@ -119,7 +119,7 @@ def run_limited_up(
 ) -> None:
     """The same with a limit for jobs: ``limit`` gets the new record and the old one."""
     with ctx.files.lock():
-        plan_input = prepare(ctx, NAME, validate_options(**given), CALLER)
+        plan_input = prepare(ctx, validate_options(**given), CALLER)
         old = parse_record(plan_input.group.tags) if plan_input.group else None
         plan_input = replace(plan_input, record=limit(plan_input.record, old))
         plan = plan_up(plan_input)
@@ -132,13 +132,13 @@ def run_limited_up(
 def run_down(ctx: Context, _: Mapping[str, Any]) -> None:
     """What `spr-cluster down` does, without output."""
     with ctx.files.lock():
-        down(ctx, NAME)
+        down(ctx)
 
 
 def run_keep_image(ctx: Context, _: Mapping[str, Any]) -> None:
     """What `spr-cluster down --keep-image` does, without output."""
     with ctx.files.lock():
-        down(ctx, NAME, keep_image=True)
+        down(ctx, keep_image=True)
 
 
 @dataclass(frozen=True)

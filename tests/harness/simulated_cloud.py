@@ -163,7 +163,7 @@ class SimulatedCloud:
         return list({request["ClientToken"]: request for request in sent}.values())
 
     def plan_input(self, ssh_cidr: str | None = None, **given: Any) -> PlanInput:
-        return prepare(self.ctx, NAME, validate_options(**given), ssh_cidr)
+        return prepare(self.ctx, validate_options(**given), ssh_cidr)
 
     def plan(self, **given: Any) -> Plan:
         return plan_up(self.plan_input(**given))
@@ -194,7 +194,7 @@ class SimulatedCloud:
         return self.cluster()
 
     def down(self, **options: Any) -> Removed:
-        return down(self.ctx, NAME, **options)
+        return down(self.ctx, **options)
 
     def found(self, *kinds: str) -> Inventory:
         """What exists of the cluster, of all kinds or of these alone."""

@@ -205,7 +205,7 @@ class SimulatedHost(StandInHost):
             ("# asking how busy the queue is", self._show_queue),
             ("# submitting the jobs of the lost head", lambda _: Result(0, "", "")),
             (r"cat ~/spr-jobs/\.events", lambda _: Result(0, "", "")),
-            ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
+            ("ls -A spr-jobs", lambda _: Result(0 if self._state().get("jobs") else 1, "", "")),
         ]
 
     def answer(self, command: str, timeout_s: float | None) -> Result:

@@ -192,7 +192,7 @@ def keep_limit(
         took = timedelta(seconds=round(spent["seconds"]))
         limit = replace(limit, spent=took, spent_usd=spent["usd"])
     limit.check(used, least_s)
-    raise_latest(ctx, ctx.name, limit.latest(used))
+    raise_latest(ctx, limit.latest(used))
     log(limit.describe(used, billed=ctx.cloud.billed))
     seconds = limit.time(used).total_seconds()
     asked = {"max_time_s": ending.max_time_s, "budget": ending.budget}

@@ -115,13 +115,16 @@ def test_gc_in_another_account_keeps_the_key_of_a_cluster_with_the_same_name(
 # The key
 
 
-def test_an_empty_look_deletes_no_key(line: CommandLine) -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_empty_look_deletes_no_key(line: CommandLine, has_begun: bool) -> None:
     """The cluster's account is unknown; or the machines are only not shown."""
     line.begin("--nodes", "2")
     files = ClusterFiles.of("spr")
     lines = files.ssh_config.read_text().splitlines(keepends=True)
     files.ssh_config.write_text("".join([lines[0], *lines[2:]]))
     key = files.key.read_text()
+    if has_begun:  # the removal in the cluster's own account
+        files.removal.write_text("aws us-east-1 123456789012")
     line.cloud.faults(_OTHER_ACCOUNT)
 
     result = line.must("down", "--yes")
@@ -136,9 +139,15 @@ def test_an_empty_look_deletes_no_key(line: CommandLine) -> None:
     assert files_at_home() == []
 
 
-def test_a_down_that_was_interrupted_at_its_end_is_completed(line: CommandLine) -> None:
+def test_a_down_that_was_interrupted_is_completed_unless_up_follows(line: CommandLine) -> None:
     line.begin("--nodes", "2")
+    # Every resource names its owner.
+    assert {"ami", "snap", "vol", "i"} <= {id_.partition("-")[0] for id_ in line.cloud.left()}
+    assert owners(line) == {_ANN}
     files = ClusterFiles.of("spr")
+    files.removal.write_text("aws us-east-1 123456789012")
+    line.must("up", "--yes")
+    assert not files.removal.exists()
     key, config = files.key.read_text(), files.ssh_config.read_text()
     line.must("down", "--yes")
     files.folder.mkdir(exist_ok=True)
@@ -173,16 +182,6 @@ def test_down_needs_no_writable_folder(
     assert line.cloud.left() == []
 
 
-def test_the_mark_of_an_interrupted_down_ends_with_the_next_up(line: CommandLine) -> None:
-    line.begin("--nodes", "2")
-    files = ClusterFiles.of("spr")
-    files.removal.write_text("aws us-east-1 123456789012")
-
-    line.must("up", "--yes")
-
-    assert not files.removal.exists()
-
-
 # The owner
 
 
@@ -192,13 +191,6 @@ def owners(line: CommandLine) -> set[str]:
         tags for tags in line.cloud.fake.backend.tags.values() if "spr-cluster:cluster" in tags
     ]
     return {tags.get("spr-cluster:owner", "") for tags in found}
-
-
-def test_every_resource_names_its_owner(line: CommandLine) -> None:
-    line.begin("--nodes", "2")
-
-    assert {"ami", "snap", "vol", "i"} <= {id_.partition("-")[0] for id_ in line.cloud.left()}
-    assert owners(line) == {_ANN}
 
 
 def test_somebody_elses_cluster_needs_yes_and_its_name(

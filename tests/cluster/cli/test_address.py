@@ -62,14 +62,17 @@ def test_on_a_terminal_it_is_allowed_with_one_word(
     assert rule(moved) == [OTHER]
 
 
-def test_ssh_tries_again_after_the_rule_was_mended(
+def test_ssh_tries_again_only_after_the_rule_was_repaired(
     moved: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    questions = answer(monkeypatch, yes=True)
     moved.ssh_code = lambda: 0 if rule(moved) == [OTHER] else 255
+    refused = moved.run("ssh")
+    assert (refused.code, len(moved.ssh_calls)) == (255, 1)
+    assert f"{CHANGED}. To allow it: spr-cluster up --name spr" in refused.err
+    questions = answer(monkeypatch, yes=True)
 
     assert moved.run("ssh", "node1").code == 0
-    assert len(moved.ssh_calls) == 2
+    assert len(moved.ssh_calls) == 3
     assert len(questions) == 1
 
 
@@ -86,16 +89,6 @@ def test_ssh_never_runs_a_command_twice(
     assert len(moved.ssh_calls) == 1
     assert rule(moved) == [OTHER]
     assert "SSH is open again; run the command again" in result.err
-
-
-def test_ssh_that_may_not_mend_the_rule_says_why_it_fails(moved: CommandLine) -> None:
-    moved.ssh_code = lambda: 255
-
-    result = moved.run("ssh")
-
-    assert result.code == 255
-    assert f"{CHANGED}. To allow it: spr-cluster up --name spr" in result.err
-    assert len(moved.ssh_calls) == 1
 
 
 def test_where_ssh_works_nothing_is_looked_up(

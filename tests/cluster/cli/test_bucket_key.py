@@ -93,42 +93,33 @@ def test_a_key_that_the_nodes_could_not_use_is_found_before_anything_is_made(
 @pytest.mark.parametrize(
     ("key", "given", "fix"),
     [
-        (KEY, OTHER, f"--bucket-kms-key {KEY}"),
-        (ID, None, f"aws kms describe-key --key-id {ID}"),
-        ("alias/mine", None, "aws kms describe-key --key-id alias/mine"),
-    ],
-)
-def test_another_key_must_be_given(
-    line: CommandLine, encrypt: Encrypt, key: str, given: str | None, fix: str
-) -> None:
-    encrypt(key)
-
-    with pytest.raises(UsageError, match=f"encrypts with KMS key {key}") as caught:
-        look(line, bucket="s3://team-b", bucket_kms_key=given)
-    assert fix in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("key", "given"),
-    [
-        (None, {"bucket": "s3://team-b"}),
-        (None, {"read_from": ("s3://team-b/in",)}),
-        ("alias/aws/s3", {"bucket": "s3://team-b"}),
+        (KEY, {"bucket": "s3://team-b", "bucket_kms_key": OTHER}, f"--bucket-kms-key {KEY}"),
+        (ID, {"bucket": "s3://team-b"}, f"aws kms describe-key --key-id {ID}"),
+        ("alias/mine", {"bucket": "s3://team-b"}, "aws kms describe-key --key-id alias/mine"),
+        (None, {"bucket": "s3://team-b"}, ""),
+        (None, {"read_from": ("s3://team-b/in",)}, ""),
+        ("alias/aws/s3", {"bucket": "s3://team-b"}, ""),
         (
             KEY,
             {"bucket": "s3://team-b", "read_from": ("s3://team-b/in",), "bucket_kms_key": KEY},
+            "",
         ),
-        (ID, {"bucket": "s3://team-b", "bucket_kms_key": KEY}),
+        (ID, {"bucket": "s3://team-b", "bucket_kms_key": KEY}, ""),
         # Nobody looks which key has the alias.
-        ("alias/mine", {"bucket": "s3://team-b", "bucket_kms_key": KEY}),
+        ("alias/mine", {"bucket": "s3://team-b", "bucket_kms_key": KEY}, ""),
     ],
 )
-def test_a_key_that_the_nodes_can_use_is_no_fault(
-    line: CommandLine, encrypt: Encrypt, key: str | None, given: dict[str, Any]
+def test_the_key_that_the_nodes_need_must_be_given(
+    line: CommandLine, encrypt: Encrypt, key: str | None, given: dict[str, Any], fix: str
 ) -> None:
     encrypt(key)
 
-    assert look(line, **given) == []
+    if not fix:
+        assert look(line, **given) == []
+        return
+    with pytest.raises(UsageError, match=f"encrypts with KMS key {key}") as caught:
+        look(line, **given)
+    assert fix in (caught.value.hint or "")
 
 
 def test_the_key_of_a_bucket_to_read_from_is_only_mentioned(
@@ -157,18 +148,6 @@ def test_the_nodes_write_and_read_with_the_buckets_key(line: CommandLine, encryp
     assert line.cloud.left() == []
 
 
-@pytest.mark.parametrize("action", ["s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"])
-def test_without_a_look_at_versions_nothing_is_said(
-    line: CommandLine, encrypt: Encrypt, tmp_path: Path, action: str
-) -> None:
-    encrypt(None)
-    s3 = line.cloud.fake.clients.s3
-    s3.put_bucket_versioning(Bucket="team-b", VersioningConfiguration={"Status": "Enabled"})
-    deny(line, tmp_path, action, "*")
-
-    assert look(line, bucket="s3://team-b") == []
-
-
 @pytest.mark.parametrize(
     ("given", "needed"), [(BUCKET, "--bucket-kms-key"), (READ, "--instance-profile")]
 )
@@ -183,7 +162,7 @@ def test_credentials_that_may_not_see_it_are_told_what_to_give(
 
 
 def test_a_bucket_that_keeps_replaced_checkpoints_without_end_is_mentioned(
-    line: CommandLine, encrypt: Encrypt
+    line: CommandLine, encrypt: Encrypt, tmp_path: Path
 ) -> None:
     encrypt(None)
     s3 = line.cloud.fake.clients.s3
@@ -193,6 +172,10 @@ def test_a_bucket_that_keeps_replaced_checkpoints_without_end_is_mentioned(
     assert still in line.must("up", "--dry-run", *BUCKET).out
     assert examine(line, *BUCKET)[1]["bucket"]["verdict"] == "warn"
     assert look(line, read_from=("s3://team-b/in",)) == []
+    foreign = "".join(look(line, "111122223333", bucket="s3://team-b"))
+    assert "another account owns" in foreign
+    foreign = "".join(look(line, "111122223333", bucket="s3://team-b", instance_profile="mine"))
+    assert "is needed" not in foreign
     for prefix, is_said in (("logs/", True), ("", False), ("results", False)):
         rule = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": prefix}}
         rules: Any = [{**rule, "NoncurrentVersionExpiration": {"NoncurrentDays": 3}}]
@@ -200,6 +183,9 @@ def test_a_bucket_that_keeps_replaced_checkpoints_without_end_is_mentioned(
             Bucket="team-b", LifecycleConfiguration={"Rules": rules}
         )
         assert (still in "".join(look(line, bucket="s3://team-b/results"))) is is_said
+    for action in ("s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"):
+        deny(line, tmp_path, action, "*")
+        assert look(line, bucket="s3://team-b") == []
 
 
 def test_the_buckets_to_read_from_exist_and_one_elsewhere_is_mentioned(line: CommandLine) -> None:
@@ -213,14 +199,6 @@ def test_the_buckets_to_read_from_exist_and_one_elsewhere_is_mentioned(line: Com
     assert line.cloud.left() == []
     shown = line.must("up", "--dry-run", "--read-from", "s3://far").out
     assert "--read-from s3://far: the bucket is in eu-west-1" in shown
-
-
-def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: Encrypt) -> None:
-    encrypt(None)
-    ours: dict[str, Any] = {"account": "111122223333", "bucket": "s3://team-b"}
-
-    assert "another account owns" in "".join(look(line, **ours))
-    assert "is needed" not in "".join(look(line, **ours, instance_profile="mine"))
 
 
 @pytest.mark.parametrize(

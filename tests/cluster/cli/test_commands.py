@@ -70,6 +70,7 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
         "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
         "us-east-1a",
         "UTC (in 8 h)",
+        "UTC if results wait for `fetch`).",
     ):
         assert text in result.err
     assert not line.changes
@@ -85,10 +86,8 @@ def test_a_dry_run_changes_nothing_and_shows_the_actions(
     before = line.changes
 
     with ClusterFiles.of("spr").lock():  # a plan needs none
-        result = line.must(*argv)
-    as_json = parsed(line.run(*argv, "--json"))
+        as_json = parsed(line.run(*argv, "--json"))
 
-    assert result.out.endswith("Nothing was changed.\n")
     assert line.changes == before
     assert as_json["changes"] is True
     kinds = [action["kind"] for action in as_json["actions"]]
@@ -102,8 +101,8 @@ def test_the_plan_is_what_up_then_shows_and_does(line: CommandLine) -> None:
     planned = line.must("up", "--dry-run", "--nodes", "2").out
     shown = line.must("up", "--nodes", "2", "--yes").err
 
-    lines = planned.splitlines()
-    actions = [row for row in lines if re.match(r"  \S", row)]
+    assert planned.endswith("Nothing was changed.\n")
+    actions = [row for row in planned.splitlines() if re.match(r"  \S", row)]
     assert len(actions) == 9
     for row in actions:
         assert row in shown
@@ -111,13 +110,10 @@ def test_the_plan_is_what_up_then_shows_and_does(line: CommandLine) -> None:
         assert f"done in 0.0 s: {title}" in re.sub(r"in \S+ s:", "in 0.0 s:", shown)
 
 
-def test_a_second_up_changes_nothing(line: CommandLine) -> None:
+def test_a_second_up_changes_nothing_and_extend_moves_the_end(line: CommandLine) -> None:
     first = line.begin("--nodes", "2")
-    rows = first.out.splitlines()
-    assert [row.split()[:2] for row in rows[:2]] == [
-        ["node0", line.ids()[0]],
-        ["node1", line.ids()[1]],
-    ]
+    rows = [row.split()[:2] for row in first.out.splitlines()[:2]]
+    assert rows == [["node0", line.ids()[0]], ["node1", line.ids()[1]]]
     assert re.search(rf"^Nodes shut down automatically at {HELD}. To extend: ", first.out, re.M)
 
     before = line.changes
@@ -132,6 +128,10 @@ def test_a_second_up_changes_nothing(line: CommandLine) -> None:
         *("name", "instance", "type", "zone", "state", "private_ip", "public_ip")
     }
     assert re.fullmatch(STAMP, result["expires"])
+    text = line.must("extend", "90m").out
+    assert re.fullmatch(rf"Nodes of cluster spr shut down automatically at {HELD}\n", text)
+    longer = parsed(line.run("extend", "30m", "--json"))
+    assert result["expires"] < longer["expires"] < longer["latest"]
 
 
 def test_status_of_a_cluster(line: CommandLine) -> None:
@@ -170,40 +170,27 @@ def test_status_shows_how_busy_the_queue_is(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.begin("--nodes", "2")
-    assert parsed(line.run("status", "--json"))["queue"] == {
-        "nodes": 2,
-        "usable_nodes": 2,
-        "running": 0,
-        "waiting": 0,
-        "unusable": {},
-        "cores_in_use": 0,
-        "cores": 4,
-        "unknown": None,
-    }
+    idle = {"nodes": 2, "usable_nodes": 2, "running": 0, "waiting": 0, "unusable": {}}
+    idle |= {"cores_in_use": 0, "cores": 4, "unknown": None}
+    assert parsed(line.run("status", "--json"))["queue"] == idle
     rows = "node0|allocated|1/1/0/2\nnode1|down*|0/0/2/2\n7|RUNNING|node0|None|ours\n"
-    rows += "8|PENDING||Resources|a|b\n"
-    busy = "# asking how busy the queue is"
-
-    line.stage("node0", busy, Result(0, rows, ""))
-    assert (
-        "\nQueue: 1 of 2 nodes (node1 is down), 1 job running on 1 of 4 cores, 1 waiting\n"
-        in line.must("status").out
-    )
-
-    line.machines.staged.clear()
-    line.stage("node0", busy, Result(1, "", "slurm_load_partitions: Unable to contact slurm"))
-    shown = line.must("status").out
-    assert (
-        "Queue: unknown, because the head did not answer: [node0] Slurm does not answer: " in shown
-    )
-
-    line.machines.staged.clear()
     ended = threading.Event()
-    line.stage("node0", busy, lambda _: Result(0, str(ended.wait(60)), ""))
-    monkeypatch.setattr(status, "_QUEUE_S", 0.1)
-    silent = parsed(line.run("status", "--json"))["queue"]
+    for answer, said in (
+        (
+            Result(0, f"{rows}8|PENDING||Resources|a|b\n", ""),
+            "\nQueue: 1 of 2 nodes (node1 is down), 1 job running on 1 of 4 cores, 1 waiting\n",
+        ),
+        (
+            Result(1, "", "slurm_load_partitions: Unable to contact slurm"),
+            "Queue: unknown, because the head did not answer: [node0] Slurm does not answer: ",
+        ),
+        (lambda _: Result(0, str(ended.wait(60)), ""), "not answer: no answer within 0.1 s"),
+    ):
+        line.machines.staged.clear()
+        line.stage("node0", "# asking how busy the queue is", answer)
+        monkeypatch.setattr(status, "_QUEUE_S", 0.1 if callable(answer) else 3)
+        assert said in line.must("status").out
     ended.set()
-    assert silent == {"unknown": "no answer within 0.1 s"}
 
 
 def test_verify_looks_again_at_a_console_that_showed_no_key(line: CommandLine) -> None:
@@ -288,13 +275,13 @@ def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) ->
     line.must("up", "--nodes", "2", "--market", "spot", "--yes")
 
     text = line.must("status").out
-    result = parsed(line.run("status", "--json"))
 
-    (warned,) = [row for row in text.splitlines() if "SPOT NOTICE" in row]
-    assert warned.startswith("node1: ")
-    assert "Your Spot instance is marked for termination." in warned
+    notice = r"^node1: SPOT NOTICE: .*Your Spot instance is marked for termination\."
+    assert re.search(notice, text, re.M)
+    assert text.count("SPOT NOTICE") == 1
     assert "Then: spr-cluster repair --name spr" in text
-    assert [bool(node["spot_notice"]) for node in result["nodes"]] == [False, True]
+    nodes = parsed(line.run("status", "--json"))["nodes"]
+    assert [bool(node["spot_notice"]) for node in nodes] == [False, True]
 
 
 def test_list_shows_all_clusters_and_gc_removes_the_forgotten_ones(line: CommandLine) -> None:
@@ -377,17 +364,6 @@ def test_ended_machines_and_an_interrupted_removal_are_no_new_cluster(line: Comm
     assert line.cloud.left() == []
 
 
-def test_extend_moves_the_expiry(line: CommandLine) -> None:
-    line.begin("--nodes", "2")
-
-    text = line.must("extend", "90m").out
-    result = parsed(line.run("extend", "30m", "--json"))
-
-    assert re.fullmatch(rf"Nodes of cluster spr shut down automatically at {HELD}\n", text)
-    assert result["expires"] < result["latest"]
-    assert parsed(line.run("status", "--json"))["left_s"] > 9.9 * 3600
-
-
 def test_repair_refuses_a_cluster_without_machines_and_up_keeps_its_time_to_live(
     line: CommandLine,
 ) -> None:
@@ -450,34 +426,24 @@ def test_gc_leaves_the_cluster_alone_that_replaced_a_kept_image_while_it_asked(
 
 def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:
     line.begin("--nodes", "2")
-    machines = line.ids()
+    machines = sorted(line.ids())
     refused = line.run("down")
     assert refused.code == 2
     assert "Cluster spr in us-east-1: 2 instances" in refused.err
 
-    result = line.must("down", "--yes")
+    result = line.run("down", "--yes", "--keep-image", "--json")
 
-    assert result.out == "Nothing left of cluster spr.\n"
-    assert line.cloud.left() == []
+    said = parsed(result)
+    assert (said["cluster"], said["removed"]["instances"]) == ("spr", machines)
+    assert set(said["kept"]) == {"images", "snapshots"}
     terminated = re.search(r"Terminate: (.*)", result.err)
     assert terminated
-    assert set(terminated[1].split(", ")) == set(machines)
+    assert sorted(terminated[1].split(", ")) == machines
+    assert line.must("down", "--yes", "--keep-image").out.startswith("Kept: 1 image (ami-")
+    assert line.must("down", "--yes").out == "Nothing left of cluster spr.\n"
+    assert line.cloud.left() == []
     again = line.must("down")  # nothing to ask about
     assert again.out == "Nothing of cluster spr exists in aws us-east-1.\n"
-
-
-def test_down_as_json_and_with_a_kept_image(line: CommandLine) -> None:
-    line.begin("--nodes", "2")
-    machines = sorted(line.ids())
-
-    result = parsed(line.run("down", "--yes", "--keep-image", "--json"))
-
-    assert result["cluster"] == "spr"
-    assert result["removed"]["instances"] == machines
-    assert set(result["kept"]) == {"images", "snapshots"}
-    text = line.must("down", "--yes", "--keep-image").out
-    assert text.startswith("Kept: 1 image (ami-")
-    assert line.must("down", "--yes").out == "Nothing left of cluster spr.\n"
 
 
 def test_a_colleague_is_let_in_by_a_public_key(line: CommandLine, tmp_path: Path) -> None:
@@ -542,6 +508,10 @@ def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(
     ]
     assert "Host node1" in Path(config).read_text()
 
+    for port in ("8888:localhost:80", "127.0.0.1:8888:10.0.0.7:80", "8888"):
+        line.run("ssh", "-L", port)
+        whole = port if ":" in port else "8888:localhost:8888"
+        assert line.ssh_calls.pop()[3:] == ["-L", whole, "-o", "ExitOnForwardFailure=yes", "node0"]
     monkeypatch.setattr("cluster.cli.ssh.has_terminal", lambda: True)
     line.run("ssh", "node1")
     line.run("ssh", "node1", "--", "lscpu")
@@ -583,7 +553,7 @@ def test_up_shows_an_end_that_an_extend_has_moved_meanwhile(
 
     def extend_meanwhile() -> None:
         line.cloud.steps.before.clear()
-        extend(ctx, "spr", timedelta(hours=5))
+        extend(ctx, timedelta(hours=5))
 
     line.cloud.steps.before["health of all nodes"] = extend_meanwhile
     shown = json.loads(line.must("up", "--nodes", "2", "--yes", "--json").out)

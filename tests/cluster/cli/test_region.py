@@ -47,17 +47,6 @@ def test_on_a_terminal_the_region_is_asked_for(
     assert json.loads(result.out)["region"] == "us-east-1"
 
 
-def test_what_is_known_here_needs_no_region(line: CommandLine) -> None:
-    line.begin("--nodes", "1", "--region", "us-east-1")
-
-    assert "Cluster spr is running" in line.must("status").out
-    assert [c["cluster"] for c in json.loads(line.must("list", "--json").out)["clusters"]] == [
-        "spr"
-    ]
-    assert line.must("list", "--all-regions").code == 0
-    assert line.must("down", "--yes").out == "Nothing left of cluster spr.\n"
-
-
 def test_credentials_that_expire_during_up_end_it_cleanly(line: CommandLine) -> None:
     bought: list[str] = []
 
@@ -82,5 +71,10 @@ def test_credentials_that_expire_during_up_end_it_cleanly(line: CommandLine) -> 
     line.call_log.before.clear()
     line.cloud.faults("")
     assert ClusterFiles.of("spr").key.exists()
+    # What is known here needs no region.
     line.must("up", "--yes")
     assert len(line.ids()) == 2
+    listed = json.loads(line.must("list", "--json").out)["clusters"]
+    assert [cluster["cluster"] for cluster in listed] == ["spr"]
+    assert line.must("list", "--all-regions").code == 0
+    assert line.must("down", "--yes").out == "Nothing left of cluster spr.\n"

@@ -39,6 +39,10 @@ def lose_all(line: CommandLine) -> None:
     line.cloud.clock.now += 3600
 
 
+_PAST = f.record("expires", "2020-01-01T00:00:00Z")
+_VPC = r"`(aws ec2 create-default-vpc [^`]+)"
+_TWO_PARTS = "iam-policy --second-guard --bucket s3://models"
+_FAST = f"{_UP} --volume-throughput 1000"
 _TABLE = (
     Remedy("no cluster", "verify", _OURS.format("up"), exists=False),
     Remedy("key open to others", "verify", r"→ (chmod 600 .+)", f.open_key),
@@ -46,33 +50,15 @@ _TABLE = (
     Remedy("key damaged", "repair --yes", _OURS.format("down"), f.damage_key, cured=_PLAN),
     Remedy("nodes lost", "verify", _OURS.format("up"), lose_all),
     Remedy("record damaged", _UP, _OURS.format("down"), f.record("nodes", "many")),
-    Remedy(
-        "time over", _UP, _OURS.format("extend 2h"), f.record("expires", "2020-01-01T00:00:00Z")
-    ),
+    Remedy("time over", _UP, _OURS.format("extend 2h"), _PAST),
     Remedy("other stack", "up --stack intel --yes", _OURS.format("down"), cured=_PLAN),
     Remedy("no image", "images --delete ami-1", r"(spr-cluster images)", cured="images"),
-    Remedy(
-        "no default VPC",
-        _UP,
-        r"`(aws ec2 create-default-vpc [^`]+)",
-        f.remove_default_vpc,
-        exists=False,
-    ),
+    Remedy("no default VPC", _UP, _VPC, f.remove_default_vpc, exists=False),
     Remedy("no terminal", "down", r"(--yes) confirms"),
     Remedy("a zone", "list --region us-east-1a", r"(--region us-east-1)$"),
     Remedy("a short life", f"{_UP} --ttl 5m", r"(--ttl \w+) or more", exists=False),
-    Remedy(
-        "few operations",
-        f"{_UP} --volume-throughput 1000",
-        r"add (--volume-iops \d+)",
-        exists=False,
-    ),
-    Remedy(
-        "a long policy",
-        "iam-policy --second-guard --bucket s3://models",
-        r"add (--part 1)",
-        exists=False,
-    ),
+    Remedy("few operations", _FAST, r"add (--volume-iops \d+)", exists=False),
+    Remedy("a long policy", _TWO_PARTS, r"add (--part 1)", exists=False),
     Remedy("no AMX", f"{_UP} --instance-type c6i.metal", r"(--allow-no-amx) allows", exists=False),
     Remedy("no such command", "config upp", r"such as: (spr-cluster config up)", cured="config up"),
     Remedy("no text", "predict", r"(spr-cluster predict --help)", cured="predict --help"),

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from infra.iam.policy import build_policy
-from tests.cluster.cli.test_iam_policy import allow
 from tests.harness.command_line import CommandLine
 
 
@@ -36,18 +33,6 @@ def test_it_can_be_cleared_and_set_again(line: CommandLine) -> None:
         assert line.cloud.group.tags["spr-cluster:second-guard"] == tag
         line.must(*up, "--yes")
         assert line.cloud.group.tags["spr-cluster:second-guard"] == tag
-
-
-def test_without_its_policy_nothing_is_bought(line: CommandLine, tmp_path: Path) -> None:
-    allow(line, tmp_path, build_policy())
-
-    result = line.run("up", "--nodes", "2", "--second-guard", "--yes")
-
-    assert result.code == 1
-    assert "no permission for CreateScheduleGroup: " in result.message
-    assert "`spr-cluster iam-policy --second-guard` prints" in result.message
-    assert line.ids("pending", "running", "terminated") == []
-    assert "It exists now: 1 security group" in result.err
 
 
 @pytest.mark.parametrize("option", [("--second-guard",), ("--bucket", "s3://team-b")])

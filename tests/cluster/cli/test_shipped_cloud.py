@@ -29,9 +29,7 @@ from tests.infra.local.fakes import (
     FakeCloud,
     FakePodman,
     FakeTime,
-    connect_node,
     leave_moto_as_it_was,
-    refusal,
     state_folder,
 )
 
@@ -68,34 +66,6 @@ def leave_cluster(cloud: FakeCloud) -> None:
     ec2.create_tags(Resources=[group], Tags=labels)
     ClusterProfile(cloud.clients, "bert").make(spec)
     ClusterGuard(cloud.clients, "bert").protect(["i-0123"], now + HOUR)
-
-
-def test_the_nodes_role_decides_which_prefixes_of_s3_they_use(shipped: FakeCloud) -> None:
-    spec = ClusterSpec(
-        name="bert",
-        nodes=1,
-        bucket="s3://team/out",
-        read_from=("s3://team/in",),
-        ssh_cidrs=("::/0",),
-    )
-    ClusterProfile(shipped.clients, "bert").make(spec)
-    shipped.clients.s3.create_bucket(Bucket="team")
-    for key in ("out/a", "in/a", "secret/a"):
-        shipped.clients.s3.put_object(Bucket="team", Key=key, Body=b"x")
-    s3 = connect_node(shipped, "spr-cluster-bert-us-east-1-s3")
-
-    for key in ("out/a", "in/a"):
-        assert s3.get_object(Bucket="team", Key=key)["Body"].read() == b"x"
-        assert s3.list_objects_v2(Bucket="team", Prefix=key[:-1])["KeyCount"] == 1
-    upload = s3.create_multipart_upload(Bucket="team", Key="out/b")["UploadId"]
-    s3.abort_multipart_upload(Bucket="team", Key="out/b", UploadId=upload)
-    for call, request in (
-        (s3.get_object, {"Key": "secret/a"}),
-        (s3.list_objects_v2, {"Prefix": "secret/"}),
-        (s3.put_object, {"Key": "in/b"}),
-        (s3.create_multipart_upload, {"Key": "in/b"}),
-    ):
-        assert refusal(call, Bucket="team", **request) == "AccessDenied"
 
 
 def run(words: str) -> int:

@@ -146,31 +146,12 @@ def test_the_time_also_ends_while_this_machine_sleeps(
     assert tries == [0]
 
 
-def test_capacity_that_is_missing_only_after_the_purchase_is_waited_for(
-    cloud: SimulatedCloud,
-) -> None:
-    types = {**in_first_zone(cloud), "instance_types": ("r7iz.metal-16xl", "m7i.metal-24xl")}
-    cloud.faults('[[machine]]\nfate = "no-room"\n')
-
-    def before(number: int) -> None:
-        if number == 1:
-            cloud.faults("")
-
-    wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud, **types))
-    cluster = bring_up_when_possible(plan(cloud, **types), wait, bring(cloud, before))
-
-    assert len(cluster.nodes) == 2
-    offers = len(find_offers(cloud.ctx, cloud.plan_input(nodes=2, **types)))
-    assert len(cloud.purchases()) == offers + 2, "each offer once, then the head and the workers"
-
-
-@pytest.mark.parametrize("wait", [None, timedelta(hours=1)])
-def test_it_does_not_wait_for_a_quota(cloud: SimulatedCloud, wait: timedelta | None) -> None:
+def test_it_does_not_wait_for_a_quota(cloud: SimulatedCloud) -> None:
     cloud.faults("[quota]\non_demand_vcpus = 64\n")
     begun = cloud.clock.monotonic()
-    patience = CapacityWait(wait, lambda: plan(cloud)) if wait else None
+    wait = CapacityWait(timedelta(hours=1), lambda: plan(cloud))
 
     with pytest.raises(NoCapacityError, match="current vCPU limit"):
-        bring_up_when_possible(plan(cloud), patience, bring(cloud, lambda _: None))
+        bring_up_when_possible(plan(cloud), wait, bring(cloud, lambda _: None))
 
     assert cloud.clock.monotonic() - begun < 60

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
-import os
-import pty
-import struct
-import subprocess
-import sys
-import termios
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,14 +13,12 @@ from rich.console import Console
 from cluster.console.display import (
     PlainProgress,
     TreeProgress,
-    format_seconds,
     format_table,
     make_progress,
 )
 from cluster.console.output import ask_for, wrap
 from infra.cost.prices import Price
 from infra.errors import DeadlineError
-from infra.spec import CLUSTER_NAME_RULE
 from jobs.cli.shared.job_display import JobDisplay, render_result, render_shares, render_step
 from jobs.worker.tasks import TASKS
 
@@ -40,13 +31,6 @@ STEP: dict[str, Any] = {
     "eta_seconds": 185.0,
     "shares": {"a": 0.497, "b": 0.503},
 }
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(4.24, "4.2 s"), (185, "3 min 05 s"), (3720, "1 h 02 min")]
-)
-def test_seconds(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
 
 
 def test_plain_lines_tell_beginning_notes_and_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,40 +131,26 @@ def test_the_live_line_tells_speed_time_and_cost() -> None:
     assert render_step({**STEP, "step": 1, "total": 2, "shares": {"a": 1.0}}, None).endswith(
         "7,380 tokens/s  3 min 05 s left"
     )
+    assert render_shares([0.2] * 4 + [0.15]) == "nodes 15.0 to 20.0 %", "the slowest is seen"
 
 
-def test_of_many_nodes_the_slowest_is_seen() -> None:
-    assert render_shares([0.2] * 4 + [0.15]) == "nodes 15.0 to 20.0 %"
-
-
-def test_a_job_tells_where_it_went_on_and_where_it_stopped(
+def test_a_job_tells_who_runs_on_what_and_where_it_resumed_and_stopped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show = JobDisplay(PlainProgress())
+    start = {"event": "start", "world_size": 2, "hosts": ["a", "b"], "backend": "gloo"}
+    show.event({**start, "dtype": "bf16"})
+    show.log("a line of [the] job")
     show.event({"event": "resumed", "step": 4, "total": 9})
     show.event({"event": "stopped", "step": 7, "total": 9, "checkpoint": "step-000007"})
     show.event({"event": "checkpoint", "step": 7, "name": "step-000007", "seconds": 0.1})
-    assert capsys.readouterr().err.splitlines() == [
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert "2 ranks on a, b; backend gloo, bf16" in first
+    assert rest == [
+        "a line of [the] job",
         "resuming after step 4 of 9",
         "stopped after step 7 of 9, saved as checkpoint step-000007",
     ]
-
-
-def test_a_job_tells_who_runs_on_what(capsys: pytest.CaptureFixture[str]) -> None:
-    show = JobDisplay(PlainProgress())
-    start: dict[str, Any] = {
-        "world_size": 2,
-        "hosts": ["a", "b"],
-        "backend": "gloo",
-        "dtype": "bf16",
-    }
-
-    show.event({"event": "start", **start})
-    show.log("a line of [the] job")
-
-    err = capsys.readouterr().err
-    assert "2 ranks on a, b; backend gloo, bf16" in err
-    assert "a line of [the] job" in err
 
 
 def test_the_result_in_a_few_lines() -> None:
@@ -201,31 +171,6 @@ def test_the_result_in_a_few_lines() -> None:
 
     assert text.startswith("F1 91.3, exact match 80.0 on 10 records\nworld size 2 on 2 hosts, ")
     assert text.endswith("results/squad-1/")
-
-
-def test_a_run_that_only_evaluates_and_exports_has_no_speed_of_training() -> None:
-    forms = [
-        {"form": "PyTorch, bf16", "loss": 0.0, "rows_per_second": 200.0},
-        {"form": "int8", "loss": 0.25, "rows_per_second": 500.0},
-    ]
-    result = {
-        "scores": {"accuracy": 91.0},
-        "eval_records": 10,
-        "ranks": [{"hostname": "a"}],
-        "world_size": 1,
-        "backend": "gloo",
-        "dtype": "bf16",
-        "epochs": 0,
-        "seconds": {"train": 1.8},
-        "export": {"metric": "accuracy", "forms": forms},
-    }
-
-    text = render_result(result, Path("results/classify-1"))
-
-    assert (
-        "backend gloo, bf16\nexported as int8: 2.50 times the rows per second of PyTorch, bf16, "
-        "a loss of 0.25 in accuracy\n" in text
-    )
 
 
 def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(
@@ -287,51 +232,3 @@ def test_a_table_that_is_too_wide_keeps_its_words_whole(monkeypatch: pytest.Monk
         "squad-20261122-054912  STATE running",
         "  CHECKPOINT step-000007",
     ]
-
-
-def test_at_80_columns_the_tree_breaks_no_word() -> None:
-    progress = TreeProgress()
-    screen = Console(file=io.StringIO(), width=80)
-    title = "Nodes: 2 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from ami-1"
-    note = "waiting for SSH on node0, node1: 3 min of at most 40; no SSH at 172.31.0.4 in us-east-1"
-    with progress.phase("Cluster spr of 2 nodes, aws us-east-1"), progress.phase(title):
-        progress.note(note)
-        screen.print(progress._render())
-
-    assert isinstance(screen.file, io.StringIO)
-    words = screen.file.getvalue().split()
-    assert set(title.split()) | set(note.split()) | {"us-east-1"} <= set(words)
-
-
-def test_on_a_real_terminal_of_80_columns_no_line_is_longer(tmp_path: Path) -> None:
-    """What is wrapped by the terminal itself would be broken anywhere."""
-    refused = run_on_terminal(tmp_path, "down", "--name", "An-Impossible-Name-That-Is-Long")
-    assert all(len(line) <= 80 for line in refused)
-    assert " ".join(" ".join(refused).split()) == (
-        f"spr-cluster: --name An-Impossible-Name-That-Is-Long: expected {CLUSTER_NAME_RULE}"
-    )
-
-
-def run_on_terminal(home: Path, *argv: str) -> list[str]:
-    """Run a command on a pseudo-terminal of 80 columns and return what it printed."""
-    terminal, other = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    environ = {
-        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from jobs.__main__ import main; raise SystemExit(main())", *argv],
-        stdin=other,
-        stdout=other,
-        stderr=other,
-        cwd=Path(__file__).parents[3],
-        env={**environ, "SPR_CLUSTER_HOME": str(home / "home"), "TERM": "xterm"},
-    )
-    os.close(other)
-    process.wait(timeout=60)
-    text = b""
-    with suppress(OSError):
-        while chunk := os.read(terminal, 65536):
-            text += chunk
-    os.close(terminal)
-    return text.decode().splitlines()

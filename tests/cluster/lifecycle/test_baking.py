@@ -13,7 +13,6 @@ from infra.ec2 import tags
 from infra.ec2.images import Image
 from infra.ec2.inventory import Inventory
 from infra.errors import ConnectionLostError, HostError, SprError, UsageError
-from infra.plan.actions import ActionKind, Plan
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.harness.prepared_cluster import begin_with
 from tests.harness.simulated_cloud import SimulatedCloud
@@ -21,15 +20,12 @@ from tests.harness.simulated_cloud import SimulatedCloud
 INSTALL = "spr-cluster-install.sh"
 
 
-def kinds(plan: Plan) -> list[ActionKind]:
-    return [action.kind for action in plan.actions]
-
-
 def purchases(cloud: SimulatedCloud) -> int:
     return cloud.writes().count("RunInstances")
 
 
 def test_without_an_image_all_nodes_are_bought_and_installed_at_once(cloud: SimulatedCloud) -> None:
+    cloud.faults("image_s = 3000\n")
     cloud.up(nodes=3, bake="none")
 
     cluster = cloud.cluster()
@@ -43,6 +39,11 @@ def test_without_an_image_all_nodes_are_bought_and_installed_at_once(cloud: Simu
     before = cloud.writes()
     cloud.up()
     assert cloud.writes() == before
+    assert "from Canonical's Ubuntu image" in str(cloud.plan(nodes=4).actions), "it is not ready"
+    cloud.clock.sleep(3600)
+    cloud.up(nodes=4)
+    assert cloud.cluster().is_whole
+    assert cloud.steps.count(INSTALL) == 3
 
 
 def test_an_installation_that_fails_on_one_node_is_done_again_there_alone(
@@ -66,29 +67,6 @@ def test_an_installation_that_fails_on_one_node_is_done_again_there_alone(
     assert cloud.cluster().is_whole
     assert cloud.steps.count(INSTALL) == 3
     assert purchases(cloud) == 1
-
-
-def test_new_nodes_start_from_the_image_made_in_the_background(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2, bake="none")
-    cloud.clock.sleep(3600)
-
-    cloud.up(nodes=4)
-
-    assert cloud.cluster().is_whole
-    assert cloud.steps.count(INSTALL) == 2
-
-
-def test_an_image_that_is_not_ready_is_not_waited_for(cloud: SimulatedCloud) -> None:
-    cloud.faults("image_s = 5000\n")
-    cloud.up(nodes=1, bake="none")
-
-    plan = cloud.plan(nodes=2)
-
-    assert ActionKind.WAIT_IMAGE not in kinds(plan)
-    assert "from Canonical's Ubuntu image" in str(plan.actions)
-    cloud.up(nodes=2)
-    assert cloud.steps.count(INSTALL) == 2
-    assert len(cloud.found("images").images) == 1
 
 
 @pytest.mark.parametrize(
@@ -122,18 +100,6 @@ def test_ec2_may_refuse_an_image_or_its_removal_to_a_complete_cluster(
     cloud.faults("")
     cloud.up()
     assert [image.state for image in cloud.found("images").images] == ["available"]
-
-
-def test_a_head_with_user_data_is_not_copied_for_others(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=1, bake="none")
-    (image,) = cloud.found("images").images
-    cloud.ec2.deregister_image(ImageId=image.id)
-    cloud.change_machine(cloud.cluster().head.instance.id, jobs="squad-1")
-
-    cloud.up()
-
-    assert cloud.found("images").images == ()
-    assert "no image: there are jobs on the head" in cloud.progress.notes
 
 
 @pytest.fixture
@@ -212,8 +178,13 @@ def test_an_image_that_fails_while_it_is_waited_for_keeps_no_machine(
 
 
 def test_the_image_of_a_head_with_jobs_is_for_its_own_cluster_alone(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=1)
+    cloud.prepared(nodes=1, bake="none")
+    (image,) = cloud.found("images").images
+    cloud.ec2.deregister_image(ImageId=image.id)
     cloud.change_machine(cloud.cluster().head.instance.id, jobs="squad-1")
+    cloud.up()
+    assert cloud.found("images").images == ()
+    assert "no image: there are jobs on the head" in cloud.progress.notes
 
     cloud.up(nodes=2, bake="head")
 
@@ -250,20 +221,26 @@ def test_a_baked_image_is_found_by_any_cluster_and_nothing_is_installed(line: Co
     assert (listed["image"], listed["state"], listed["kept"]) == (image, "ready", True)
 
 
-def test_interrupted_baking_continues(line: CommandLine) -> None:
+@pytest.mark.parametrize("step", ["sealing the disk", INSTALL])
+def test_interrupted_baking_continues_and_keeps_its_options(line: CommandLine, step: str) -> None:
     def fail() -> None:
-        line.cloud.steps.before.clear()
         raise HostError("node0", "no SSH at 172.31.0.4: timed out")
 
-    line.cloud.steps.before["sealing the disk"] = fail
-    result = line.run("bake", "--yes")
+    line.cloud.steps.before[step] = fail
+    options = ("--instance-type", "m7i.2xlarge", "--proxy", "http://10.0.0.9:3128")
+    result = line.run("bake", "--yes", *options)
     (name,) = cluster_names()
     again = "To continue: run the same `spr-cluster bake` again\n"
     assert again in line.must("status", "--name", name).out
     assert "`bake` did not finish." in result.err
-    assert "spr-cluster bake --cloud aws --region us-east-1" in result.err
-    line.must("bake", "--yes")
+    assert f"spr-cluster bake {' '.join(options)} --cloud aws --region us-east-1" in result.err
+    line.cloud.steps.before.clear()
+    if step == INSTALL:
+        line.lose(*line.ids())
 
+    line.must("bake", "--yes")  # the record knows the type
+
+    assert {each["InstanceType"] for each in line.cloud.purchases()} == {"m7i.2xlarge"}
     assert line.ids() == []
     (listed,) = json.loads(line.must("images", "--json").out)["images"]
     assert (listed["state"], listed["kept"]) == ("ready", True)
@@ -355,22 +332,6 @@ def test_packages_that_can_not_be_installed_leave_nothing(
     assert line.cloud.left() == []
 
 
-def test_interrupted_baking_keeps_its_options(line: CommandLine) -> None:
-    def fail() -> None:
-        raise HostError("node0", "no SSH at 172.31.0.4: timed out")
-
-    line.cloud.steps.before[INSTALL] = fail
-    options = ("--instance-type", "m7i.2xlarge", "--proxy", "http://10.0.0.9:3128")
-    result = line.run("bake", "--yes", *options)
-    assert f"bake {' '.join(options)} --cloud aws" in result.err
-    del line.cloud.steps.before[INSTALL]
-    line.lose(*line.ids())
-
-    line.must("bake", "--yes")  # the record knows the type
-
-    assert {each["InstanceType"] for each in line.cloud.purchases()} == {"m7i.2xlarge"}
-
-
 def test_interrupted_baking_of_packages_continues_on_its_machine(
     line: CommandLine, packages: Packages
 ) -> None:
@@ -410,14 +371,6 @@ def test_a_wrong_list_of_packages_buys_nothing(
     result = line.run("bake", "--yes", "--packages", file)
 
     assert (result.code, said in result.message, line.changes) == (2, True, {})
-
-
-def test_an_image_too_large_for_the_nodes_disks_is_left_alone(line: CommandLine) -> None:
-    bake(line)
-
-    shown = line.must("up", "--dry-run", "--nodes", "2", "--volume-gib", "20").out
-
-    assert "from Canonical's Ubuntu image" in shown
 
 
 def test_images_are_listed_and_deleted(line: CommandLine) -> None:
@@ -460,6 +413,7 @@ def test_a_kept_image_for_larger_disks_is_named(line: CommandLine) -> None:
 
     shown = line.must("up", "--nodes", "2", "--dry-run").out
 
+    assert "from Canonical's Ubuntu image" in shown
     assert "needs a disk of 300 GiB: --volume-gib 300 uses it." in shown
 
 

@@ -42,15 +42,6 @@ def test_nodes_that_no_job_uses_are_taken(three: CommandLine, job: dict[str, obj
     assert found in three.must("events").out
 
 
-def test_repair_leaves_a_job_alone_that_runs_on_other_nodes(three: CommandLine) -> None:
-    change_job(three, job_nodes=["node0"])
-    three.lose(three.ids()[2])
-
-    three.must("repair", "--yes")
-
-    assert len(three.ids()) == 3
-
-
 def test_repair_beside_a_job_gives_a_lost_nodes_name_to_its_replacement(three: CommandLine) -> None:
     change_job(three, job_nodes=["node0", "node2"])
     head, lost, last = three.ids()
@@ -78,26 +69,21 @@ def test_a_running_jobs_nodes_are_not_renamed(three: CommandLine) -> None:
     assert [node["name"] for node in done["nodes"]] == ["node0", "node1"]
 
 
-def test_up_leaves_a_job_alone_whose_node_only_this_machine_can_not_reach(
+def test_only_repair_takes_a_node_for_lost_that_this_machine_can_not_reach(
     three: CommandLine,
 ) -> None:
-    change_job(three, job_nodes=["node2"])
-    three.cloud.change_machine(three.ids()[2], fate="no-ssh")
+    # In Slurm's short form.
+    row = "12|RUNNING|node[0,2]|None|squad-1\n13|PENDING||Resources|run-2\n"
+    three.stage("node0", "^timeout 20 squeue ", Result(0, row, ""))
+    worker = three.ids()[2]
+    three.cloud.change_machine(worker, fate="no-ssh")
 
     result = three.run("up", "--yes")
 
     assert result.code != 0
     assert "job squad-1 is still running" in result.message
     assert len(three.ids()) == 3
-
-
-def test_repair_takes_an_unhealthy_node_for_lost(three: CommandLine) -> None:
-    change_job(three, job_nodes=["node2"])
-    worker = three.ids()[2]
-    three.cloud.change_machine(worker, fate="no-ssh")
-
     three.must("repair", "--yes")
-
     assert worker not in three.ids()
 
 
@@ -113,9 +99,3 @@ def test_nothing_is_taken_if_the_head_can_not_be_asked(three: CommandLine) -> No
     three.lose(three.ids()[2])
     three.must("repair", "--yes")
     assert len(three.ids()) == 3
-
-
-def test_nodes_in_slurms_short_form_are_found(three: CommandLine) -> None:
-    row = "12|RUNNING|node[0,2]|None|squad-1\n13|PENDING||Resources|run-2\n"
-    three.stage("node0", "^timeout 20 squeue ", Result(0, row, ""))
-    assert three.run("up", "--nodes", "2", "--yes").message == _BUSY

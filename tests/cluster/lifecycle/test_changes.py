@@ -35,26 +35,20 @@ def assert_whole(cloud: SimulatedCloud, nodes: int) -> None:
     assert not cloud.plan().changes
 
 
-def test_it_grows_and_those_that_are_there_keep_their_ranks(cloud: SimulatedCloud) -> None:
+def test_it_grows_and_shrinks_and_the_others_keep_their_ranks(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=2)
     before = ids(cloud)
 
     cloud.up(nodes=4)
 
     assert_whole(cloud, 4)
-    assert ids(cloud)[:2] == before
+    grown = ids(cloud)
+    assert grown[:2] == before
     assert len(cloud.found("images").images) == 1
     assert cloud.steps.count("install.sh") == 1
-
-
-def test_it_shrinks_by_its_highest_ranks(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=3)
-    before = ids(cloud)
-
-    cloud.up(nodes=2)
-
-    assert_whole(cloud, 2)
-    assert ids(cloud) == before[:2]
+    cloud.up(nodes=3)
+    assert_whole(cloud, 3)
+    assert ids(cloud) == grown[:3]
 
 
 # Mending

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -14,21 +15,15 @@ from provision.stacks.load import load_stack
 from tests.harness.simulated_cloud import SimulatedCloud
 
 
-def test_a_cluster_of_one_that_grows_has_its_network_from_the_start(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=1)
-
-    cluster = cloud.up(nodes=3)
-
-    requests = cloud.purchases()
-    assert [r["Placement"]["GroupName"] for r in requests] == ["spr-cluster-bert"] * len(requests)
-    assert [node.instance.ena_express for node in cluster.nodes] == [True] * 3
-
-
 def test_machines_with_ena_express_have_its_mtu_and_verify_expects_it(
     cloud: SimulatedCloud,
 ) -> None:
-    cluster = cloud.prepared(nodes=2)
+    cloud.prepared(nodes=1)
+    cluster = cloud.up(nodes=2)
 
+    groups = {request["Placement"]["GroupName"] for request in cloud.purchases()}
+    assert groups == {"spr-cluster-bert"}, "from the start"
+    assert [node.instance.ena_express for node in cluster.nodes] == [True] * 2
     assert [cloud.machine(n.instance.id)["mtu"] for n in cluster.nodes] == [8900] * 2
     assert "mtu" not in cloud.progress.notes[-1]
     cloud.change_machine(cluster.nodes[1].instance.id, mtu=9001)
@@ -63,20 +58,17 @@ def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
 
 
 def test_the_speed_of_disks_is_recorded_and_kept(cloud: SimulatedCloud) -> None:
+    for kind, mib_s in (("r7iz.metal-16xl", 750), ("r7iz.4xlarge", None)):
+        assert cloud.plan_input(instance_types=(kind,)).spec.volume_throughput == mib_s
     cloud.up(nodes=1, volume_iops=4000, volume_throughput=250)
     cloud.up(nodes=2)
 
     disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in cloud.purchases()]
     assert {(disk["Iops"], disk["Throughput"]) for disk in disks} == {(4000, 250)}
-    with pytest.raises(UsageError, match="was created with"):
-        cloud.plan_input(volume_iops=5000)
-    with pytest.raises(UsageError, match="was created with"):
-        cloud.plan_input(volume_throughput=300)
-
-
-def test_only_bare_metal_gets_fast_disks(cloud: SimulatedCloud) -> None:
-    for kind, mib_s in (("r7iz.metal-16xl", 750), ("r7iz.4xlarge", None)):
-        assert cloud.plan_input(instance_types=(kind,)).spec.volume_throughput == mib_s
+    others: list[dict[str, Any]] = [{"volume_iops": 5000}, {"volume_throughput": 300}]
+    for other in others:
+        with pytest.raises(UsageError, match="was created with"):
+            cloud.plan_input(**other)
 
 
 # Bare metal is slow

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import paramiko
 import pytest
 
 from cluster.lifecycle.host_identity import check_head_identity, verified_by
-from cluster.nodes import Node
 from infra.ec2.key_pair import generate_key_pair
 from infra.errors import HostKeyError, SprError
 from infra.files import write_private
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from tests.harness.cloud import SimulatedEngine
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.harness.simulated_machines import host_key_of
 
@@ -66,42 +63,6 @@ def test_a_head_whose_console_shows_another_key_is_not_trusted(
     assert len(cloud.purchases()) == 1
 
 
-@pytest.fixture
-def head(cloud: SimulatedCloud) -> Node:
-    """A head whose key was never compared with its console."""
-    node = cloud.prepared(nodes=1).head
-    cloud.ctx.files.events.unlink()
-    return node
-
-
-def test_an_empty_console_is_reported(cloud: SimulatedCloud, head: Node) -> None:
-    cloud.engine.host_keys = lambda *_: ()  # type: ignore[method-assign]
-
-    note = check_head_identity(cloud.ctx, head)
-
-    assert "its host key was accepted on first contact: the console does not show it" in note
-    assert verified_by(cloud.ctx.events) == {head.instance.id: "first contact"}
-
-
-@pytest.mark.parametrize("latest", ["true", "false"])
-def test_a_console_line_that_a_kernel_message_cuts_stops_nothing(
-    cloud: SimulatedCloud, head: Node, monkeypatch: pytest.MonkeyPatch, latest: str
-) -> None:
-    cloud.faults(f"[console]\nlatest = {latest}\n")
-    of_another_type = paramiko.ECDSAKey.generate(bits=256)
-    whole = f"{of_another_type.get_name()} {of_another_type.get_base64()} root@fake"
-
-    def cut(pid: int, made: str) -> tuple[str, ...]:
-        (key,) = SimulatedEngine.host_keys(cloud.engine, pid, made)
-        return f"{key[:40]}[   12.3] random: crng init done", key[40:], whole
-
-    monkeypatch.setattr(cloud.engine, "host_keys", cut)
-
-    check_head_identity(cloud.ctx, head)
-
-    assert verified_by(cloud.ctx.events) == {head.instance.id: "first contact"}
-
-
 def test_each_key_is_verified_before_any_node_is_connected_and_remembered(
     cloud: SimulatedCloud,
 ) -> None:
@@ -151,29 +112,6 @@ def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(cloud: Simu
     ):
         cloud.up(nodes=3)
     assert cloud.steps.count("tar -C") == 0
-
-
-def test_a_changed_key_found_by_the_verification_is_an_error_too(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2)
-
-    def refuse() -> None:
-        raise HostKeyError("node0", "another key")
-
-    cloud.steps.before["health of all nodes"] = refuse
-    with pytest.raises(HostKeyError, match="another key"):
-        cloud.up(nodes=2)
-    assert len(cloud.found("instances").instances) == 2
-
-
-def test_an_address_that_another_machine_has_now_is_no_change_of_key(cloud: SimulatedCloud) -> None:
-    first = cloud.prepared(nodes=1).head.instance
-    cloud.down()
-
-    second = cloud.up(nodes=1).head.instance
-
-    assert first.public_ip == second.public_ip
-    assert first.id != second.id
-    assert pinned_host_keys(cloud.ctx.files.known_hosts, second.id) == (host_key_of(second.id),)
 
 
 def test_a_key_that_is_not_here_can_not_enter(cloud: SimulatedCloud) -> None:

@@ -57,16 +57,11 @@ def test_a_private_cluster_is_reached_at_private_addresses(nat: SimulatedCloud) 
     config = nat.ctx.files.ssh_config.read_text()
     assert f"HostName {cluster.head.private_ip}" in config
     assert "ProxyCommand" not in config
-    group = nat.group
-    assert group.ssh_cidrs == (str(nat.fake.backend.vpc_range),), "the VPC's own range"
-
-
-def test_it_stays_private_and_its_rule_does_not_follow_this_machine(nat: SimulatedCloud) -> None:
-    nat.prepared(nodes=1, private=True)
+    assert nat.group.ssh_cidrs == (str(nat.fake.backend.vpc_range),), "the VPC's own range"
+    # It stays private, and its rule does not follow this machine.
     nat.faults(NAT + 'caller = "198.51.100.9/32"\n')
-
     assert not nat.plan().changes
-    assert nat.plan_input(nodes=2).spec.private
+    assert nat.plan_input(nodes=3).spec.private
     assert not nat.ctx.access.find_move()
 
 
@@ -106,13 +101,8 @@ def test_down_asks_the_head_over_the_jump_what_would_be_lost(
     find_losses(before_each_command(nat, asked.append).ctx, nat.found())
 
     assert {node.jump for node in asked} == {jump or ""}
-
-
-def test_with_an_unreadable_record_it_is_unknown_what_would_be_lost(nat: SimulatedCloud) -> None:
-    nat.prepared(nodes=1, private=True, jump="ssm")
-    group = nat.group
-    nat.ec2.create_tags(Resources=[group.id], Tags=[{"Key": "spr-cluster:nodes", "Value": "many"}])
-
+    damaged = [{"Key": "spr-cluster:nodes", "Value": "many"}]
+    nat.ec2.create_tags(Resources=[nat.group.id], Tags=damaged)
     assert "invalid cluster record" in find_losses(nat.ctx, nat.found()).unknown
 
 
@@ -180,43 +170,28 @@ def test_without_the_jumps_own_resource_nothing_is_bought(
     assert nat.left() == []
 
 
-def test_an_instance_profile_may_replace_host_management(nat: SimulatedCloud) -> None:
-    nat.faults(f"{NAT}host_management = false\n")
-
-    find_offers(nat.ctx, nat.plan_input(private=True, jump="ssm", instance_profile="nodes"))
-
-    assert "so the role in instance profile nodes needs the policy Amazon" in nat.progress.notes[-1]
-
-
+@pytest.mark.parametrize("later", [False, True])
 def test_public_machines_are_reached_over_a_jump_where_port_22_is_blocked(
-    cloud: SimulatedCloud,
+    cloud: SimulatedCloud, later: bool
 ) -> None:
+    if later:
+        cloud.prepared(nodes=1)
     cloud.faults('[network]\nssh = "blocked"\n')
     seen = cloud.seen_as(caller_cidr=pytest.fail, probe_ssh=pytest.fail)
 
-    cluster = seen.up(nodes=3, jump="eice")
+    cluster = (cloud if later else seen).up(nodes=3, jump="eice")
 
+    assert cloud.cluster().is_whole
+    assert cloud.cluster().head.jump == "eice"
     head = cluster.head
     assert head.public_ip
     assert head.address == head.private_ip
-    group = cloud.group
-    assert group.ssh_cidrs == (str(cloud.fake.backend.vpc_range),)
+    assert later or cloud.group.ssh_cidrs == (str(cloud.fake.backend.vpc_range),)
     config = cloud.ctx.files.ssh_config.read_text()
-    assert [line for line in config.splitlines() if "Proxy" in line][1:] == [
-        "    ProxyJump node0"
-    ] * 2
+    proxies = [line for line in config.splitlines() if "Proxy" in line]
+    assert proxies[1:] == ["    ProxyJump node0"] * 2
     assert config.count("ProxyCommand aws") == 1
     assert not seen.ctx.access.find_move()
-
-
-def test_a_public_cluster_may_get_a_jump_later(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=1)
-    cloud.faults('[network]\nssh = "blocked"\n')
-
-    cloud.up(nodes=2, jump="ssm")
-
-    assert cloud.cluster().is_whole
-    assert cloud.cluster().head.jump == "ssm"
 
 
 def test_a_node_to_which_the_jump_does_not_lead_is_neither_terminated_nor_bought_again(
@@ -237,25 +212,6 @@ def test_a_node_to_which_the_jump_does_not_lead_is_neither_terminated_nor_bought
     assert set(closed) <= set(nat.found("instances").ids()["instances"])
     assert not nat.recorder.of("TerminateInstances")
     assert len(nat.purchases()) == 1
-
-
-def test_a_machine_that_never_boots_is_not_given_time_to_register(
-    nat: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = list[float]()
-
-    def fail_at_first(node: Node) -> None:
-        if len(nat.purchases()) == 1:
-            asked.append(nat.clock.now)
-            raise JumpError(node.name, "no SSH: An error occurred (TargetNotConnected)")
-
-    monkeypatch.setattr(
-        "infra.local.api.lifecycle.InstanceLifecycle.status_of", lambda *_: "initializing"
-    )
-    nat.clock.pace = 60
-    cloud = before_each_command(nat, fail_at_first)
-    assert cloud.up(nodes=1, private=True, jump="ssm").is_whole
-    assert 30 < (asked[-1] - asked[0]) / 60 < 45
 
 
 def test_an_agent_may_register_with_session_manager_half_an_hour_after_the_boot(

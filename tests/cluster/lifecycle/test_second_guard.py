@@ -18,10 +18,8 @@ from moto.scheduler.models import scheduler_backends
 from cluster.lifecycle.deadline import extend
 from cluster.lifecycle.down import down
 from cluster.local_files import ClusterFiles
-from cluster.overview import list_clusters
 from infra.aws.clients import error_code
 from infra.ec2 import tags
-from infra.ec2.termination_schedule import ClusterGuard
 from infra.lifetime import AFTER
 from infra.plan.actions import ActionKind
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
@@ -161,22 +159,6 @@ def test_each_machine_has_a_schedule_and_the_role_the_least_rights(cloud: Simula
     ]
 
 
-def test_the_role_may_end_no_other_machine(cloud: SimulatedCloud) -> None:
-    cloud.up(nodes=1, **GUARDED)
-    (other,) = cloud.fake.run()
-    clients, group = cloud.ctx.clients, f"spr-cluster-{NAME}"
-    (own,) = schedules(cloud)
-    known = clients.scheduler.get_schedule(GroupName=group, Name=own)
-    kept = ("ScheduleExpression", "FlexibleTimeWindow", "Target", "GroupName")
-    request: Any = {key: known[key] for key in kept}  # type: ignore[literal-required]
-    request["Target"]["Input"] = json.dumps({"InstanceIds": [other]})
-    clients.scheduler.create_schedule(Name=other, **request)
-
-    cloud.clock.sleep(3 * 3600)
-
-    assert machines(cloud) == [other]
-
-
 def test_a_role_that_never_works_is_a_failure(cloud: SimulatedCloud) -> None:
     cloud.faults("role_visibility_s = 4000\n")
 
@@ -202,7 +184,7 @@ def test_the_next_up_mends_what_a_kill_left(cloud: SimulatedCloud) -> None:
     assert cloud.left() == []
 
 
-def test_a_cluster_can_get_it_later_and_keeps_it(cloud: SimulatedCloud) -> None:
+def test_a_cluster_can_get_it_later_and_new_machines_have_it_too(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=2, ttl=2 * HOUR)
     plan = cloud.plan(second_guard=True)
     ids = tuple(node.instance.id for node in cloud.cluster().nodes)
@@ -210,29 +192,8 @@ def test_a_cluster_can_get_it_later_and_keeps_it(cloud: SimulatedCloud) -> None:
 
     cloud.up(second_guard=True)
     assert schedules(cloud) == expected(cloud, 2 * HOUR)
+    cloud.end(ids[1])
     cloud.up(nodes=3)
-    assert schedules(cloud) == expected(cloud, 2 * HOUR)
-
-
-def test_extend_moves_it_before_anything_else(cloud: SimulatedCloud) -> None:
-    cloud.up(nodes=2, **GUARDED)
-    cloud.faults('[[error]]\naction = "CreateTags"\ncode = "UnauthorizedOperation"\n')
-
-    with pytest.raises(ClientError, match="UnauthorizedOperation"):
-        extend(cloud.ctx, NAME, HOUR)
-    assert schedules(cloud) == expected(cloud, 3 * HOUR)
-    cloud.faults("")
-    extend(cloud.ctx, NAME, 2 * HOUR)
-    assert schedules(cloud) == expected(cloud, 4 * HOUR)
-    cloud.clock.sleep(3.5 * 3600)
-    assert len(machines(cloud)) == 2
-
-
-def test_repair_gives_the_new_machine_a_schedule(cloud: SimulatedCloud) -> None:
-    cluster = cloud.up(nodes=2, **GUARDED)
-    cloud.end(cluster.workers[0].instance.id)
-
-    cloud.up()
 
     wanted = expected(cloud, 2 * HOUR)
     assert wanted.items() <= schedules(cloud).items()
@@ -244,6 +205,20 @@ def test_repair_gives_the_new_machine_a_schedule(cloud: SimulatedCloud) -> None:
     assert schedules(cloud) == {}
 
 
+def test_extend_moves_it_before_anything_else(cloud: SimulatedCloud) -> None:
+    cloud.up(nodes=2, **GUARDED)
+    cloud.faults('[[error]]\naction = "CreateTags"\ncode = "UnauthorizedOperation"\n')
+
+    with pytest.raises(ClientError, match="UnauthorizedOperation"):
+        extend(cloud.ctx, HOUR)
+    assert schedules(cloud) == expected(cloud, 3 * HOUR)
+    cloud.faults("")
+    extend(cloud.ctx, 2 * HOUR)
+    assert schedules(cloud) == expected(cloud, 4 * HOUR)
+    cloud.clock.sleep(3.5 * 3600)
+    assert len(machines(cloud)) == 2
+
+
 def test_down_removes_it_from_another_machine_and_waits_until_its_group_is_gone(
     cloud: SimulatedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +226,7 @@ def test_down_removes_it_from_another_machine_and_waits_until_its_group_is_gone(
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "elsewhere"))
     cloud.faults("terminate_s = 20\n")
 
-    removed = down(replace(cloud.ctx, files=ClusterFiles.of(NAME)), NAME)
+    removed = down(replace(cloud.ctx, files=ClusterFiles.of(NAME)))
 
     assert removed.ids["guards"] == [f"spr-cluster-{NAME}"]
     assert cloud.left() == []
@@ -270,43 +245,6 @@ def test_up_waits_until_an_earlier_group_is_gone(cloud: SimulatedCloud) -> None:
     assert schedules(cloud) == wanted
 
 
-def lose_record(cloud: SimulatedCloud) -> None:
-    """Somebody has removed everything of EC2's."""
-    for machine in machines(cloud):
-        cloud.end(machine)
-    group = cloud.group
-    cloud.ec2.delete_security_group(GroupId=group.id)
-
-
-def test_down_finds_its_role_alone(cloud: SimulatedCloud) -> None:
-    cloud.up(nodes=1, **GUARDED)
-    lose_record(cloud)
-    cloud.ctx.clients.scheduler.delete_schedule_group(Name=f"spr-cluster-{NAME}")
-
-    cloud.down()
-
-    assert cloud.left() == []
-
-
-def test_an_account_shows_it_if_nothing_else_is_left_and_down_removes_it(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloud.up(nodes=1, bake="none", **GUARDED)
-    lose_record(cloud)
-    monkeypatch.setattr("cluster.overview.connect", lambda _: cloud.ctx.clients)
-    cloud.ctx.clients.scheduler.create_schedule_group(Name="spr-cluster-of-others")
-    for image in cloud.found("images").images:
-        cloud.ec2.deregister_image(ImageId=image.id)
-
-    found, _ = list_clusters(cloud.ctx.cloud, [REGION])
-
-    assert [each.name for each in found] == [NAME]
-    assert found[0].found.ids()["guards"] == [f"spr-cluster-{NAME}"]
-    assert found[0].is_orphan(cloud.ctx.now())
-    cloud.down()
-    assert [each for each in cloud.left() if "of-others" not in each] == []
-
-
 def test_down_can_be_repeated_after_a_denial_because_the_record_of_it_is_still_there(
     cloud: SimulatedCloud,
 ) -> None:
@@ -323,31 +261,3 @@ def test_down_can_be_repeated_after_a_denial_because_the_record_of_it_is_still_t
     cloud.down()
     assert cloud.left() == []
     assert not iam_backends[ACCOUNT]["aws"].roles
-
-
-def test_a_cluster_without_it_needs_no_permission_for_it(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloud.prepared(nodes=1)
-
-    def fail(*_: Any) -> None:
-        raise AssertionError("a look at the second guard of a cluster that has none")
-
-    monkeypatch.setattr(ClusterGuard, "__init__", fail)
-    cloud.up(nodes=2)
-    extend(cloud.ctx, NAME, HOUR)
-    cloud.down()
-
-    assert cloud.left() == []
-
-
-def test_whoever_may_not_look_has_none(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cluster.overview.connect", lambda _: cloud.ctx.clients)
-    for action in ("ListSchedules", "ListScheduleGroups", "GetRole"):
-        code = "code = 'AccessDeniedException'\nstatus = 403\ntimes = 100\n"
-        cloud.faults(f"[[error]]\naction = '{action}'\n{code}")
-
-        assert cloud.down().ids == {}
-        assert list_clusters(cloud.ctx.cloud, [REGION]) == ((), {})

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cluster.local_files import remembered_cloud
 from cluster.nodes import find_cluster
 from infra.ec2.key_pair import fingerprint, read_public
 from infra.errors import UsageError
@@ -26,18 +25,11 @@ def test_up_asks_ec2_for_exactly_this(cloud: SimulatedCloud) -> None:
     cloud.be("instant")
     cluster = cloud.prepared(nodes=3)
 
+    # Tags say that the head has its software, that the image is clean, and that the nodes are connected.
     assert cloud.writes() == [
-        "CreateSecurityGroup",
-        "AuthorizeSecurityGroupIngress",
-        "AuthorizeSecurityGroupEgress",
-        "ImportKeyPair",
-        "CreatePlacementGroup",
-        "RunInstances",
-        "CreateTags",  # the head has its software
-        "CreateImage",
-        "CreateTags",  # the image is clean
-        "RunInstances",
-        "CreateTags",  # the nodes are connected
+        *("CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"),
+        *("ImportKeyPair", "CreatePlacementGroup", "RunInstances", "CreateTags", "CreateImage"),
+        *("CreateTags", "RunInstances", "CreateTags"),
     ]
     head, workers = cloud.purchases()
     assert (head["MinCount"], head["MaxCount"]) == (1, 1)
@@ -110,15 +102,8 @@ def test_whatever_is_created_is_tagged_by_the_call_that_creates_it_and_stays(
             assert labels["spr-cluster:cluster"] == "bert", (operation, kind)
     asked = {kind for _, params in creating for kind in tags_of(params)}
     assert asked == {
-        "security-group",
-        "key-pair",
-        "placement-group",
-        "instance",
-        "volume",
-        "network-interface",
-        "spot-instances-request",
-        "image",
-        "snapshot",
+        *("security-group", "key-pair", "placement-group", "instance", "volume"),
+        *("network-interface", "spot-instances-request", "image", "snapshot"),
     }
     # Nothing exists that its tag does not show.
     found = cloud.found()
@@ -146,20 +131,10 @@ def test_the_private_key_stays_here_and_the_user_data_holds_no_secret(
         assert any(str(int(end) - late) in user_data_of(request) for late in range(300))
 
 
-def test_this_machine_knows_the_nodes_by_their_keys_and_names(cloud: SimulatedCloud) -> None:
-    cluster = cloud.prepared(nodes=2)
-
-    config = cloud.ctx.files.ssh_config.read_text()
-    for node in cluster.nodes:
-        id_ = node.instance.id
-        assert f"Host {node.name}\n    HostName {node.public_ip}\n    HostKeyAlias {id_}" in config
-        assert pinned_host_keys(cloud.ctx.files.known_hosts, id_) == (host_key_of(id_),)
-    assert remembered_cloud("bert") == ("local", "us-east-1")
-    assert remembered_cloud("other") is None
-
-
 def test_a_cluster_is_found_again_by_its_tags_in_the_same_order(cloud: SimulatedCloud) -> None:
     made = cloud.prepared(nodes=3)
+    config = cloud.ctx.files.ssh_config.read_text()
+    before, steps = len(cloud.writes()), list(cloud.steps.done)
 
     found = cloud.cluster()
 
@@ -168,30 +143,25 @@ def test_a_cluster_is_found_again_by_its_tags_in_the_same_order(cloud: Simulated
     assert found.stack == "upstream"
     assert found.wanted_nodes == 3
     assert found.node("2").name == found.node("node2").name == "node2"
+    for node in found.nodes:
+        id_ = node.instance.id
+        assert f"Host {node.name}\n    HostName {node.public_ip}\n    HostKeyAlias {id_}" in config
+        assert pinned_host_keys(cloud.ctx.files.known_hosts, id_) == (host_key_of(id_),)
     with pytest.raises(UsageError, match="no 'node9' in cluster 'bert': it has node0 to node2"):
         found.node("node9")
     with pytest.raises(UsageError, match="no cluster 'other' is running in us-east-1"):
         find_cluster(cloud.ec2, cloud.ctx.cloud, "other", cloud.ctx.now())
-
-
-def test_a_cluster_whose_time_is_over_says_so(cloud: SimulatedCloud) -> None:
-    for instance in cloud.prepared(nodes=2).nodes:
-        cloud.end(instance.instance.id)
-    cloud.clock.now += 26 * 3600
-    with pytest.raises(UsageError, match=r"shut down at the end of its time to live, .* with all"):
-        cloud.ctx.find_cluster()
-
-
-def test_the_same_again_changes_nothing_and_verifies(cloud: SimulatedCloud) -> None:
-    first = cloud.prepared(nodes=3)
-    before, steps = len(cloud.writes()), list(cloud.steps.done)
-
+    # The same again changes nothing and verifies.
     again = cloud.up(nodes=3)
-
     assert len(cloud.writes()) == before
     asked = ["# querying the health of all nodes", "# asking the queue"]
     assert cloud.steps.done[len(steps) :] == asked
-    assert [n.instance.id for n in again.nodes] == [n.instance.id for n in first.nodes]
+    assert [n.instance.id for n in again.nodes] == [n.instance.id for n in made.nodes]
+    for node in found.nodes:
+        cloud.end(node.instance.id)
+    cloud.clock.now += 26 * 3600
+    with pytest.raises(UsageError, match=r"shut down at the end of its time to live, .* with all"):
+        cloud.ctx.find_cluster()
 
 
 def test_a_new_node_whose_probe_fails_is_replaced(cloud: SimulatedCloud) -> None:

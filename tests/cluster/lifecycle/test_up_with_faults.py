@@ -41,17 +41,6 @@ def test_calls_that_ec2_does_not_answer_make_nothing_twice(
     assert sum(len(ids) for ids in found.ids().values()) == len(cloud.left())
 
 
-def test_the_workers_answer_lost_buys_them_once(cloud: SimulatedCloud) -> None:
-    lost = '[[error]]\naction = "RunInstances"\ntimes = 3\nafter = 1\neffect = true\n'
-    cloud.faults(lost)
-
-    cloud.up(nodes=3)
-
-    assert len(cloud.fake.backend.reservations) == 2
-    assert len(cloud.purchases()) == 2
-    assert len(cloud.recorder.of("RunInstances")) >= 5
-
-
 def test_what_comes_in_pages_is_found_on_all_of_them(cloud: SimulatedCloud) -> None:
     zone = cloud.first_zone()
     full = f'[[capacity]]\nzone = "{zone}"\nfree = 0\n'

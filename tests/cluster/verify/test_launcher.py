@@ -1,4 +1,4 @@
-"""The launcher probe: what counts as success, and the error otherwise."""
+"""The launcher check: what counts as success, and the failure otherwise."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.verify.launcher import launcher_command, probe_launcher
+from cluster.verify.launcher import check_launcher, launcher_command
 from provision.host import Result
 from tests.fakes import FakeHost
 
-NODES = ["node0", "node1"]
+_GOOD = "hello 0 torch 2.13.0+cpu\n"
 
 
 class Head(FakeHost):
@@ -24,51 +24,41 @@ class Head(FakeHost):
         self.done = Result(code, stdout, stderr)
 
     def run(self, command: str, **options: object) -> Result:
-        assert "mpirun -f /home/ubuntu/hosts -n 2 -ppn 1" in command
+        mpirun = "/opt/spr-cluster/venv/bin/mpirun -f /home/ubuntu/hosts -n 2 -ppn 1"
+        assert f"timeout -k 5 120 {mpirun}" in command
+        assert "export I_MPI_ROOT=/opt/spr-cluster/venv" in command, "as a job starts it"
         assert options["check"] is False
         return self.done
 
 
-_GOOD = "hello 0 torch 2.13.0+cpu\n"
-
-
-def test_a_rank_on_every_node_is_a_success() -> None:
-    report = probe_launcher(Head(0, f"hello 1 torch 2.13.0+cpu\n{_GOOD}"), NODES)
-
-    assert (report.error, report.errors) == (None, {})
-    assert report.torch == {"node0": "2.13.0+cpu", "node1": "2.13.0+cpu"}
-
-
-def test_a_node_without_torch_is_named() -> None:
-    report = probe_launcher(Head(0, f"{_GOOD}hello 1 error libc10.so: cannot open\n"), NODES)
-
-    assert report.torch == {"node0": "2.13.0+cpu"}
-    assert report.errors == {"node1": "libc10.so: cannot open"}
-    assert report.error is None
-
-
 @pytest.mark.parametrize(
-    ("head", "error"),
+    ("head", "node", "found"),
     [
-        (Head(124, _GOOD), "mpirun did not finish within 120 s"),
+        (Head(0, f"hello 1 torch 2.13.0+cpu\n{_GOOD}"), "", "a rank on each of 2 nodes, torch 2.13.0+cpu"),
+        (Head(0, f"{_GOOD}hello 1 error libc10.so: no\n"), "node1", "no torch: libc10.so: no"),
+        (Head(124, _GOOD), "cluster", "mpirun did not finish within 120 s"),
         (
             Head(255, "", "[mpiexec] Unable to run bstrap_proxy on node1 (pid 7)\n"),
+            "cluster",
             "0 of 2 nodes answered: mpirun can't start on node1: does the head reach it over SSH?",
         ),
-        (
-            Head(1, _GOOD, "Segmentation fault\n"),
-            "1 of 2 nodes answered: exit code 1: Segmentation fault",
-        ),
-        (Head(0, _GOOD), "1 of 2 nodes answered"),
-        (Head(7, ""), "0 of 2 nodes answered: exit code 7: no output"),
+        (Head(1, _GOOD, "Killed\n"), "cluster", "1 of 2 nodes answered: exit code 1: Killed"),
+        (Head(0, _GOOD), "cluster", "1 of 2 nodes answered"),
+        (Head(7, ""), "cluster", "0 of 2 nodes answered: exit code 7: no output"),
     ],
-)
-def test_anything_else_is_an_error_with_its_cause(head: Head, error: str) -> None:
-    assert probe_launcher(head, NODES).error == error
+)  # fmt: skip
+def test_mpirun_must_start_a_rank_with_torch_on_each_node(
+    head: Head, node: str, found: str
+) -> None:
+    (result,) = check_launcher(head, ["node0", "node1"])
+
+    assert (result.node, result.found) == (node or "cluster", found)
+    assert result.verdict == ("fail" if node else "ok")
+    assert bool(result.remedy) is bool(node)
 
 
 @pytest.mark.parametrize(
-    ("torch", "expected"), [("", "error No module named"), ("x = 1", "error ")]
+    ("torch", "expected"), [("", "error No module named"), ("x = 1", "error two lines\n")]
 )
 def test_the_program_of_the_ranks_reports_torch_and_exits_with_0(
     tmp_path: Path, torch: str, expected: str
@@ -76,27 +66,10 @@ def test_the_program_of_the_ranks_reports_torch_and_exits_with_0(
     if torch:
         (tmp_path / "torch.py").write_text("raise OSError('two\\nlines')")
     program = shlex.split(launcher_command(1).partition(" -c ")[2])[0]
+    program = f"import sys; sys.path.append({str(tmp_path)!r}); {program}"
 
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"import sys; sys.path.append({str(tmp_path)!r}); {program}",
-        ],
-        env={"PMI_RANK": "3"},
-        capture_output=True,
-        text=True,
-    )
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(argv, env={"PMI_RANK": "3"}, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"hello 3 {expected}")
-    assert not torch or done.stdout == "hello 3 error two lines\n"
-
-
-def test_mpirun_gets_a_deadline_and_a_jobs_environment() -> None:
-    command = launcher_command(3)
-
-    assert "timeout -k 5 120 /opt/spr-cluster/venv/bin/mpirun" in command
-    assert "export I_MPI_ROOT=/opt/spr-cluster/venv" in command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.verify.queue import check_queue, probe_queue
+from cluster.verify.queue import check_queue
 from cluster.verify.results import CheckResult
 from tests.cluster.verify.fleet import NODES, ON_AWS
 from tests.fakes import FakeHost
@@ -12,11 +12,11 @@ from tests.fakes import FakeHost
 
 def check(answer: str) -> list[CheckResult]:
     head = FakeHost("node0", [("asking the queue", answer)])
-    return check_queue(probe_queue(head), NODES, ON_AWS)
+    return check_queue(head, NODES, ON_AWS)
 
 
 def test_nodes_that_slurm_can_use_are_counted() -> None:
-    (result,) = check("node0|idle|none\nnode1|allocated+|none\nnode2|mixed-|none\n")
+    (result,) = check("| a banner |\nnode0|idle|none\nnode1|allocated+|none\nnode2|mixed-|none\n")
 
     assert (result.node, result.check, result.verdict) == ("cluster", "queue", "ok")
     assert result.found == "3 nodes in Slurm: 1 idle, 1 allocated+, 1 mixed-"

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.worker.data.token_cache import Spool, TokenCache, encode_together, share_texts, token_key
+from jobs.worker.data.token_cache import (
+    Spool,
+    TokenCache,
+    compute_once,
+    encode_together,
+    share_texts,
+    token_key,
+)
 from jobs.worker.data.tokens import Column, TextSamples, Tokens, encode, read_template
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
@@ -190,19 +197,33 @@ def test_ranks_tokenize_together_and_once(
     assert notes == []
 
 
-def test_an_unwritable_cache_is_a_note_not_a_failure(
-    tmp_path: Path, texts: Texts, tokenizer: Any, encoded: Encoded
+def test_an_unwritable_cache_of_any_node_is_a_note_not_a_failure(
+    tmp_path: Path,
+    texts: Texts,
+    tokenizer: Any,
+    encoded: Encoded,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = tmp_path / "file"
-    file.write_text("not a folder")
-    notes: list[str] = []
-    cache = TokenCache(file / "cache")
-    (found,) = run_threaded(
-        1, lambda ranks: encode_together(ranks, texts.columns, tokenizer, cache, notes.append)
-    )
-    assert same(found, encoded)
-    (note,) = notes
-    assert note.startswith("tokens were not cached for the next job: ")
+    (tmp_path / "node1").write_text("not a folder")
+    here, notes = threading.local(), list[str]()
+    monkeypatch.setattr("socket.gethostname", lambda: here.node)
+
+    def work(ranks: Ranks) -> tuple[list[Tokens], Any]:
+        here.node = f"node{ranks.rank}"
+        cache = TokenCache(tmp_path / here.node / "cache")
+        note: Any = notes.append if ranks.first else None  # only rank 0's are printed
+        found = encode_together(ranks, texts.columns, tokenizer, cache, note or id)
+        once = compute_once(ranks, cache, "key", lambda: np.eye(2, dtype=np.float32), note or id)
+        return found, once
+
+    for found, once in run_threaded(2, work):
+        assert same(found, encoded)
+        assert np.array_equal(once, np.eye(2))
+    assert [each.partition(": ")[0] for each in notes] == [
+        "tokens were not cached for the next job",
+        "not kept, so a run that starts again computes it again",
+    ]
+    assert all("Not a directory: " in each for each in notes)
 
 
 TEXTS = ["tile registers", "eight cores", "which tile"]

@@ -78,11 +78,6 @@ class Renderer:
             return [(self._begin(exchange, text, exchange.prompt), len(text))]
         places = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
         if marked is not None:
-            if not any(end > begin for begin, end in marked):
-                raise DatasetError(
-                    f"{exchange.place}: the chat template marks no words of the assistant",
-                    hint="enclose them and the turn's end by {% generation %} and {% endgeneration %}",
-                )
             return self._choose(exchange, marked, [is_learned(turns[n]) for n in places])
         return [
             (
@@ -167,6 +162,11 @@ class Renderer:
         exchange: Exchange, marked: Sequence[tuple[int, int]], learned: Sequence[bool]
     ) -> Sequence[tuple[int, int]]:
         """Return the ranges of the answers that are learned."""
+        if not any(end > begin for begin, end in marked):
+            raise DatasetError(
+                f"{exchange.place}: the chat template marks no words of the assistant",
+                hint="enclose them and the turn's end by {% generation %} and {% endgeneration %}",
+            )
         if not all(learned) and len(marked) != len(learned):
             raise DatasetError(
                 f"{exchange.place}: the chat template marks {len(marked)} parts of {len(learned)} answers, "

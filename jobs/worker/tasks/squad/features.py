@@ -147,7 +147,7 @@ def build_features(
     if not able.all():
         problems = [
             DatasetError(
-                f"question {questions[index].id!r}: its {asked[index]} tokens leave no room for its "
+                f"question {questions[int(index)].id!r}: its {asked[index]} tokens leave no room for its "
                 f"passage in windows of {max_length} tokens that overlap by {stride}",
                 hint="raise --max-length, lower --stride, or use --skip-bad-records",
             )

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,10 @@ from jobs.worker.data.token_cache import (
     token_key,
 )
 from jobs.worker.data.tokens import Column, TextSamples, Tokens, encode, read_template
-from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.dataset import Question
 from jobs.worker.tasks.squad.features import Encoded, Features, Texts, build_features, collect_texts
-from jobs.worker.tasks.squad.task import Squad, SquadOptions
-from jobs.worker.training.batches import TrainingRun
-from jobs.worker.training.task import Loaded
-from tests.jobs.worker.threaded_ranks import Table, ThreadedRank, run_threaded, session
+from tests.jobs.worker.threaded_ranks import run_threaded
 
 
 @pytest.fixture(scope="module")
@@ -93,23 +90,16 @@ def test_the_least_used_files_go_first(tmp_path: Path, encoded: Encoded) -> None
     assert [path.stem for path in tmp_path.iterdir()] == ["big"], "what was just made stays"
 
 
-def test_unfinished_files_of_failed_jobs_are_removed(tmp_path: Path, encoded: Encoded) -> None:
+def test_what_failed_or_killed_jobs_left_is_removed(tmp_path: Path, encoded: Encoded) -> None:
     dead, alive = tmp_path / ".a.1.partial", tmp_path / ".b.2.partial"
     for path in (dead, alive):
         path.write_bytes(b"part")
     os.utime(dead, (1000, 1000))
-    TokenCache(tmp_path).store("key", encoded)
-    assert not dead.exists()
-    assert alive.exists()
-
-
-def test_what_a_killed_process_of_this_id_had_written_is_forgotten(
-    tmp_path: Path, encoded: Encoded
-) -> None:
     cache = TokenCache(tmp_path)
-    Spool(cache, "key").append(0, encoded[0])
+    Spool(cache, "key").append(0, encoded[0])  # of a process with the same ID
     cache.store("key", encoded)
     assert same(cache.load("key"), encoded)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [alive.name, "key.tokens"]
 
 
 def test_the_key_covers_everything_that_decides_the_tokens(texts: Texts, tokenizer: Any) -> None:
@@ -154,16 +144,11 @@ def places(folder: Path) -> list[range]:
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 500])
 def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
     for everything in (texts.passages, texts.questions):
-        parts = [share_texts(everything, fake(rank, size)) for rank in range(size)]
+        ranks: Any = [SimpleNamespace(rank=rank, size=size) for rank in range(size)]
+        parts = [share_texts(everything, each) for each in ranks]
         assert [text for part in parts for text in part] == everything
         letters = [sum(map(len, part)) for part in parts]
         assert max(letters) <= sum(letters) / size + max(map(len, everything))
-
-
-def fake(rank: int, size: int) -> Ranks:
-    return ThreadedRank(
-        RankIdentity(rank, size), "gloo", "", None, LocalPlace(), table=Table(size), rounds=[]
-    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -272,21 +257,3 @@ def test_a_digest_of_windows_is_of_texts_and_answers(
     changed = [[moved, *questions[1:8]], questions[7::-1], questions[:7]]
     digests = {build_features(each, tokenizer, 384, 128).digest() for each in changed}
     assert len(digests - {one.digest()}) == 3
-
-
-def test_lengths_are_computed_once_per_run(questions: list[Question], tokenizer: Any) -> None:
-    asked = []
-
-    class Counted(Features):
-        @property
-        def lengths(self) -> Any:
-            asked.append(self)
-            return super().lengths
-
-    made = build_features(questions[:8], tokenizer, 384, 128)
-    counted = Counted(made.encoded, made.template, made.windows)
-    options = SquadOptions()
-    run = TrainingRun(session(options, Ranks()), Squad(options), Loaded(None, tokenizer), counted)
-    for _ in range(3):
-        run.batch(np.arange(4))
-    assert len(asked) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import date, timedelta
 from pathlib import Path
 from random import Random
@@ -10,12 +10,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from jobs.worker.tasks.lm.task import SHAPE
 
@@ -106,24 +101,3 @@ def ask_date(draw: Random) -> tuple[str, str]:
     """Return a day in words, and as ISO 8601 writes it."""
     day = date(1900, 1, 1) + timedelta(days=draw.randrange(36_500))
     return f"{day:%B} {day.day}, {day.year}?", f"{day:%Y-%m-%d}"
-
-
-def share_answered(model: Path, tokenizer: Any, chats: Sequence[dict[str, Any]]) -> float:
-    """Return the share of chats whose answer transformers' greedy generation gives, to the letter."""
-    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
-    inputs = tokenizer.apply_chat_template(
-        [each["messages"][:1] for each in chats],
-        add_generation_prompt=True,
-        padding=True,
-        return_dict=True,
-        return_tensors="pt",
-    )
-    found = AutoModelForCausalLM.from_pretrained(model).generate(
-        **inputs, max_new_tokens=16, do_sample=False, pad_token_id=tokenizer.pad_token_id
-    )
-    texts = tokenizer.batch_decode(
-        found[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-    )
-    pairs = zip(texts, chats, strict=True)
-    right: list[bool] = [text == each["messages"][1]["content"] for text, each in pairs]
-    return sum(right) / len(chats)

@@ -58,7 +58,6 @@ from jobs.worker.training.options import BASE_MODEL, NO_CACHE
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.forked_ranks import run_forked
-from tests.jobs.worker.tasks.chat_models import END, new_chat_tokenizer, save_chat_model
 from tests.jobs.worker.threaded_ranks import load_run
 from tests.jobs.worker.training.test_resume import STEPS
 
@@ -224,14 +223,6 @@ def test_a_last_sample_of_one_token_is_left_out(folder: Path, tmp_path: Path) ->
     assert load(options_for(folder, data=str(path))).samples.lengths.tolist() == [32]
 
 
-def test_a_text_in_a_file_is_named_by_its_first_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("\none\n two\n\n \nthree\n")
-    table = read_table(str(path))
-    assert [row["text"] for row in table.rows] == ["one\n two", "three"]
-    assert table.place(1) == f"{path}: line 6"
-
-
 def test_predict_measures_each_text(folder: Path) -> None:
     rows = [{"text": "a core"}, {"text": "The scheduler keeps a list of jobs."}]
     found = predict(folder, rows, {"perplexity": True})
@@ -289,38 +280,16 @@ def test_adapters_of_mamba_leave_out_what_peft_refuses(monkeypatch: pytest.Monke
     assert refused.value.hint == "omit --lora"
 
 
-def labeled_completions(tokenizer: Any, path: Path) -> list[dict[str, list[int]]]:
-    """Write prompts with completions; return them as TRL makes samples of them."""
-    texts = [(f"{n} plus {n} is", f" {2 * n}" + ", of course" * (n % 3)) for n in range(1, 34)]
-    rows = [json.dumps({"prompt": prompt, "completion": rest}) + "\n" for prompt, rest in texts]
-    path.write_text("".join(rows))
-    found = []
-    for prompt, rest in texts:
-        asked, ids = tokenizer(prompt)["input_ids"], tokenizer(prompt + rest + END)["input_ids"]
-        assert ids[: len(asked)] == asked
-        labels = [-100] * len(asked) + ids[len(asked) :]
-        found.append({"input_ids": ids, "labels": labels})
-    return found
-
-
 @pytest.mark.filterwarnings("ignore")  # Trainer's
-@pytest.mark.parametrize("data", ["texts", "completions"])
-def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path, data: str) -> None:
+def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -> None:
     """Twenty steps in fp32 have the same losses; peft loads the saved adapter."""
     from peft import LoraConfig, PeftModel, get_peft_model
     from torch.utils.data import SequentialSampler
     from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
-    steps, path = 20, tmp_path / "pairs.jsonl"
-    if data == "completions":
-        tokenizer = new_chat_tokenizer(["1 plus 1 is 2, of course"])
-        folder = save_chat_model(tmp_path / "base", tokenizer)
-        known = labeled_completions(tokenizer, path)
-        run = load(options_for(folder, lora=True, data=str(path)))
-    else:
-        run = load(options_for(folder, lora=True))
-        whole = (run.samples[n].inputs["input_ids"].tolist() for n in range(len(run.samples)))
-        known = [{"input_ids": each, "labels": each} for each in whole]
+    steps, run = 20, load(options_for(folder, lora=True))
+    whole = (run.samples[n].inputs["input_ids"].tolist() for n in range(len(run.samples)))
+    known = [{"input_ids": each, "labels": each} for each in whole]
     per_epoch = (len(run.samples) - 1) // 4  # full batches
     schedule = Schedule(per_epoch, steps, 0)
     order = list(batches(run.context, run.samples.lengths[: 4 * per_epoch], schedule))

@@ -118,24 +118,6 @@ def test_questions_without_room_for_their_passage_are_counted(tokenizer: Any) ->
         build_features(asked, tokenizer, 60 + 3 + 1, 1)  # each window would be all overlap
 
 
-def test_passages_are_stored_once(tokenizer: Any) -> None:
-    words = 20_000
-    context = " ".join(f"core{n % 89}" for n in range(words))
-    end = len(context) - len(f"core{(words - 1) % 89}")
-    answer = Answer(context[end:], end)
-    asked = [Question(f"q{n}", "which core?", context, (answer,)) for n in range(200)]
-    features = build_features(asked, tokenizer, max_length=384, stride=128)
-    tokens = len(features.encoded.passages.ids)
-    assert words <= tokens <= 5 * words
-    assert len(features) > 200 * tokens / 384
-    held = sum(array.nbytes for part in (*features.encoded, features.windows) for array in part)
-    assert held < 16 * tokens + 500 * len(features), "no window has tokens of its own"
-    last = len(features) - 1
-    offsets = offsets_of(features, last)
-    assert offsets[features[last].start][0] == end
-    assert offsets[features[last].end][1] == len(context)
-
-
 def test_a_tokenizer_that_can_not_join_texts_is_refused(tokenizer: Any) -> None:
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing

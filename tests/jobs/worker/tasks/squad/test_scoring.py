@@ -27,28 +27,19 @@ from jobs.worker.tasks.squad.metrics import (
     [
         ("The  Cat's, \n a hat!", "cats hat"),
         # Articles: whole words, whatever their case; what remains of a word is none.
-        ("a an the", ""),
         ("a-team", "ateam"),  # punctuation goes first, so there is no article left
         ("the_end", "theend"),
-        ("another theatre, THE Matrix", "another theatre matrix"),
         ("T.H.E. one", "one"),  # and it may leave an article behind
-        ("théâtre the", "théâtre"),
         # Punctuation: all of ASCII's, joined without a blank; no other.
         (string.punctuation, ""),
-        ("$26.19", "2619"),
         ("São “Paulo”", "são “paulo”"),
-        ("€5", "€5"),
         ("the—end", "—end"),  # a dash of Unicode ends a word, so this is an article
         # Blanks: any of Unicode's, one between words, none around.
-        ("\t two \n\n words\r", "two words"),
         ("no\u00a0break\u3000wide\u2003em", "no break wide em"),
-        ("zero\u200bwidth", "zero\u200bwidth"),
         ("  \n", ""),
         # Case: that of Unicode. Nothing is composed, and no number is read.
         ("ÉCOLE STRASSE ΣΊΣΥΦΟΣ", "école strasse σίσυφος"),
         ("İ", "i\u0307"),
-        ("e\u0301", "e\u0301"),
-        ("two 2 Ⅱ", "two 2 ⅱ"),
     ],
 )
 def test_normalize(text: str, bare: str) -> None:
@@ -64,18 +55,12 @@ def test_normalize(text: str, bare: str) -> None:
         ("a b c d", "c d e", 0, 2 * (2 / 3) * (2 / 3) / (4 / 3)),  # the a is no word
         ("cores", "threads", 0, 0),
         ("", "threads", 0, 0),
-        ("threads", "", 0, 0),
         # Words count as often as they stand there.
-        ("two two", "two two three", 0, 4 / 5),
         ("two two three", "two three three", 0, 2 / 3),
         # Nothing is left of either: they match exactly, but have no word in common.
         ("an", "the", 1, 0),
-        ("!?", "", 1, 0),
         # Numbers are words.
         ("1,000", "1000", 1, 1),
-        ("20 Gbit/s", "20 Gbit", 0, 1 / 2),
-        ("“Nets”", "Nets", 0, 0),
-        ("e\u0301cole", "école", 0, 0),
     ],
 )
 def test_measures(prediction: str, truth: str, em: float, overlap: float) -> None:
@@ -121,7 +106,6 @@ def test_the_score_is_the_mean_of_each_measures_best_accepted_answer(
         # Answers of which nothing is left do not count; if there is no other, "" is right.
         (("the", "eight"), "", (0, 0)),
         (("the",), "", (1, 1)),
-        (("the",), "eight", (0, 0)),
     ],
 )
 def test_answers_to_questions_that_may_have_none(
@@ -157,10 +141,6 @@ def test_scores_with_a_threshold() -> None:
             "best_f1_threshold": -1,
         }
     )
-    wrong = Answers(dict.fromkeys("01234", "no"), odds)
-    found = score_v2(NUMBERED, wrong, 1.0)
-    assert (found["f1"], found["no_answer_f1"]) == (20, 50)
-    assert (found["best_f1"], found["best_f1_threshold"]) == (40, 0), "that of no answers at all"
     answered = [each for each in NUMBERED if each.answers]
     assert fit_threshold(answered, raw) == 0
     assert "no_answer_total" not in score_v2(answered, raw, 0.0)

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from jobs.worker.data.token_cache import (
     TokenCache,
     compute_once,
     encode_together,
-    share_texts,
     token_key,
 )
 from jobs.worker.data.tokens import Column, TextSamples, Tokens, encode, read_template
@@ -139,16 +137,6 @@ def places(folder: Path) -> list[range]:
     lines = Path("/proc/self/maps").read_text().splitlines()
     spans = (line.split()[0].split("-") for line in lines if str(folder) in line)
     return [range(*(int(each, 16) for each in span)) for span in spans]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 500])
-def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
-    for everything in (texts.passages, texts.questions):
-        ranks: Any = [SimpleNamespace(rank=rank, size=size) for rank in range(size)]
-        parts = [share_texts(everything, each) for each in ranks]
-        assert [text for part in parts for text in part] == everything
-        letters = [sum(map(len, part)) for part in parts]
-        assert max(letters) <= sum(letters) / size + max(map(len, everything))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

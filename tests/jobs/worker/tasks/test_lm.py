@@ -210,11 +210,6 @@ def test_texts_are_packed_without_a_gap(folder: Path, tmp_path: Path, begin: lis
     counted = [label != IGNORED for n, label in enumerate(labels) if n % 32]
     assert int(weights.sum()) == sum(counted)
     assert weights[0] == sum(counted[:31])
-    batch = run.task.collate([samples[0], samples[len(samples) - 1]], run.loaded)
-    last = int(samples.lengths[-1])
-    assert batch["labels"][1, :last].tolist() == labels[-last:]
-    assert {*batch["labels"][1, last:].tolist()} <= {IGNORED}
-    assert "attention_mask" not in batch
 
 
 def test_a_last_sample_of_one_token_is_left_out(folder: Path, tmp_path: Path) -> None:
@@ -282,8 +277,8 @@ def test_adapters_of_mamba_leave_out_what_peft_refuses(monkeypatch: pytest.Monke
 
 @pytest.mark.filterwarnings("ignore")  # Trainer's
 def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -> None:
-    """Twenty steps in fp32 have the same losses; peft loads the saved adapter."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+    """Twenty steps in fp32 have the same losses."""
+    from peft import LoraConfig, get_peft_model
     from torch.utils.data import SequentialSampler
     from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
@@ -328,11 +323,6 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -
     assert len(found) == len(losses) == steps
     assert found == pytest.approx(losses, abs=1e-5)
     assert found[-1] < found[0] - 0.05
-
-    save_model(tmp_path, run.loaded)
-    saved = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(folder), tmp_path / "model")
-    ids = torch.tensor(rows[0]["input_ids"])[None]
-    assert torch.allclose(token_losses(saved, ids), token_losses(run.loaded.model, ids), atol=1e-5)
 
 
 def test_adapters_are_all_that_a_checkpoint_holds(folder: Path, nodes_folder: Path) -> None:
@@ -457,31 +447,25 @@ def test_a_run_that_can_not_fit_is_refused_before_it_loads(
 
 STAT = "inactive_file 40\ntotal_inactive_file 7"
 """Of the second and of the first version of control groups."""
+OLD = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 @pytest.mark.parametrize(
-    ("line", "files", "expected"),
+    ("line", "folder", "limit", "names", "expected"),
     [
-        ("0::/", {"memory.max": "500", "memory.current": "300", "memory.stat": STAT}, 240),
-        ("0::/a/b", {"a/memory.max": "max", "a/memory.current": "1", "a/memory.stat": STAT}, None),
-        (
-            "7:cpu,memory:/a",
-            {
-                "memory/memory.limit_in_bytes": "900",
-                "memory/memory.usage_in_bytes": "100",
-                "memory/memory.stat": STAT,
-            },
-            807,
-        ),
+        ("0::/", "", "500", ("memory.max", "memory.current"), 240),
+        ("0::/a/b", "a", "max", ("memory.max", "memory.current"), None),
+        ("7:cpu,memory:/a", "memory", "500", OLD, 207),
     ],
 )
 def test_the_memory_left_is_that_of_the_control_group(
-    line: str, files: dict[str, str], expected: int | None, tmp_path: Path
+    tmp_path: Path, line: str, folder: str, limit: str, names: tuple[str, str], expected: int | None
 ) -> None:
     (tmp_path / "cgroup").write_text(f"3:cpuset:/x\n{line}\n")
-    for name, content in files.items():
-        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "fs" / name).write_text(content + "\n")
+    own = tmp_path / "fs" / folder
+    own.mkdir(parents=True)
+    for name, content in zip((*names, "memory.stat"), (limit, "300", STAT), strict=True):
+        (own / name).write_text(content + "\n")
     found = read_free_bytes(tmp_path / "cgroup", tmp_path / "fs")
     assert found == expected if expected is not None else found > 10**7
 

@@ -99,16 +99,11 @@ def test_the_loss_of_a_ranking_is_that_of_its_positives_among_their_negatives(
     tmp_path: Path,
 ) -> None:
     task = ranking(write(tmp_path, RANKED[:3]))
-    loaded, samples = prepare(task)
-    assert [len(each) for each in map(samples.__getitem__, range(3))] == [2, 2, 2]
-    rows: list[dict[str, Any]] = [
-        {"query": "q", "positive": "yes", "negative": "no", "negative_1": "not now"}
-    ]
-    rows += [{"query": "r", "pos": ["all", "some"], "neg": ["none"]}]
-    wide, lists = (ranking(write(tmp_path, [row])).read(lambda _: None).train for row in rows)
+    loaded, _ = prepare(task)
+    row = {"query": "q", "positive": "yes", "negative": "no", "negative_1": "not now"}
+    wide = ranking(write(tmp_path, [row])).read(lambda _: None).train
     assert wide == [Group(("q", "yes", "no", "not now"))]
-    assert lists == [Group(("r", "all", "none")), Group(("r", "some", "none"))]
-    groups = [*wide, *lists]
+    groups = [*wide, Group(("r", "all", "none")), Group(("r", "some", "none"))]
 
     def work(ranks: Ranks) -> Any:
         return task.prepare(session(task.options, ranks), loaded, groups)
@@ -218,5 +213,3 @@ def test_second_texts_are_found_by_name(
     found = Score(ScoreOptions(data=str(tmp_path / "a.csv"))).read(lambda _: None)
     assert found.columns == {"text": text, **({"pair": pair} if pair else {})}
     assert found.train[0].texts == (("a", "b") if pair else ("a",))
-    options = ScoreOptions(data=str(tmp_path / "a.csv"), text_column=header.split(",")[1])
-    assert Score(options).read(lambda _: None).train[0].texts == ("b",)

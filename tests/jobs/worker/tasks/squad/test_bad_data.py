@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jobs.worker.data.records import SKIP_HINT, skip_note
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.tasks.squad.dataset import Question, read_dataset
+from jobs.worker.tasks.squad.dataset import read_dataset
 from tests.jobs.worker.tasks.squad.test_dataset import document, write
 
 Change = Callable[[dict[str, Any]], object]
@@ -122,19 +120,11 @@ def test_hints_name_the_fix(tmp_path: Path, change: Change, has_good: bool, hint
     assert raised.value.hint == hint
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda c: article(c).pop("title"),
-        lambda c: c.update(version=2, more=[]),
-        lambda c: question(c).update(is_impossible=False, plausible_answers=7),
-        lambda c: question(c).update(question="  NUL \0 in a text?\u2028"),
-    ],
-)
-def test_odd_data_is_read(tmp_path: Path, change: Change) -> None:
+def test_odd_data_is_read(tmp_path: Path) -> None:
     content = document()
-    change(content)
-    assert len(read_dataset(write(tmp_path, content))) == 1
+    article(content).pop("title")
+    question(content).update(is_impossible=False, plausible_answers=7, question=" NUL \0?\u2028")
+    assert len(read_dataset(write(tmp_path, {**content, "version": 2}))) == 1
 
 
 def test_bad_records_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
@@ -163,54 +153,3 @@ def test_a_file_of_only_bad_records_is_refused_even_then(tmp_path: Path) -> None
     path.write_text("[]")
     with pytest.raises(DatasetError, match="is not an object with 'data'"):
         read_dataset(path, [])
-
-
-KEYS = ["data", "title", "paragraphs", "context", "qas", "id", "question", "answers"]
-KEYS += ["text", "answer_start", "is_impossible"]
-LEAVES = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5)
-    | st.sampled_from(["\ud800", "\0", "20 Gbit", "", " ", 10**30])
-)
-ANY_JSON = st.recursive(
-    LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), inner, max_size=5)
-    ),
-    max_leaves=12,
-)
-
-
-def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values."""
-    if not isinstance(content, dict | list):
-        return [path]
-    inner = content.items() if isinstance(content, dict) else enumerate(content)
-    below = [place for key, value in inner for place in places(value, (*path, key))]
-    return [path, *below] if path else below
-
-
-@settings(max_examples=50)
-@given(data=st.data(), wrong=ANY_JSON)
-def test_any_change_to_good_data_gives_questions_or_one_line(
-    data: st.DataObject, wrong: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    content = document()
-    *way, last = data.draw(st.sampled_from(places(content)))
-    target = content
-    for key in way:
-        target = target[key]
-    target[last] = wrong
-    path = write(tmp_path_factory.getbasetemp(), content)
-    for skipped in (None, list[DatasetError]()):
-        message = ""
-        try:
-            assert {type(each) for each in read_dataset(path, skipped)} == {Question}
-        except DatasetError as error:
-            message = error.message
-        assert "\n" not in message
-        assert len(message.encode()) < 1000 + len(str(path))

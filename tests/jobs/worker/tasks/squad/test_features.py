@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jobs.worker.data.tokens import read_template
@@ -54,6 +53,7 @@ def test_windows_are_those_of_the_library(
     )
     owners = encoded["overflow_to_sample_mapping"]
     assert [feature.question for feature in features] == owners
+    assert features.lengths.tolist() == [len(feature) for feature in features]
     names = {"input_ids", "token_type_ids"} & encoded.keys()
     for index, feature in enumerate(features):
         assert set(feature.inputs) == names
@@ -85,16 +85,6 @@ def find_tokens(offsets: list[list[int]], question: Question) -> tuple[int, int]
     if not inside or tokens[0][1] > begin or tokens[-1][2] < end:
         return 0, 0
     return inside[0], inside[-1]
-
-
-def test_features_are_a_sequence(questions: list[Question], tokenizer: Any) -> None:
-    features = build_features(questions, tokenizer, max_length=48, stride=16)
-    assert features.lengths.tolist() == [len(feature) for feature in features]
-    assert features[-1].question == len(questions) - 1
-    chosen = features.take(np.array([5, 2]))
-    assert [len(feature) for feature in chosen] == [len(features[5]), len(features[2])]
-    with pytest.raises(IndexError):
-        features[len(features)]
 
 
 def test_questions_without_room_for_their_passage_are_counted(tokenizer: Any) -> None:

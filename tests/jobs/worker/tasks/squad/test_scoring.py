@@ -115,37 +115,6 @@ def test_answers_to_questions_that_may_have_none(
     assert judge(question, answer) == pytest.approx(expected)
 
 
-NUMBERED = [ask(*[WHOLE] * (n in (0, 1, 3)), id_=str(n)) for n in range(5)]
-"""Questions 2 and 4 have no answer."""
-
-
-def test_scores_with_a_threshold() -> None:
-    texts = ["tile registers", CONTEXT, "eight", CONTEXT, "tile"]
-    odds = dict(zip("01234", [-3.0, -1.0, 0.5, 2.0, 7.0], strict=True))
-    raw = Answers(dict(zip("01234", texts, strict=True)), odds)
-    # Thresholds -3, -1, 0.5, and 2 have F1 of 2.8, 3.8, 2.8, and 3.8 of 5; none has 2.
-    assert fit_threshold(NUMBERED, raw) == -1.0
-    assert score_v2(NUMBERED, raw.with_threshold(-1.0), -1.0) == pytest.approx(
-        {
-            "em": 60,
-            "f1": 76,
-            "has_answer_em": 100 / 3,
-            "has_answer_f1": 60,
-            "has_answer_total": 3,
-            "no_answer_em": 100,
-            "no_answer_f1": 100,
-            "no_answer_total": 2,
-            "best_em": 60,
-            "best_em_threshold": -1,
-            "best_f1": 76,
-            "best_f1_threshold": -1,
-        }
-    )
-    answered = [each for each in NUMBERED if each.answers]
-    assert fit_threshold(answered, raw) == 0
-    assert "no_answer_total" not in score_v2(answered, raw, 0.0)
-
-
 GUESSES = st.sampled_from([CONTEXT, "eight", "tile registers", "eight tile no", "no"])
 
 

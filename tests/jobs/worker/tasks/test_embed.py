@@ -9,6 +9,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -266,41 +267,37 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
 def test_rank_0_reads_the_pooling_from_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], pooling: str
 ) -> None:
-    def read(said: StringIO) -> list[str]:
+    constants, said = "huggingface_hub.constants", StringIO()
+
+    def read(cache: str) -> list[str]:
         def work(ranks: Ranks) -> str:
             context = session(Embed.demo, ranks, said if ranks.first else None)
             return find_pooling(read_declared("open/model", context))
 
+        monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / cache))
         return run_threaded(2, work)
 
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    asked, said = list[str](), StringIO()
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(f"{constants}.HF_HUB_DISABLE_XET", True)
     with serve_hub() as hub:
         url = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
+        monkeypatch.setattr(f"{constants}.ENDPOINT", hub.url)
+        monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", url)
         files = {"1_Pooling/config.json": json.dumps(content).encode()} if content else {}
         hub.files["open/model"] = {"config.json": b"{}", **files}
-        answer = hub.answer
-
-        def record(method: str, path: str, token: str, body: bytes) -> Any:
-            asked.append(path)
-            return answer(method, path, token, body)
-
-        monkeypatch.setattr(hub, "answer", record)
-        assert read(said) == [pooling] * 2
-        count = asked.count("/open/model/resolve/main/1_Pooling/config.json")
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
+        asked = Mock(side_effect=hub.answer)
+        monkeypatch.setattr(hub, "answer", asked)
+        assert read("cache") == [pooling] * 2
+        paths = [each.args[1] for each in asked.call_args_list]
+        count = paths.count("/open/model/resolve/main/1_Pooling/config.json")
+        assert count == 1 + bool(content), "by one rank: its size, and the file if there is one"
+        monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "other"))
         monkeypatch.setattr(model_module, "load_pretrained", lambda *_: None)
         Embed(replace(Embed.demo, model="open/model")).download()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert read(said) == [pooling] * 2, "from the cache"
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", True)
+    assert read("other") == [pooling] * 2, "from the cache"
     assert said.getvalue() == ""
-    assert count == 1 + bool(content), "by one rank: its size, and the file if there is one"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
-    assert read(said) == ["mean"] * 2
+    assert read("empty") == ["mean"] * 2
     assert said.getvalue().count("1_Pooling/config.json can't be read; using mean pooling") == 1
 
 

@@ -39,7 +39,7 @@ from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.lm import head, memory
 from jobs.worker.tasks.lm.generate import encode_text
-from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
+from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, use_chunks
 from jobs.worker.tasks.lm.memory import ADAM_BYTES, LiveBytes, Plan, read_free_bytes, simulate
 from jobs.worker.tasks.lm.model import MAMBAS, LmOptions, add_adapters
 from jobs.worker.tasks.lm.samples import Packed
@@ -126,26 +126,6 @@ def test_the_loss_in_chunks_is_that_of_all_logits(
         assert mine is not None
         assert theirs is not None
         assert float((mine.double() - theirs).norm() / theirs.norm()) < exact
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_model_with_chunks_has_its_own_loss_and_gradients(tied: bool) -> None:
-    model: Any = LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=tied)).train()
-    ids = torch.randint(3, 99, (3, 24))
-    labels = ids.clone()
-    labels[1, 15:] = IGNORED
-
-    def run() -> list[torch.Tensor]:
-        model.zero_grad()
-        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
-        loss.backward()
-        return [loss.detach(), *(each.grad.clone() for each in model.parameters())]
-
-    expected, plain = run(), token_losses(model, ids)
-    assert use_chunks(model)
-    for mine, theirs in zip(run(), expected, strict=True):
-        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
-    assert torch.allclose(token_losses(model, ids), plain, atol=1e-5)
 
 
 def test_models_that_change_logits_keep_their_own_loss() -> None:

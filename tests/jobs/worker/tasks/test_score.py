@@ -18,14 +18,13 @@ from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import load_trained, predict
 from jobs.worker.tasks.score import Score, Scored, ScoreOptions, is_ranking
 from jobs.worker.training.model import load_pretrained, write_model
-from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH, SMALL
 from jobs.worker.training.scores import score_numbers, score_rankings
 from jobs.worker.training.task import Task
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.tasks.test_classify_and_tag import prepare, write
 from tests.jobs.worker.tasks.test_continued_models import save_classifier
-from tests.jobs.worker.threaded_ranks import load_run, run_threaded, session
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 
 SUBJECTS = ("rain", "snow", "wind", "sun")
 RANKED = [
@@ -123,18 +122,6 @@ def test_the_loss_of_a_ranking_is_that_of_its_positives_among_their_negatives(
     assert task.loss(model, batch).item() == pytest.approx(
         torch.stack(losses).mean().item(), abs=1e-5
     )
-
-
-def test_parts_of_a_batch_have_the_gradients_of_all(tmp_path: Path) -> None:
-    data, found = write(tmp_path, RANKED), []
-    for accumulate in (1, 3):
-        torch.manual_seed(1)
-        run = load_run(ranking(data, batch_size=24, accumulate=accumulate))
-        model = run.loaded.model.train()
-        compute_gradients(run, model, run.batch(np.arange(24)), StepTimer())
-        found.append({name: each.grad for name, each in model.named_parameters()})
-    for name, gradient in found[0].items():
-        assert torch.allclose(gradient, found[1][name], rtol=0, atol=1e-6), name
 
 
 def test_scores_of_numbers_and_rankings() -> None:

@@ -239,7 +239,9 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
             )
         if found:
             return found
-    shards = _uses_of_shards(path)
+    shards = {path / each: _use_of(each) for each in _visible_files(path, "*.parquet")}
+    if not any(use for use, _ in shards.values()):
+        shards = dict.fromkeys(shards, (TRAIN, ""))
     for name in _NAMES[split]:
         named = {each: group for each, (use, group) in shards.items() if use == name}
         if split == TRAIN and len(groups := sorted({*named.values()})) > 1:
@@ -261,14 +263,6 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
     raise NoSplitError(
         f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …", hint=hint
     )
-
-
-def _uses_of_shards(path: Path) -> dict[Path, tuple[str, str]]:
-    """Return a folder's Parquet files with their uses and their data sets' folders."""
-    names = _visible_files(path, "*.parquet")
-    uses = {path / each: _use_of(each) for each in names}
-    is_any = any(use for use, _ in uses.values())
-    return uses if is_any else dict.fromkeys(uses, (TRAIN, ""))
 
 
 def _visible_files(path: Path, pattern: str) -> list[Path]:

@@ -30,7 +30,7 @@ _NEXT = {
 """The roles that can follow a role in a chat; at first, that of nothing."""
 _ROLES = tuple(_NEXT)[1:]
 _SHAPE = '{"role": "user", "content": "Why?"}'
-_MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """What encloses the assistant's words in a template, for transformers."""
 _ROW = re.compile(r"(?<!\.json)(?<!\.gz): row \d", re.IGNORECASE)
 """What places of rows have that are from Parquet, Arrow, or the hub; text files have lines.
@@ -284,7 +284,7 @@ def read_chat_template(name: str) -> str:
     try:
         text = Path(name).read_text(encoding="utf-8-sig")  # a mark would begin every chat
         # transformers' own marks, which jinja does not know.
-        known = _MARKS.sub(lambda each: "{% endif %}" if each[1] else "{% if true %}", text)
+        known = MARKS.sub(lambda each: "{% endif %}" if each[1] else "{% if true %}", text)
         Environment(extensions=["jinja2.ext.loopcontrols"]).parse(known)
     except OSError as error:
         raise DatasetError(f"{what}: can't be read: {error.strerror or error}") from None
@@ -301,11 +301,6 @@ def read_chat_template(name: str) -> str:
             hint="copy one from a chat model, such as its chat_template.jinja",
         )
     return text
-
-
-def marks_answers(template: str) -> bool:
-    """Return whether a template marks the assistant's words by ``{% generation %}``."""
-    return bool(_MARKS.search(template))
 
 
 def may_have_template(model: str) -> bool:

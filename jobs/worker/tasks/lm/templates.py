@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...data.records import noting, show
 from ...runtime.errors import DatasetError, first_line
-from .chats import Exchange, Turn, is_learned, marks_answers, render_calls
+from .chats import MARKS, Exchange, Turn, is_learned, render_calls
 
 if TYPE_CHECKING:
     from ...runtime.ranks import Ranks
@@ -222,7 +222,7 @@ def render_chat(
     template = tokenizer.get_chat_template(tools=tools)
     # The compiled template is kept. As an argument, a function would become a text.
     _compile_jinja_template(template).globals["strftime_now"] = TODAY.strftime
-    marks = marks_answers(template)
+    marks = bool(MARKS.search(template))
 
     def render(chat: list[Turn]) -> tuple[str, Any]:
         (text,), marked = render_jinja_template(

@@ -93,8 +93,6 @@ class MappedRows(Sequence[Any]):
         return int(self._table.num_rows)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
         (row,) = map(_decode, self._table.slice(range(len(self))[index], 1).to_pylist())
         return row
 

@@ -151,11 +151,11 @@ def test_labels_in_one_cell(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_long_texts_are_cut_as_the_tokenizer_would(tokenizer: Any, pair: bool) -> None:
-    texts = ["tile registers " * n for n in (1, 9, 20, 30)]
+    texts = ["tile registers " * n for n in (1, 9, 20, 25, 30)]
     sides = [texts, texts[::-1]][: 1 + pair]
     columns = encode([Column(each) for each in sides], tokenizer)
-    samples = TextSamples(columns, read_template(tokenizer, pair=pair), [0] * 4, 24)
-    for number in range(4):
+    samples = TextSamples(columns, read_template(tokenizer, pair=pair), [0] * 5, 24)
+    for number in range(5):
         wanted = tokenizer(
             *(each[number] for each in sides), truncation="longest_first", max_length=24
         )

@@ -13,6 +13,7 @@ import json
 import random
 import tempfile
 import warnings
+from datetime import date, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,7 @@ from jobs.worker.tasks.lm.task import Lm
 from jobs.worker.training.batches import Schedule, TrainingRun, batches
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import NO_CACHE
-from tests.jobs.worker.tasks.chat_models import (
-    MARKED,
-    ask_date,
-    ask_sum,
-    make_chats,
-    new_chat_tokenizer,
-    save_chat_model,
-)
+from tests.jobs.worker.tasks.chat_models import MARKED, new_chat_tokenizer, save_chat_model
 
 BAR, BATCH = 1e-4, 4
 SHAPES: dict[str, dict[str, int]] = {
@@ -62,6 +56,31 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 3,
     },
 }
+
+
+def make_chats(count: int, draw: random.Random) -> list[dict[str, Any]]:
+    """Return different chats of a question and its answer: a sum, or a day as ISO 8601 writes it."""
+    found = dict[str, str]()
+    while len(found) < count:
+        question, answer = draw.choice((ask_sum, ask_date))(draw)
+        found[question] = answer
+    return [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in found.items()
+    ]
+
+
+def ask_sum(draw: random.Random) -> tuple[str, str]:
+    """Return a sum of two numbers, of which no digit carries."""
+    tens, ones = draw.randrange(1, 9), draw.randrange(10)
+    more = 10 * draw.randrange(1, 10 - tens) + draw.randrange(10 - ones)
+    return f"What is {10 * tens + ones} plus {more}?", f"{10 * tens + ones + more}"
+
+
+def ask_date(draw: random.Random) -> tuple[str, str]:
+    """Return a day in words, and as ISO 8601 writes it."""
+    day = date(1900, 1, 1) + timedelta(days=draw.randrange(36_500))
+    return f"{day:%B} {day.day}, {day.year}?", f"{day:%Y-%m-%d}"
 
 
 def as_pairs(chats: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -160,7 +179,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=2e-4)
     parser.add_argument("--shape", choices=tuple(SHAPES), action="append")
     args = parser.parse_args()
-    chats = make_chats(200, random.Random(1), ask_sum, ask_date)
+    chats = make_chats(200, random.Random(1))
     found: dict[str, Any] = {}
     for name in args.shape or SHAPES:
         for kind, rows in (("pairs", as_pairs(chats)), ("chats", chats)):

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ..pool.rank import PoolRank
@@ -27,12 +28,10 @@ from .runner import ShardRunner
 
 def lead(rank: PoolRank, options: PredictOptions) -> int:
     """Run rank 0: the coordinator beside its own shards, and the results."""
-    rank.events.emit("phase", name="predict")
-
-    def report(text: str) -> None:
-        rank.events.emit("phase", name=text)
-
-    coordinator = Coordinator(options, rank.events.note, report, rank.identity.size, KEPT)
+    report = partial(rank.events.emit, "phase")
+    report(name="predict")
+    note, size = rank.events.note, rank.identity.size
+    coordinator = Coordinator(options, note, lambda text: report(name=text), size, KEPT)
     if not rank.lead(coordinator, ShardRunner(rank, options).run_all):
         return STOPPED
     found = coordinator.finish()

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from ..data.records import ALL_BAD
 from ..data.table import Table
 from ..runtime.errors import DatasetError
 from ..runtime.events import name_files
@@ -253,29 +254,29 @@ class Coordinator:
             self._first = now - found["seconds"]
         if is_first and found["read"]:
             speed = found["read"] / found["seconds"] * self.ranks
-            self.note(f"the first {found['read']:,} rows: {speed:,.0f} rows/s{self._price(speed)}")
+            usd = self._price(speed)
+            price = f", ${usd:.2f} per million rows" if usd else ""
+            self.note(f"the first {found['read']:,} rows: {speed:,.0f} rows/s{price}")
         if now - self._told >= REPORT_SECONDS:
             self._told = now
             self.report(self._describe(now))
 
-    def _price(self, speed: float) -> str:
-        usd = self.options.usd_per_hour / 3600 / speed * 1e6
-        return f", ${usd:.2f} per million rows" if usd else ""
+    def _price(self, speed: float) -> float:
+        """Return US dollars per million rows, 0 if nothing is paid."""
+        return self.options.usd_per_hour / 3600 / speed * 1e6
 
     def _describe(self, now: float) -> str:
-        read = sum(part.read for part in self._parts())
-        bytes_, known = 0, 0
+        read, bytes_, known = 0, 0, 0
         for each in self._files:
+            own = sum(part.read for part in each.parts.values())
+            read += own
             if each.expected:
-                bytes_, known = bytes_ + each.source.size, known + self._expect(each)
+                bytes_ += each.source.size
+                known += own if each.has_ended else max(own, each.expected)
         total = known / max(1, bytes_) * sum(each.source.size for each in self._files)
         speed = max(1, self._now_rows) / (now - self._first)
         left = max(0.0, total - read) / speed
         return f"{read:,} of about {total:,.0f} rows, {speed:,.1f} rows/s, {left:.0f} s left"
-
-    def _expect(self, each: Progress) -> int:
-        read = sum(part.read for part in each.parts.values())
-        return read if each.has_ended else max(read, each.expected)
 
     def finish(self) -> Values:
         """Write one file of all shards, or the manifest beside them; return the job's results.
@@ -285,12 +286,8 @@ class Coordinator:
         parts, seconds = list(self._parts()), max(time.monotonic() - self._begin, 1e-9)
         rows, skipped = self.rows, sum(each.read - each.rows for each in parts)
         if not rows:
-            raise DatasetError(
-                self._problem or f"{self.options.data}: has no rows",
-                hint="no record can be used: are the columns and the format as expected?"
-                if self._problem
-                else None,
-            )
+            no_rows = self._problem or f"{self.options.data}: has no rows"
+            raise DatasetError(no_rows, hint=ALL_BAD if self._problem else None)
         if self._cut:
             self.note(f"{self._cut:,} rows have more tokens than the model reads, and were cut")
         speed = self._now_rows / seconds
@@ -305,9 +302,7 @@ class Coordinator:
             "rows_now": self._now_rows,
             "seconds": {"total": round(seconds, 3)},
             "core_seconds": round(self._core_seconds, 3),
-            "usd_per_million_rows": round(self.options.usd_per_hour / 3600 / speed * 1e6, 4)
-            if self._now_rows and self.options.usd_per_hour
-            else None,
+            "usd_per_million_rows": (round(self._price(speed), 4) or None) if speed else None,
         }
         if self.is_file:
             self.report(f"writing {rows:,} rows")

@@ -155,17 +155,12 @@ class Predictor:
     def _open(self, shard: Shard) -> Reader:
         reader = self._reader
         if reader is None or reader.source != shard.source or reader.at > shard.first:
-            self.close()
+            if reader:
+                reader.close()
             reader = self._reader = Reader(shard.source, shard.first, self._inputs)
         while reader.at < shard.first and reader.take(min(_LOOK_AT, shard.first - reader.at)):
             pass  # rows that other ranks have taken
         return reader
-
-    def close(self) -> None:
-        """Remove the open file's local copy."""
-        if self._reader:
-            self._reader.close()
-        self._reader = None
 
     def _predict(
         self,

@@ -73,18 +73,13 @@ class Lazy(Sequence[Value]):
         return Lazy(self._source, self._function, numbers)
 
 
-def map_table(path: Path) -> Any:
-    """Return the table of an Arrow file; its values stay on the disk."""
-    import pyarrow  # noqa: PLC0415 - the laptop may have none
-
-    return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
-
-
 class MappedRows(Sequence[Any]):
     """The rows of an Arrow file; ``lines`` are those of the original file, if it has lines."""
 
     def __init__(self, path: Path) -> None:
-        table = map_table(path)
+        import pyarrow  # noqa: PLC0415 - the laptop may have none
+
+        table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
         self.lines: Sequence[int] = ()
         self.columns = tuple(table.column_names)
         if LINE in self.columns:
@@ -98,8 +93,6 @@ class MappedRows(Sequence[Any]):
         return int(self._table.num_rows)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
         (row,) = map(_decode, self._table.slice(range(len(self))[index], 1).to_pylist())
         return row
 

@@ -1,4 +1,7 @@
-"""Parquet files: their rows, and the columns that folders' names and ``datasets`` add to them."""
+"""Parquet files: their rows, and the columns that folders' names and ``datasets`` add to them.
+
+It needs pyarrow, which the laptop may not have.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, chain
-from os import SEEK_END
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import pyarrow as pa
+from pyarrow import parquet, types
+
 from ..runtime.errors import DatasetError, first_line
 from .mapped import TOGETHER
-from .table import Row, Table
+from .table import Row
 
 _BATCH = 1024
 """Rows that are read together."""
@@ -22,14 +27,12 @@ _BATCH = 1024
 @contextmanager
 def explaining_parquet(path: Path) -> Iterator[None]:
     """Raise :class:`DatasetError` for a file that can't be read."""
-    from pyarrow import ArrowException  # noqa: PLC0415 - the laptop may have none
-
     try:
         yield
     except DatasetError:
         raise
     # Times may be no times of Python.
-    except (ArrowException, OSError, OverflowError, ValueError) as error:
+    except (pa.ArrowException, OSError, OverflowError, ValueError) as error:
         text, hint = f"can't be read as Parquet: {first_line(error)}", None
         if "timezone" in text or "zoneinfo" in text:
             text = "has times in a zone of which this machine has no data"
@@ -39,26 +42,10 @@ def explaining_parquet(path: Path) -> Iterator[None]:
         raise DatasetError(f"{path}: {text}", hint=hint) from error
 
 
-def look_at_parquet(paths: Sequence[Path]) -> Table:
-    """Check the files' first and last bytes; the nodes check their columns."""
-    for path in paths:
-        with path.open("rb") as file:
-            marks, size = file.read(4), file.seek(0, SEEK_END)
-            file.seek(max(0, size - 4))
-            marks += file.read()
-        if size < 12 or marks != b"PAR1PAR1":
-            raise DatasetError(f"{path}: is not Parquet, or is cut off")
-    return Table(str(paths[0]), (), [])
-
-
 def stream_parquet(path: Path, first: int) -> Iterator[tuple[str, Row]]:
     """Yield a file's rows from the ``first`` on with their places. Raises :class:`DatasetError`."""
-    from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - the laptop may have none
-
-    with explaining_parquet(path), ParquetFile(path) as file:
-        names = file.schema_arrow.names
-        if len({*names}) < len(names):
-            raise DatasetError(f"{path}: has two columns of the same name")
+    with explaining_parquet(path), parquet.ParquetFile(path) as file:
+        require_names(path, file.schema_arrow)
         counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
         groups = [n for n, end in enumerate(accumulate(counts)) if end > first]
         at = sum(counts[: groups[0]]) if groups else 0
@@ -67,6 +54,12 @@ def stream_parquet(path: Path, first: int) -> Iterator[tuple[str, Row]]:
             for number, row in enumerate(batch.slice(start - at).to_pylist(), start + 1):
                 yield f"{path}: row {number}", row
             at += len(batch)
+
+
+def require_names(path: Path, schema: Any) -> None:
+    """Raise :class:`DatasetError` for a file with two columns of the same name."""
+    if len({*schema.names}) < len(schema.names):
+        raise DatasetError(f"{path}: has two columns of the same name")
 
 
 class Partition(NamedTuple):
@@ -95,41 +88,32 @@ def _folder_value(text: str | None) -> str | None:
 
 def read_schema(file: Partition) -> Any:
     """Return a file's schema. Raises :class:`DatasetError`."""
-    from pyarrow.parquet import read_schema as read  # noqa: PLC0415 - the laptop may have none
-
     with explaining_parquet(file.path):
-        return _with_folders(file, read(file.path).empty_table()).schema
+        return _with_folders(file, parquet.read_schema(file.path).empty_table()).schema
 
 
 def read_tables(partition: Partition, schema: Any, count: int = _BATCH) -> Iterator[Any]:
     """Yield a Parquet file's rows as tables of this schema."""
-    from pyarrow import Table as ArrowTable  # noqa: PLC0415 - the laptop may have none
-    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
-
-    with explaining_parquet(partition.path), ParquetFile(partition.path) as file:
+    with explaining_parquet(partition.path), parquet.ParquetFile(partition.path) as file:
         for batch in file.iter_batches(count):
-            table = _with_folders(partition, ArrowTable.from_batches([batch])).select(schema.names)
+            table = _with_folders(partition, pa.Table.from_batches([batch])).select(schema.names)
             yield table if table.schema == schema else table.cast(schema)
 
 
 def plain_schema(schema: Any) -> Any:
     """Return a schema without dictionaries, which differ between files, and with times as texts."""
-    from pyarrow import string, types  # noqa: PLC0415 - the laptop may have none
-
     for number, each in enumerate(schema):
         if types.is_dictionary(each.type):
             schema = schema.set(number, each.with_type(each.type.value_type))
         elif types.is_temporal(each.type):
-            schema = schema.set(number, each.with_type(string()))
+            schema = schema.set(number, each.with_type(pa.string()))
     return schema
 
 
 def _with_folders(file: Partition, table: Any) -> Any:
-    from pyarrow import array, string  # noqa: PLC0415 - the laptop may have none
-
     for name, value in file.folders.items():
         if name not in table.column_names:
-            table = table.append_column(name, array([value] * len(table), string()))
+            table = table.append_column(name, pa.array([value] * len(table), pa.string()))
     return table
 
 
@@ -150,11 +134,9 @@ def write_arrow(
     place: Path, files: Sequence[Partition], schemas: Sequence[Any], target: Path
 ) -> None:
     """Write the rows of a place's files as one Arrow file. Raises :class:`DatasetError`."""
-    from pyarrow import OSFile, ipc, unify_schemas  # noqa: PLC0415 - the laptop may have none
-
     with explaining_parquet(place):
-        schema = unify_schemas([*map(plain_schema, schemas)], promote_options="permissive")
-    with OSFile(str(target), "wb") as out, ipc.new_file(out, schema) as writer:
+        schema = pa.unify_schemas([*map(plain_schema, schemas)], promote_options="permissive")
+    with pa.OSFile(str(target), "wb") as out, pa.ipc.new_file(out, schema) as writer:
         for file in files:
             for table in read_tables(file, schema, TOGETHER):
                 writer.write_table(table)

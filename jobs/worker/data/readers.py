@@ -15,22 +15,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain, islice
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import DatasetError, first_line, hub_hint
 from .mapped import Lazy, map_rows, write_rows
-from .parquet import (
-    class_names,
-    explaining_parquet,
-    find_partitions,
-    look_at_parquet,
-    plain_schema,
-    read_schema,
-    read_tables,
-    stream_parquet,
-    write_arrow,
-)
 from .records import refusal, why_not_utf8
 from .table import Row, Table
 from .text_files import READERS, find_stream
@@ -124,6 +114,8 @@ def stream_file(path: Path, first: int = 0) -> Iterator[tuple[str, Row | Dataset
     with explaining(path):
         kind, opener = _format_of(path)
         if kind == ".parquet":
+            from .parquet import stream_parquet  # noqa: PLC0415 - the laptop may have no pyarrow
+
             yield from stream_parquet(path, first)
             return
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -173,15 +165,16 @@ def _read_shards(
 ) -> Table:
     """Return the rows of Parquet files with the same columns; ``place`` is the file, or their folder."""
     if find_spec("pyarrow") is None:
-        return look_at_parquet(paths)
+        return _look_at_parquet(paths)
+    from . import parquet  # noqa: PLC0415 - the laptop may have no pyarrow
+
     schemas, rows, classes = list[Any](), list[Row](), dict[str, Sequence[str]]()
-    files = find_partitions(place, paths)
+    files = parquet.find_partitions(place, paths)
     for file in files:
         path = file.path
-        schemas.append(read_schema(file))
-        names, named = schemas[-1].names, class_names(schemas[-1])
-        if len({*names}) < len(names):
-            raise DatasetError(f"{path}: has two columns of the same name")
+        schemas.append(parquet.read_schema(file))
+        parquet.require_names(path, schemas[-1])
+        names, named = schemas[-1].names, parquet.class_names(schemas[-1])
         if {*names} != {*schemas[0].names}:
             raise DatasetError(f"{path}: has other columns than {paths[0].name}")
         if other := [each for each in named if named[each] != classes.get(each, named[each])]:
@@ -191,17 +184,29 @@ def _read_shards(
         classes |= named
     names = schemas[0].names
     if mapped and sum(map(_size_as_text, paths)) > MOST_IN_MEMORY:
-        found = _map(place, paths, mapped, partial(write_arrow, place, files, schemas))
+        found = _map(place, paths, mapped, partial(parquet.write_arrow, place, files, schemas))
         return found._replace(classes=classes)
     for file, schema in zip(files, schemas, strict=True):
-        with explaining_parquet(file.path):
-            for table in read_tables(file, plain_schema(schema)):
+        with parquet.explaining_parquet(file.path):
+            for table in parquet.read_tables(file, parquet.plain_schema(schema)):
                 rows += table.to_pylist()
                 if limit is not None and len(rows) >= limit:
                     break
     if not rows:
         raise DatasetError(f"{place}: has no rows")
     return Table(str(place), tuple(names), rows[:limit], classes=classes)
+
+
+def _look_at_parquet(paths: Sequence[Path]) -> Table:
+    """Check the files' first and last bytes; the nodes check their columns."""
+    for path in paths:
+        with path.open("rb") as file:
+            marks, size = file.read(4), file.seek(0, SEEK_END)
+            file.seek(max(0, size - 4))
+            marks += file.read()
+        if size < 12 or marks != b"PAR1PAR1":
+            raise DatasetError(f"{path}: is not Parquet, or is cut off")
+    return Table(str(paths[0]), (), [])
 
 
 def _map(path: Path, files: Sequence[Path], folder: Path, write: Callable[[Path], None]) -> Table:
@@ -234,7 +239,9 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
             )
         if found:
             return found
-    shards = _uses_of_shards(path)
+    shards = {path / each: _use_of(each) for each in _visible_files(path, "*.parquet")}
+    if not any(use for use, _ in shards.values()):
+        shards = dict.fromkeys(shards, (TRAIN, ""))
     for name in _NAMES[split]:
         named = {each: group for each, (use, group) in shards.items() if use == name}
         if split == TRAIN and len(groups := sorted({*named.values()})) > 1:
@@ -256,14 +263,6 @@ def _find_files(path: Path, split: str) -> Sequence[Path]:
     raise NoSplitError(
         f"{path}: has no file for {split}: {' or '.join(_NAMES[split])}.csv, .jsonl, …", hint=hint
     )
-
-
-def _uses_of_shards(path: Path) -> dict[Path, tuple[str, str]]:
-    """Return a folder's Parquet files with their uses and their data sets' folders."""
-    names = _visible_files(path, "*.parquet")
-    uses = {path / each: _use_of(each) for each in names}
-    is_any = any(use for use, _ in uses.values())
-    return uses if is_any else dict.fromkeys(uses, (TRAIN, ""))
 
 
 def _visible_files(path: Path, pattern: str) -> list[Path]:

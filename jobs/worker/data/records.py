@@ -10,7 +10,7 @@ from typing import Any
 from ..runtime.errors import DatasetError
 
 SKIP_HINT = "--skip-bad-records skips bad records"
-_ALL_BAD = "no record can be used: are the columns and the format as expected?"
+ALL_BAD = "no record can be used: are the columns and the format as expected?"
 MAGIC = {
     b"\x1f\x8b": "is compressed by gzip: unpack it first",
     b"PK\x03\x04": "is a zip archive: unpack it first",
@@ -66,7 +66,7 @@ def refusal(problems: Sequence[DatasetError], *, has_good: bool = True) -> Datas
     more = f" (and {others} more bad record{'s' * (others > 1)})" if others else ""
     hint = first.hint or SKIP_HINT
     if not has_good:
-        hint = hint.removesuffix(SKIP_HINT).removesuffix("; ") or _ALL_BAD
+        hint = hint.removesuffix(SKIP_HINT).removesuffix("; ") or ALL_BAD
     return DatasetError(first.message + more, hint=hint)
 
 

@@ -12,7 +12,7 @@ from itertools import chain, count, islice
 from typing import Any, TextIO
 
 from ..runtime.errors import DatasetError, first_line
-from .records import as_object, noting, show
+from .records import as_object, show
 from .table import Row, Table
 
 LONGEST_LINE = 1 << 24
@@ -222,61 +222,51 @@ def _is_json_lines(file: TextIO) -> bool:
         return False
 
 
-def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
-    """Read a word per line, its tag in the last column, and an empty line after each sentence.
+def _conll_rows(source: str, file: TextIO) -> Iterator[Found]:
+    """Yield sentences: a word per line, its tag in the last column, and an empty line after each.
 
     Only between tabs, words may have spaces. Lines that begin with "# " are comments before a sentence.
     """
-    rows, places = list[Row](), list[int]()
-    words, tags = list[str](), list[str]()
-    problems, known = list[DatasetError](), 0
-
-    def end(number: int) -> None:
-        nonlocal known
-        if words and len(problems) == known:  # otherwise, words are missing
-            rows.append({"words": list(words), "tags": list(tags)})
-            places.append(number - len(words))
-        known = len(problems)
-        words.clear()
-        tags.clear()
-
+    words, tags, is_whole = list[str](), list[str](), True
     every = (line for _, line in _lines(source, file) if line.strip(_BLANKS))
     first = next((line for line in every if not line.startswith(("#", "-DOCSTART-"))), "")
     file.seek(0)
     separator = "\t" if "\t" in first.strip(_BLANKS) else "[ \t]+"
-    width, number = len(re.split(separator, first.strip(_BLANKS))), 0
-    for number, line in _lines(source, file):
+    width, start = len(re.split(separator, first.strip(_BLANKS))), 0
+    for number, line in chain(_lines(source, file), [(0, "")]):
         text = line.strip("\r\n" if separator == "\t" else _BLANKS)
         cells = re.split(separator, text) if text.strip(_BLANKS) else []
         if cells and line.startswith("# ") and len(cells) != width:
             continue
         if not cells or cells[0] == "-DOCSTART-":
-            end(number)
-            if limit is not None and len(rows) >= limit:
-                break
+            if words and is_whole:
+                yield start, {"words": words, "tags": tags}
+            words, tags, is_whole = [], [], True
             continue
-        with noting(problems):
-            if len(cells) < 2:
-                raise DatasetError(
-                    f"{source}: line {number}: has a word and no tag: {show(cells[0])}"
-                )
-            if separator != "\t" and (len(cells) != width or (cells[0] == "#" and not words)):
-                raise DatasetError(
-                    f"{source}: line {number}: has {len(cells)} columns, and the first word {width}"
-                    if len(cells) != width
-                    else f"{source}: line {number}: may be a comment, or the word '#'",
-                    hint="separate the columns with tabs",
-                )
-            words.append(cells[0])
-            tags.append(cells[-1])
-    end(number + 1)
-    starts = (" ".join(row["words"][:2]) for row in rows)
-    if rows and all(re.fullmatch(r"1(-\d+)?( [12](-\d+)?)?", start) for start in starts):
+        problem = ""
+        if len(cells) < 2:
+            problem = f"has a word and no tag: {show(cells[0])}"
+        elif separator != "\t" and len(cells) != width:
+            problem = f"has {len(cells)} columns, and the first word {width}"
+        elif separator != "\t" and cells[0] == "#" and not words:
+            problem = "may be a comment, or the word '#'"
+        if problem:
+            is_whole, hint = False, "separate the columns with tabs" if len(cells) > 1 else None
+            yield number, DatasetError(f"{source}: line {number}: {problem}", hint=hint)
+        start = start if words else number
+        words.append(cells[0])
+        tags.append(cells[-1])
+
+
+def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
+    table = _collect(_conll_rows, source, file, limit)
+    starts = (" ".join(row["words"][:2]) for row in table.rows)
+    if table.rows and all(re.fullmatch(r"1(-\d+)?( [12](-\d+)?)?", start) for start in starts):
         raise DatasetError(
             f"{source}: its first column numbers the words",
             hint="remove that column: tag reads the word first and its tag last",
         )
-    return Table(source, ("words", "tags"), rows, places, problems)
+    return table._replace(columns=("words", "tags"))
 
 
 STREAMS: dict[str, Stream] = {

@@ -91,8 +91,8 @@ def encode_together(
     if all(ranks.gather(found is not None)):
         assert found is not None
         return found
-    if why:
-        note(f"tokens were not cached for the next job: {why}")
+    for trouble in troubles[:1]:
+        note(f"tokens were not cached for the next job: {trouble}")
     return encode_together(ranks, columns, tokenizer, None, note)
 
 
@@ -125,8 +125,8 @@ def compute_once(
         rows, width = found.shape
         kept = Tokens(found.view(np.int32).ravel(), np.arange(rows + 1) * width)
         why = cache.store(name, [kept])
-    if any(ranks.gather(why)):
-        note(f"not kept, so a run that starts again computes it again: {why}")
+    for trouble in [each for each in ranks.gather(why) if each][:1]:
+        note(f"not kept, so a run that starts again computes it again: {trouble}")
     return found
 
 

@@ -135,7 +135,7 @@ class Classify(TaughtTask[ClassifyOptions]):
 
     def input_columns(self, table: Table) -> dict[str, str]:
         text, _, *pair = self.choose_columns(table)
-        return {"text": text, **({"pair": pair[0]} if pair else {})}
+        return dict(zip(("text", "pair"), [text, *pair], strict=False))
 
     def convert(self, place: str, row: Any, text: str, label: str, *pair: str) -> Labeled:
         texts = []

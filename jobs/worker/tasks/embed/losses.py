@@ -31,7 +31,8 @@ def compare(vectors: Tensor, numbers: Tensor, ranks: Ranks) -> tuple[Tensor, Ten
     of an equal anchor.
     """
     count, anchors = len(numbers), numbers[:, :1]
-    counts = _counts(len(vectors) - count, ranks)
+    # With fewer ranks than planned, they differ.
+    counts = [int(each) for (each,) in ranks.gather_later([len(vectors) - count])()]
     candidates = _Gather.apply(vectors[count:], counts, ranks)  # type: ignore[no-untyped-call]
     texts = numbers.T[1:][numbers.T[1:] >= 0]
     # The positives' anchors; negatives have none.
@@ -79,15 +80,6 @@ def follow(
     known, _ = compare(wanted, numbers, ranks)
     soft = softmax(known / temperature, dim=1)
     return -(soft * log_softmax(scores / temperature, dim=1)).sum(1).mean()
-
-
-def _counts(count: int, ranks: Ranks) -> list[int]:
-    """Return every rank's number of samples: with fewer ranks than planned, they differ."""
-    if ranks.size == 1:
-        return [count]
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks.size)]
-    dist.all_gather(counts, torch.tensor([count]), group=ranks.control)
-    return [int(each) for each in counts]
 
 
 def _gather(rows: Tensor, counts: list[int], ranks: Ranks) -> Tensor:

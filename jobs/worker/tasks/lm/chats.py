@@ -30,10 +30,13 @@ _NEXT = {
 """The roles that can follow a role in a chat; at first, that of nothing."""
 _ROLES = tuple(_NEXT)[1:]
 _SHAPE = '{"role": "user", "content": "Why?"}'
-_MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """What encloses the assistant's words in a template, for transformers."""
 _ROW = re.compile(r"(?<!\.json)(?<!\.gz): row \d", re.IGNORECASE)
-"""What places of rows have that are from Parquet, Arrow, or the hub; text files have lines."""
+"""What places of rows have that are from Parquet, Arrow, or the hub; text files have lines.
+
+Arrow's objects have the names of all rows' ones.
+"""
 
 Turn = Mapping[str, Any]
 
@@ -162,7 +165,7 @@ def read_turns(what: str, value: Any) -> list[Turn]:
 def _read_turn(what: str, value: Any) -> Turn:
     if not isinstance(value, dict) or "role" not in value:
         raise DatasetError(f"{what} has no role and content", hint=f"write it as {_SHAPE}")
-    copy = _copy(value, is_padded=_is_padded(what))
+    copy = _copy(value, is_padded=bool(_ROW.search(what)))
     turn = {name: each for name, each in copy.items() if each is not None}
     _read_arguments(turn.get("tool_calls"))
     role, content = turn.get("role"), turn.setdefault("content", "")
@@ -194,11 +197,6 @@ def _require_weights(what: str, turns: Sequence[Turn]) -> None:
 def is_learned(turn: Turn) -> bool:
     """Return whether a turn may be learned: in OpenAI's chats, one with the weight 0 is not."""
     return bool(turn.get("weight", 1))
-
-
-def _is_padded(what: str) -> bool:
-    """Return whether a row, by its place, is one of Arrow, whose objects have the names of all rows' ones."""
-    return bool(_ROW.search(what))
 
 
 def _copy(value: Any, *, is_padded: bool) -> Any:
@@ -270,7 +268,7 @@ def read_tools(what: str, value: Any) -> Any:
     """Return the tools that a chat's template gets, which may be JSON, as in TRL."""
     try:
         is_json = isinstance(value, str) and value
-        found = json.loads(value) if is_json else _copy(value, is_padded=_is_padded(what))
+        found = json.loads(value) if is_json else _copy(value, is_padded=bool(_ROW.search(what)))
     except ValueError:
         found = value
     if found and not (isinstance(found, list) and all(isinstance(each, dict) for each in found)):
@@ -286,7 +284,7 @@ def read_chat_template(name: str) -> str:
     try:
         text = Path(name).read_text(encoding="utf-8-sig")  # a mark would begin every chat
         # transformers' own marks, which jinja does not know.
-        known = _MARKS.sub(lambda each: "{% endif %}" if each[1] else "{% if true %}", text)
+        known = MARKS.sub(lambda each: "{% endif %}" if each[1] else "{% if true %}", text)
         Environment(extensions=["jinja2.ext.loopcontrols"]).parse(known)
     except OSError as error:
         raise DatasetError(f"{what}: can't be read: {error.strerror or error}") from None
@@ -303,11 +301,6 @@ def read_chat_template(name: str) -> str:
             hint="copy one from a chat model, such as its chat_template.jinja",
         )
     return text
-
-
-def marks_answers(template: str) -> bool:
-    """Return whether a template marks the assistant's words by ``{% generation %}``."""
-    return bool(_MARKS.search(template))
 
 
 def may_have_template(model: str) -> bool:

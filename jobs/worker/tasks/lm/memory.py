@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
@@ -178,22 +179,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, *tensors: Any) -> None:
         """Count tensors whose memory is not yet counted."""
-        for each in tensors:
-            if isinstance(each, Tensor):
-                self._add(each.untyped_storage())
+        for storage in (each.untyped_storage() for each in tensors if isinstance(each, Tensor)):
+            key, size = id(storage), storage.nbytes()
+            if key not in self._known:
+                self._known[key] = weakref.ref(storage, partial(self._forget, key, size))
+                self.now += size
+                self.peak = max(self.peak, self.now)
 
-    def _add(self, storage: Any) -> None:
-        key, size = id(storage), storage.nbytes()
-        if key in self._known:
-            return
-
-        def forget(_: Any) -> None:
-            del self._known[key]
-            self.now -= size
-
-        self._known[key] = weakref.ref(storage, forget)
-        self.now += size
-        self.peak = max(self.peak, self.now)
+    def _forget(self, key: int, size: int, _: Any) -> None:
+        del self._known[key]
+        self.now -= size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

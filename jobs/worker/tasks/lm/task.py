@@ -320,11 +320,11 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     import torch
 
-    from ...training.model import longest_input
+    from ...training.model import MOST_TOKENS, longest_input
     from .generate import encode_text
     from .head import token_losses
 
-    found, limit = list[dict[str, Any]](), longest_input(loaded) or LONGEST_TEXT
+    found, limit = list[dict[str, Any]](), longest_input(loaded) or MOST_TOKENS
     end = loaded.tokenizer.eos_token_id
     ends = [] if end is None else [end]
     for row in rows:
@@ -344,7 +344,6 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-LONGEST_TEXT = 8192
 MEASURED = 16
 """Exchanges with the longest texts, of which one should have the most tokens."""
 _ONLY_TEXTS = "--perplexity is for plain texts only"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...data.records import noting, show
 from ...runtime.errors import DatasetError, first_line
-from .chats import Exchange, Turn, is_learned, marks_answers, render_calls
+from .chats import MARKS, Exchange, Turn, is_learned, render_calls
 
 if TYPE_CHECKING:
     from ...runtime.ranks import Ranks
@@ -78,11 +78,6 @@ class Renderer:
             return [(self._begin(exchange, text, exchange.prompt), len(text))]
         places = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
         if marked is not None:
-            if not any(end > begin for begin, end in marked):
-                raise DatasetError(
-                    f"{exchange.place}: the chat template marks no words of the assistant",
-                    hint="enclose them and the turn's end by {% generation %} and {% endgeneration %}",
-                )
             return self._choose(exchange, marked, [is_learned(turns[n]) for n in places])
         return [
             (
@@ -167,6 +162,11 @@ class Renderer:
         exchange: Exchange, marked: Sequence[tuple[int, int]], learned: Sequence[bool]
     ) -> Sequence[tuple[int, int]]:
         """Return the ranges of the answers that are learned."""
+        if not any(end > begin for begin, end in marked):
+            raise DatasetError(
+                f"{exchange.place}: the chat template marks no words of the assistant",
+                hint="enclose them and the turn's end by {% generation %} and {% endgeneration %}",
+            )
         if not all(learned) and len(marked) != len(learned):
             raise DatasetError(
                 f"{exchange.place}: the chat template marks {len(marked)} parts of {len(learned)} answers, "
@@ -222,7 +222,7 @@ def render_chat(
     template = tokenizer.get_chat_template(tools=tools)
     # The compiled template is kept. As an argument, a function would become a text.
     _compile_jinja_template(template).globals["strftime_now"] = TODAY.strftime
-    marks = marks_answers(template)
+    marks = bool(MARKS.search(template))
 
     def render(chat: list[Turn]) -> tuple[str, Any]:
         (text,), marked = render_jinja_template(

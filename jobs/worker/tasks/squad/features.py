@@ -6,7 +6,7 @@ this task, a *sample* is one feature.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -128,28 +128,16 @@ def build_features(
     max_length: int,
     stride: int,
     skipped: list[DatasetError] | None = None,
+    tokenize: Callable[[Sequence[Column]], list[Tokens]] | None = None,
 ) -> Features:
     """Return all windows of all questions, in order. Raises :class:`DatasetError`.
 
     A question that leaves no room for its passage is an error; with a list ``skipped``, it is left out and
-    added to the list.
+    added to the list. ``tokenize`` replaces :func:`..data.tokens.encode`.
     """
-    texts = collect_texts(questions)
-    encoded = Encoded(*encode(texts.columns, tokenizer))
-    return cut_windows(questions, texts, encoded, tokenizer, (max_length, stride), skipped)
-
-
-def cut_windows(
-    questions: Sequence[Question],
-    texts: Texts,
-    encoded: Encoded,
-    tokenizer: Any,
-    size: tuple[int, int],
-    skipped: list[DatasetError] | None = None,
-) -> Features:
-    """Like :func:`build_features`, from existing tokens; ``size`` is (max_length, stride)."""
-    template = read_template(tokenizer)
-    max_length, stride = size
+    texts, template = collect_texts(questions), read_template(tokenizer)
+    tokens = tokenize(texts.columns) if tokenize else encode(texts.columns, tokenizer)
+    encoded = Encoded(*tokens)
     asked = encoded.questions.counts
     passages = encoded.passages.counts[texts.passage_of]
     room = max_length - template.specials - asked
@@ -157,7 +145,17 @@ def cut_windows(
     # Windows that overlap by ``stride`` tokens must be wider to advance.
     able = fits | (room > stride)
     if not able.all():
-        _leave_out(questions, np.flatnonzero(~able), asked, size, skipped)
+        problems = [
+            DatasetError(
+                f"question {questions[int(index)].id!r}: its {asked[index]} tokens leave no room for its "
+                f"passage in windows of {max_length} tokens that overlap by {stride}",
+                hint="raise --max-length, lower --stride, or use --skip-bad-records",
+            )
+            for index in np.flatnonzero(~able)
+        ]
+        if skipped is None or not able.any():
+            raise refusal(problems)
+        skipped += problems
     step = np.maximum(room - stride, 1)
     pieces = np.where(fits, 1, -(-(passages - room) // step) + 1) * able
     owner = np.repeat(np.arange(len(questions)), pieces)
@@ -172,27 +170,6 @@ def cut_windows(
     start, end = (np.where(whole, side - skip + front, 0) for side in (first, last))
     windows = Windows(owner, begin[owner] + skip, width, front, start, end)
     return Features(encoded, template, windows)
-
-
-def _leave_out(
-    questions: Sequence[Question],
-    bad: Longs,
-    asked: Longs,
-    size: tuple[int, int],
-    skipped: list[DatasetError] | None,
-) -> None:
-    max_length, stride = size
-    problems = [
-        DatasetError(
-            f"question {questions[index].id!r}: its {asked[index]} tokens leave no room for its "
-            f"passage in windows of {max_length} tokens that overlap by {stride}",
-            hint="raise --max-length, lower --stride, or use --skip-bad-records",
-        )
-        for index in bad
-    ]
-    if skipped is None or len(problems) == len(questions):
-        raise refusal(problems)
-    skipped += problems
 
 
 def _answer_tokens(

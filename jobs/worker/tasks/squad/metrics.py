@@ -55,17 +55,10 @@ def f1(prediction: str, truth: str) -> float:
 
 
 def score(questions: Sequence[Question], predictions: Mapping[str, str]) -> Scores:
-    """Return the best match with any accepted answer, averaged over the questions.
-
-    A question without a prediction counts as wrong, as in the official script.
-    """
+    """Return the best match with any accepted answer, averaged over the questions."""
 
     def mean(measure: Callable[[str, str], float]) -> float:
-        best = [
-            max(measure(predictions[question.id], answer.text) for answer in question.answers)
-            for question in questions
-            if question.id in predictions
-        ]
+        best = (max(measure(predictions[q.id], each.text) for each in q.answers) for q in questions)
         return 100 * sum(best) / len(questions)
 
     return Scores(mean(exact_match), mean(f1))

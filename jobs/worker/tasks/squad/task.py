@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -94,13 +95,11 @@ class Squad(TextTask[SquadOptions]):
 
     def check(self) -> str:
         options = self.options
-        local = (path for path in (options.data, options.eval) if path and not is_url(path))
-        known = dict[str, Sequence[Question]]()
-        for path in local:
-            known[path] = read_dataset(path, [] if options.skip_bad_records else None)
+        bad: list[DatasetError] | None = [] if options.skip_bad_records else None
+        paths = dict.fromkeys(x for x in (options.data, options.eval) if x and not is_url(x))
+        train, *unseen = [read_dataset(path, bad) for path in paths] or [[]]
         if options.data is not None:
             self.check_data(Data((), options.data, (), options.eval or options.data))
-        train, *unseen = known.values() or [()]
         return describe(train, unseen[0]) if unseen else ""
 
     def read(self, note: Callable[[str], None]) -> Data:
@@ -133,14 +132,12 @@ class Squad(TextTask[SquadOptions]):
     def prepare(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Question]
     ) -> Features:
-        from .features import Encoded, collect_texts, cut_windows
+        from .features import build_features
 
         options = self.options
-        texts = collect_texts(records)
-        tokens = self.encode(context, loaded, texts.columns)
         skipped: list[DatasetError] | None = [] if options.skip_bad_records else None
-        size = options.max_length, options.stride
-        features = cut_windows(records, texts, Encoded(*tokens), loaded.tokenizer, size, skipped)
+        size, tokenize = (options.max_length, options.stride), partial(self.encode, context, loaded)
+        features = build_features(records, loaded.tokenizer, *size, skipped, tokenize)
         if skipped:
             context.events.note(skip_note(skipped))
         found, longest = features.windows, options.max_answer_length

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from jobs.worker.data.care import describe
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.squad.dataset import Answer, Question
@@ -22,17 +24,25 @@ def rows(label: str, count: int, word: str = "text") -> list[Row]:
     return [Row((f"{word} {label} {n}",), (label,), f"row {n}") for n in range(count)]
 
 
-def test_usual_data_need_no_words() -> None:
-    assert describe([*rows("a", 10), *rows("b", 12)], rows("a", 3, "other")) == ""
-    assert describe(rows("a", 10), None) == ""
+UNSEEN = [Row(("text  a 1 ",), ("a",), "elsewhere"), *rows("a", 3, "other")]
+RARE = [*rows("d", 9), *rows("c", 2), *rows("b", 3), *rows("a", 2), *rows("e", 10)]
+ALIKE = [*rows("Spam", 10), *rows("spam ", 10), *rows("ham", 10)]
+SHARED = "1 of 4 records for evaluation are also in the training data, so the scores are too good"
 
 
-def test_records_in_both_parts_are_counted_whatever_their_spaces_and_places() -> None:
-    unseen = [Row(("text  a 1 ",), ("a",), "elsewhere"), *rows("a", 3, "other")]
-
-    assert describe(rows("a", 10), unseen) == (
-        "1 of 4 records for evaluation are also in the training data, so the scores are too good"
-    )
+@pytest.mark.parametrize(
+    ("train", "unseen", "said"),
+    [
+        ([*rows("a", 10), *rows("b", 12)], rows("a", 3, "other"), ""),
+        (rows("a", 10), None, ""),
+        (rows("a", 10), UNSEEN, SHARED),
+        (RARE, None, "4 of 5 labels have fewer than 10 rows ('a' 2, 'c' 2, 'b' 3, …)"),
+        (ALIKE, None, "labels differ only in case or spaces ('Spam' and 'spam ')"),
+    ],
+)
+def test_what_is_unusual_is_told(train: list[Row], unseen: list[Row] | None, said: str) -> None:
+    """Of records in both parts, neither spaces nor places count."""
+    assert describe(train, unseen) == said
 
 
 def test_questions_about_a_known_passage_are_other_records() -> None:
@@ -42,20 +52,6 @@ def test_questions_about_a_known_passage_are_other_records() -> None:
     )
     assert describe(train, other) == ""
     assert describe(train, same).startswith("1 of 1 records for evaluation")
-
-
-def test_the_rarest_labels_are_named_first() -> None:
-    train = [*rows("d", 9), *rows("c", 2), *rows("b", 3), *rows("a", 2), *rows("e", 10)]
-
-    assert describe(train, None) == (
-        "4 of 5 labels have fewer than 10 rows ('a' 2, 'c' 2, 'b' 3, …)"
-    )
-
-
-def test_labels_that_differ_in_case_or_spaces_are_named() -> None:
-    train = [*rows("Spam", 10), *rows("spam ", 10), *rows("ham", 10)]
-
-    assert describe(train, None) == "labels differ only in case or spaces ('Spam' and 'spam ')"
 
 
 def test_tables_and_questions_are_described_by_their_check(tmp_path: Path) -> None:

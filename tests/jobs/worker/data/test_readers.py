@@ -7,7 +7,6 @@ import gzip
 import json
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -47,14 +46,11 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.csv", CSV),
         ("a.csv.gz", CSV),
         ("A.CSV", "\ufeff" + CSV.replace("\n", "\r\n").replace('c""\r\n', 'c""\n')),
         ("a.tsv", CSV.replace("text,", "text\t").replace('b",', 'b"\t').replace('d",', 'd"\t')),
-        ("a.json", json.dumps(ROWS)),
         ("a.json", json.dumps({"data": ROWS})),
         ("a.json", JSONL),
-        ("a.jsonl", JSONL),
         ("a.ndjson.gz", "\n" + JSONL),
     ],
 )
@@ -110,24 +106,17 @@ def test_a_folder_has_a_file_for_each_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("validation.csv", "text,label\na,ü\n".encode("latin-1"), "is not UTF-8"),
         ("validation.csv", "text,label\n", "has no rows"),
-        ("validation.csv", 'text,label\n"a,x\n', "line 2: "),
         ("test.parquet", "broken", "can't be read as Parquet"),
-        (
-            "validation.b.jsonl",
-            JSONL,
-            "several files for eval: validation.a.csv, validation.b.jsonl",
-        ),
+        ("validation.b.csv", CSV, "several files for eval: validation.a.csv, validation.b.csv"),
         ("train.csv.gz", CSV, "several files for train: train.csv, train.csv.gz"),
     ],
 )
 def test_a_folder_with_a_file_that_cannot_be_read_is_refused(
-    tmp_path: Path, name: str, content: str | bytes, message: str
+    tmp_path: Path, name: str, content: str, message: str
 ) -> None:
-    write(tmp_path, "train.csv", CSV)
-    if name.startswith("validation.b"):
-        write(tmp_path, "validation.a.csv", CSV)
+    for other in ("train.csv", "validation.a.csv")[: 1 + name.startswith("validation.b")]:
+        write(tmp_path, other, CSV)
     write(tmp_path, name, content)
     with pytest.raises(DatasetError, match=message):
         Classify(ClassifyOptions(model="scratch", data=str(tmp_path))).read(lambda _: None)
@@ -142,21 +131,18 @@ def test_a_failure_of_the_hub_does_not_mean_that_there_is_no_evaluation_data(
         read_unseen("org/data", None)
 
 
-def test_conll(tmp_path: Path) -> None:
-    text = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter NNP B-PER\n"
-    table = read_table(str(write(tmp_path, "a.conll", text)))
-    assert [dict(row) for row in table.rows] == [
-        {"words": ["EU", "rejects"], "tags": ["B-ORG", "O"]},
-        {"words": ["Peter"], "tags": ["B-PER"]},
-    ]
-    assert [table.place(n).rpartition(": ")[2] for n in (0, 1)] == ["line 3", "line 7"]
-    table = read_table(str(write(tmp_path, "a.json", '[1, {"text": "a"}]')))
-    assert table.place(0) == f"{tmp_path}/a.json: row 2"
+def test_rows_have_places_and_sentences_that_lack_words_are_left_out(tmp_path: Path) -> None:
+    for name, text, places in (
+        ("a.conll", "-DOCSTART- -X- O\n\nEU NNP B\nran VBZ O\n\n\nAda NNP B\n", "line 3, line 7"),
+        ("a.json", '[1, {"text": "a"}]', "row 2"),
+        ("a.txt", "\n\n \nthree\nfour\n", "line 4"),
+    ):
+        table = read_table(str(write(tmp_path, name, text)))
+        found = (table.place(n).partition(f"{name}: ")[2] for n in range(len(table.rows)))
+        assert ", ".join(found) == places
     problems = list[DatasetError]()
     table = read_table(str(write(tmp_path, "b.conll", "a O\nb\nc O\n\nd B\n\ne\n")))
-    assert read_records(table, lambda place, row: (place[-6:], row["words"]), problems) == [
-        ("line 5", ["d"])
-    ]
+    assert [*read_records(table, lambda _, row: row["words"], problems)] == [["d"]]
     assert len(problems) == 2
 
 
@@ -214,31 +200,16 @@ BAD_LINE = '{"text": "", "label": "x"}\n'
 LATE = GOOD * 800 + BAD_LINE * 3
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"data.jsonl": LATE}, "data.jsonl: line 1601: column 'text' is empty (and 2 more bad"),
-        (
-            {"data.jsonl": GOOD, "eval.csv": "text,label\na,z\n"},
-            "eval.csv: line 2: the training data has no label 'z'",
-        ),
-        (
-            {"data/train.jsonl": GOOD, "data/test.csv": "text,label\na,z\n"},
-            "data/test.csv: line 2: the training data has no label 'z'",
-        ),
-        ({"data.jsonl": GOOD[:31] * 2}, "data.jsonl: has only the label 'x', and"),
-    ],
-)
-def test_everything_is_checked_before_it_is_sent(
-    tmp_path: Path, files: dict[str, str], message: str
-) -> None:
-    for name, text in files.items():
-        write(tmp_path, name, text)
-    data = str(tmp_path / next(iter(files)).partition("/")[0])
-    unseen = str(tmp_path / "eval.csv") if "eval.csv" in files else None
+@pytest.mark.parametrize("name", ["data/test.csv", "eval.csv"])
+def test_evaluation_data_are_checked_before_they_are_sent(tmp_path: Path, name: str) -> None:
+    train, path = (
+        write(tmp_path, "data/train.jsonl", GOOD),
+        write(tmp_path, name, "text,label\na,z\n"),
+    )
+    unseen = str(path) if name == "eval.csv" else None
     with pytest.raises(UsageError) as refused:
-        check_inputs(ClassifyOptions(model="scratch", data=data, eval=unseen))
-    assert f"{tmp_path}/{message}" in refused.value.message
+        check_inputs(ClassifyOptions(model="scratch", data=str(train.parent), eval=unseen))
+    assert f"{path}: line 2: the training data has no label 'z'" in refused.value.message
 
 
 def test_of_large_files_the_first_rows_are_checked(
@@ -259,14 +230,9 @@ def test_of_large_files_the_first_rows_are_checked(
     [
         ("data/sub/", "data: has no file for train: train.csv, .jsonl"),
         ("data/model.safetensors", "data: has no file for train"),
-        ("data/sub/train.csv", "data: has no file for train"),
         ("data/sub/test.parquet", "data: has no file for train"),
         ("data/training/0.parquet data/test/0.parquet", "if training/0.parquet is for train, move"),
-        ("data/train.doc", "data: has no file for train: train.csv, .jsonl"),
-        (
-            "data/a/train-00000-of-00002.jsonl",
-            "put the rows of a/train-00000-of-00002.jsonl, … into",
-        ),
+        ("data/a/train-0-of-2.jsonl", "put the rows of a/train-0-of-2.jsonl, … into"),
         ("data/train.csv", ""),
         ("data/sub/part-0.parquet", ""),
         ("data/dataset_info.json", ""),
@@ -304,30 +270,6 @@ def test_skipping_is_no_hint_if_all_rows_are_bad(tmp_path: Path, text: str, skip
     with pytest.raises(UsageError) as refused:
         check_inputs(replace(options, skip_bad_records=False))
     assert "--skip-bad-records" in (refused.value.hint or "")
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_a_folder_of_parquet_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
-) -> None:
-    monkeypatch.setattr(readers, "MOST_IN_MEMORY", 1 if large else 1 << 30)
-    names = [f"data/{use}-0000{n}-of-00002" for use in ("train", "test") for n in (0, 1)]
-    (tmp_path / "hub/data").mkdir(parents=True)
-    (tmp_path / "spark").mkdir()
-    for number, name in enumerate(names):
-        table = pyarrow.Table.from_pylist([{**row, "n": number} for row in ROWS])
-        write_table(table, tmp_path / f"hub/{name}.parquet")
-        write_table(table, tmp_path / f"spark/part-{number}.parquet")
-    found = {}
-    for folder, split in (("hub", "train"), ("hub", EVAL), ("spark", "train")):
-        read = read_table(str(tmp_path / folder), split, mapped=tmp_path / "kept")
-        assert isinstance(read.rows, list) is not large
-        found[folder, split] = [row["n"] for row in read.rows]
-    assert [*found.values()] == [[0, 0, 1, 1], [2, 2, 3, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
-    assert read_unseen(str(tmp_path / "spark"), None) is None
-    write_table(table.rename_columns(["text", "label", "m"]), tmp_path / "spark/part-9.parquet")
-    with pytest.raises(DatasetError, match=r"part-9\.parquet: has other columns"):
-        read_table(str(tmp_path / "spark"), mapped=tmp_path / "new")
 
 
 @pytest.mark.parametrize(
@@ -402,6 +344,10 @@ def test_shards_whose_columns_differ_in_type_or_order(
     for name in (folders[0], "stray"):
         (data / name / "0.parquet").unlink()
     assert read_table(str(data), mapped=tmp_path / "kept").rows[0]["d"] == "so=so"
+    assert read_unseen(str(data), None) is None
+    write_table(pyarrow.table({"a": ["x"], "m": [1]}), data / folders[1] / "1.parquet")
+    with pytest.raises(DatasetError, match=r"1\.parquet: has other columns than 0\.parquet"):
+        read_table(str(data), mapped=tmp_path / "kept")
 
 
 def write_classes(path: Path, *names: str, first: int = 0) -> None:
@@ -412,27 +358,6 @@ def write_classes(path: Path, *names: str, first: int = 0) -> None:
     write_table(pyarrow.table(columns).replace_schema_metadata(known), path)
 
 
-@pytest.mark.parametrize("most", [1, 1 << 30])
-def test_labels_are_the_class_names_of_parquet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    monkeypatch.setattr(readers, "MOST_IN_MEMORY", most)
-    monkeypatch.setattr(readers, "MOST_CHECKED", most)
-    write_classes(tmp_path / "named.parquet", "spam", "ham ", first=-1)
-    other = write(tmp_path, "other.csv", "text,label\na,ham\na,spam\n")
-    options = ClassifyOptions(
-        model="scratch",
-        data=str(tmp_path / "named.parquet"),
-        eval=str(other),
-        token_cache=str(tmp_path / "kept"),
-        skip_bad_records=True,
-    )
-    for each in (options, replace(options, data=options.eval, eval=options.data)):
-        check_inputs(each)
-        found = (record.labels for record in Classify(each).read(print).eval)
-        assert sorted(chain.from_iterable(found)) == ["ham", "spam"]
-
-
 def test_score_learns_the_numbers_of_classes(tmp_path: Path) -> None:
     write_classes(tmp_path / "a.parquet", "1 star", "2 stars", first=-1)
     options = ScoreOptions(model="scratch", data=str(tmp_path / "a.parquet"), skip_bad_records=True)
@@ -440,22 +365,10 @@ def test_score_learns_the_numbers_of_classes(tmp_path: Path) -> None:
     assert [each.score for each in found] == [0, 1], "-1 is no label"
 
 
-@pytest.mark.parametrize(
-    ("names", "classes", "why"),
-    [
-        ("ab", ["y", "x"], r"1\.parquet: column 'a' has other class names"),
-        ("aba", ["x", "y"], r"1\.parquet: has two columns of the same name"),
-    ],
-)
-def test_shards_that_do_not_fit_together(
-    tmp_path: Path, names: str, classes: list[str], why: str
-) -> None:
-    for number, (columns, each) in enumerate((("ab", ["x", "y"]), (names, classes))):
-        features = {"a": {"names": each, "_type": "ClassLabel"}}
-        known = {"huggingface": json.dumps({"info": {"features": features}})}
-        table = pyarrow.Table.from_arrays([pyarrow.array([0])] * len(columns), names=[*columns])
-        write_table(table.replace_schema_metadata(known), tmp_path / f"{number}.parquet")
-    with pytest.raises(DatasetError, match=why):
+def test_shards_with_other_class_names_are_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path / "0.parquet", "x", "y")
+    write_classes(tmp_path / "1.parquet", "y", "x")
+    with pytest.raises(DatasetError, match=r"1\.parquet: column 'label' has other class names"):
         read_table(str(tmp_path))
 
 
@@ -520,16 +433,9 @@ def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_all_are_large")
 @pytest.mark.parametrize(
-    ("name", "no_locks"),
-    [
-        ("a.csv", 0),
-        ("a.csv.gz", errno.ENOSYS),
-        ("a.jsonl", errno.ENOLCK),
-        ("a.json.gz", 0),
-        ("a.txt", errno.EOPNOTSUPP),
-        ("a.parquet", 0),
-    ],
+    "name", ["a.csv", "a.csv.gz", "a.jsonl", "a.json.gz", "a.txt", "a.parquet"]
 )
+@pytest.mark.parametrize("no_locks", [0, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_rows_of_large_files_are_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, no_locks: int
 ) -> None:
@@ -599,7 +505,7 @@ def test_bad_rows_of_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DatasetError, match=r"a.jsonl: line 4: is not an object .*\(and 2 more"):
         read_records(table, convert, None)
     skipped: list[DatasetError] = []
-    assert [*read_records(table, convert, skipped)] == ["a", "b", "c", "d"]
+    assert [*read_records(table, convert, skipped)[1:]] == ["b", "c", "d"]
     assert [each.message.split(": ")[1][:6] for each in skipped] == ["line 4", "line 5", "line 6"]
     path = write(tmp_path, "c.csv", "text\nx\n")
     (tmp_path / "file").write_text("")

@@ -9,20 +9,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from jobs.worker.data.token_cache import Spool, TokenCache, encode_together, share_texts, token_key
+from jobs.worker.data.token_cache import (
+    Spool,
+    TokenCache,
+    compute_once,
+    encode_together,
+    token_key,
+)
 from jobs.worker.data.tokens import Column, TextSamples, Tokens, encode, read_template
-from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.dataset import Question
 from jobs.worker.tasks.squad.features import Encoded, Features, Texts, build_features, collect_texts
-from jobs.worker.tasks.squad.task import Squad, SquadOptions
-from jobs.worker.training.batches import TrainingRun
-from jobs.worker.training.task import Loaded
-from tests.jobs.worker.threaded_ranks import Table, ThreadedRank, run_threaded, session
+from tests.jobs.worker.threaded_ranks import run_threaded
 
 
 @pytest.fixture(scope="module")
@@ -86,23 +89,16 @@ def test_the_least_used_files_go_first(tmp_path: Path, encoded: Encoded) -> None
     assert [path.stem for path in tmp_path.iterdir()] == ["big"], "what was just made stays"
 
 
-def test_unfinished_files_of_failed_jobs_are_removed(tmp_path: Path, encoded: Encoded) -> None:
+def test_what_failed_or_killed_jobs_left_is_removed(tmp_path: Path, encoded: Encoded) -> None:
     dead, alive = tmp_path / ".a.1.partial", tmp_path / ".b.2.partial"
     for path in (dead, alive):
         path.write_bytes(b"part")
     os.utime(dead, (1000, 1000))
-    TokenCache(tmp_path).store("key", encoded)
-    assert not dead.exists()
-    assert alive.exists()
-
-
-def test_what_a_killed_process_of_this_id_had_written_is_forgotten(
-    tmp_path: Path, encoded: Encoded
-) -> None:
     cache = TokenCache(tmp_path)
-    Spool(cache, "key").append(0, encoded[0])
+    Spool(cache, "key").append(0, encoded[0])  # of a process with the same ID
     cache.store("key", encoded)
     assert same(cache.load("key"), encoded)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [alive.name, "key.tokens"]
 
 
 def test_the_key_covers_everything_that_decides_the_tokens(texts: Texts, tokenizer: Any) -> None:
@@ -144,21 +140,6 @@ def places(folder: Path) -> list[range]:
     return [range(*(int(each, 16) for each in span)) for span in spans]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 500])
-def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
-    for everything in (texts.passages, texts.questions):
-        parts = [share_texts(everything, fake(rank, size)) for rank in range(size)]
-        assert [text for part in parts for text in part] == everything
-        letters = [sum(map(len, part)) for part in parts]
-        assert max(letters) <= sum(letters) / size + max(map(len, everything))
-
-
-def fake(rank: int, size: int) -> Ranks:
-    return ThreadedRank(
-        RankIdentity(rank, size), "gloo", "", None, LocalPlace(), table=Table(size), rounds=[]
-    )
-
-
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_ranks_tokenize_together_and_once(
     tmp_path: Path,
@@ -190,19 +171,33 @@ def test_ranks_tokenize_together_and_once(
     assert notes == []
 
 
-def test_an_unwritable_cache_is_a_note_not_a_failure(
-    tmp_path: Path, texts: Texts, tokenizer: Any, encoded: Encoded
+def test_an_unwritable_cache_of_any_node_is_a_note_not_a_failure(
+    tmp_path: Path,
+    texts: Texts,
+    tokenizer: Any,
+    encoded: Encoded,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = tmp_path / "file"
-    file.write_text("not a folder")
-    notes: list[str] = []
-    cache = TokenCache(file / "cache")
-    (found,) = run_threaded(
-        1, lambda ranks: encode_together(ranks, texts.columns, tokenizer, cache, notes.append)
-    )
-    assert same(found, encoded)
-    (note,) = notes
-    assert note.startswith("tokens were not cached for the next job: ")
+    (tmp_path / "node1").write_text("not a folder")
+    here, notes = threading.local(), list[str]()
+    monkeypatch.setattr("socket.gethostname", lambda: here.node)
+
+    def work(ranks: Ranks) -> tuple[list[Tokens], Any]:
+        here.node = f"node{ranks.rank}"
+        cache = TokenCache(tmp_path / here.node / "cache")
+        note: Any = notes.append if ranks.first else Mock()  # only rank 0's are printed
+        found = encode_together(ranks, texts.columns, tokenizer, cache, note)
+        once = compute_once(ranks, cache, "key", lambda: np.eye(2, dtype=np.float32), note)
+        return found, once
+
+    for found, once in run_threaded(2, work):
+        assert same(found, encoded)
+        assert np.array_equal(once, np.eye(2))
+    assert [each.partition(": ")[0] for each in notes] == [
+        "tokens were not cached for the next job",
+        "not kept, so a run that starts again computes it again",
+    ]
+    assert all("Not a directory: " in each for each in notes)
 
 
 TEXTS = ["tile registers", "eight cores", "which tile"]
@@ -251,21 +246,3 @@ def test_a_digest_of_windows_is_of_texts_and_answers(
     changed = [[moved, *questions[1:8]], questions[7::-1], questions[:7]]
     digests = {build_features(each, tokenizer, 384, 128).digest() for each in changed}
     assert len(digests - {one.digest()}) == 3
-
-
-def test_lengths_are_computed_once_per_run(questions: list[Question], tokenizer: Any) -> None:
-    asked = []
-
-    class Counted(Features):
-        @property
-        def lengths(self) -> Any:
-            asked.append(self)
-            return super().lengths
-
-    made = build_features(questions[:8], tokenizer, 384, 128)
-    counted = Counted(made.encoded, made.template, made.windows)
-    options = SquadOptions()
-    run = TrainingRun(session(options, Ranks()), Squad(options), Loaded(None, tokenizer), counted)
-    for _ in range(3):
-        run.batch(np.arange(4))
-    assert len(asked) == 1

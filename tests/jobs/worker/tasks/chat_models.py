@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from datetime import date, timedelta
+from collections.abc import Iterable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from jobs.worker.tasks.lm.task import SHAPE
 
-Kind = Callable[[Random], tuple[str, str]]
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = """\
 {%- for message in messages %}
@@ -76,54 +68,3 @@ def save_chat_model(folder: Path, tokenizer: Any, **shape: Any) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def make_chats(count: int, draw: Random, *kinds: Kind) -> list[dict[str, Any]]:
-    """Return different chats of a question of one of these kinds, and its answer."""
-    found = dict[str, str]()
-    while len(found) < count:
-        question, answer = draw.choice(kinds)(draw)
-        found[question] = answer
-    return [
-        {
-            "messages": [
-                {"role": "user", "content": question},
-                {"role": "assistant", "content": answer},
-            ]
-        }
-        for question, answer in found.items()
-    ]
-
-
-def ask_sum(draw: Random) -> tuple[str, str]:
-    """Return a sum of two numbers, of which no digit carries."""
-    tens, ones = draw.randrange(1, 9), draw.randrange(10)
-    more = 10 * draw.randrange(1, 10 - tens) + draw.randrange(10 - ones)
-    return f"What is {10 * tens + ones} plus {more}?", f"{10 * tens + ones + more}"
-
-
-def ask_date(draw: Random) -> tuple[str, str]:
-    """Return a day in words, and as ISO 8601 writes it."""
-    day = date(1900, 1, 1) + timedelta(days=draw.randrange(36_500))
-    return f"{day:%B} {day.day}, {day.year}?", f"{day:%Y-%m-%d}"
-
-
-def share_answered(model: Path, tokenizer: Any, chats: Sequence[dict[str, Any]]) -> float:
-    """Return the share of chats whose answer transformers' greedy generation gives, to the letter."""
-    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
-    inputs = tokenizer.apply_chat_template(
-        [each["messages"][:1] for each in chats],
-        add_generation_prompt=True,
-        padding=True,
-        return_dict=True,
-        return_tensors="pt",
-    )
-    found = AutoModelForCausalLM.from_pretrained(model).generate(
-        **inputs, max_new_tokens=16, do_sample=False, pad_token_id=tokenizer.pad_token_id
-    )
-    texts = tokenizer.batch_decode(
-        found[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-    )
-    pairs = zip(texts, chats, strict=True)
-    right: list[bool] = [text == each["messages"][1]["content"] for text, each in pairs]
-    return sum(right) / len(chats)

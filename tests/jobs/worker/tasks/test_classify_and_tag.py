@@ -21,6 +21,7 @@ from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, score
 from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.evaluation import round_up
 from jobs.worker.training.model import reading_limit
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH
@@ -46,37 +47,50 @@ def classify(folder: Path, rows: Sequence[dict[str, Any]], **more: Any) -> Class
     return Classify(ClassifyOptions(model=SCRATCH, data=data, token_cache=NO_CACHE, **more))
 
 
-def test_classes_are_the_labels_of_the_training_data(tmp_path: Path) -> None:
-    for labels, classes in ((["b", "a", "b"], ["a", "b"]), ([10, 9, 10], ["9", "10"])):
+def test_classes_are_the_labels_of_the_training_data_also_in_other_formats(tmp_path: Path) -> None:
+    for labels, classes in ((["b", "a", "b"], ["a", "b"]), ([9.0, 10, 9], ["9", "10"])):
         task = classify(tmp_path, [{"text": "t", "label": label} for label in labels])
-        task.read(lambda _: None)
+        (tmp_path / "b.csv").write_text(f"text,label\nc,{classes[1]}\n")
+        task.options = replace(task.options, eval=str(tmp_path / "b.csv"))
+        assert [each.labels for each in task.read(print).eval] == [(classes[1],)]
         assert task.classes == classes
 
 
-def test_numbers_are_the_same_labels_in_each_format(tmp_path: Path) -> None:
-    train = write(tmp_path, [{"text": "a", "label": 0}, {"text": "b", "label": 1.0}], "a.jsonl")
-    (tmp_path / "b.csv").write_text("text,label\nc,1\n")
-    task = Classify(ClassifyOptions(data=train, eval=str(tmp_path / "b.csv"), model=SCRATCH))
-    data = task.read(print)
-    assert task.classes == ["0", "1"]
-    assert [each.labels for each in (*data.train, *data.eval)] == [("0",), ("1",), ("1",)]
+@pytest.mark.parametrize(
+    ("sizes", "share", "held"),
+    [
+        ({"a": 90, "b": 8, "c": 2}, 0.1, {"a": 8, "b": 1, "c": 1}),
+        ({"a": 1000, "b": 500, "c": 50, "d": 5}, 0.1, {"a": 100, "b": 50, "c": 5, "d": 1}),
+        ({"a": 99, "b": 96, "c": 94, "d": 11}, 0.1, {"a": 10, "b": 10, "c": 9, "d": 1}),
+        ({"a": 80, **dict.fromkeys("bcdefghijk", 2)}, 0.1, {"a": 6, **dict.fromkeys("bcde", 1)}),
+        ({"bad": 60, "good": 30, **dict.fromkeys("abcdefghijkl", 1)}, 0.2, {"bad": 12, "good": 6}),
+    ],
+)
+def test_rare_classes_are_held_out_and_large_ones_have_their_share(
+    tmp_path: Path, sizes: dict[str, int], share: float, held: dict[str, int]
+) -> None:
+    """Labels that occur once are not held out."""
+    labels = [name for name, count in sizes.items() for _ in range(count)]
+    rows = [{"text": f"t{n}", "label": label} for n, label in enumerate(labels)]
+    notes = list[str]()
+    parts = [
+        classify(tmp_path, rows, eval_fraction=share, seed=seed).read(notes.append)
+        for seed in (1, 1, 2)
+    ]
+    for part in parts:
+        assert Counter(label for record in part.eval for label in record.labels) == held
+        assert len({*part.train} | {*part.eval}) == len(rows) == len(part.train) + len(part.eval)
+    assert parts[0].eval_source.startswith(f"{share} of ")
+    evals = [[*each.eval] for each in parts]
+    assert evals[0] == evals[1] != evals[2]
+    if "bad" in sizes:
+        assert "14 classes: 'bad' 48, 'good' 24, 'a' 1," in notes[-1]
+        assert notes[-1].endswith(" 1, …")
+        assert "--eval-fraction holds out no rows of 12 labels: 'a', 'b'," in notes[-2]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_part_is_kept_for_evaluation_without_labels_that_occur_once(
-    tmp_path: Path, seed: int
-) -> None:
-    labels = ["bad"] * 60 + ["good"] * 30 + [f"topic-{n}" for n in range(12)]
-    rows = [{"text": f"t{n}", "label": label} for n, label in enumerate(labels)]
-    notes: list[str] = []
-    data = classify(tmp_path, rows, eval_fraction=0.2, seed=seed).read(notes.append)
-    evaluated = Counter(label for record in data.eval for label in record.labels)
-    assert evaluated == {"bad": 12, "good": 6}
-    assert len({*data.train} | {*data.eval}) == len(rows) == len(data.train) + len(data.eval)
-    assert data.eval_source.startswith("0.2 of ")
-    assert "14 classes: 'bad' 48, 'good' 24, 'topic-" in notes[-1]
-    assert notes[-1].endswith(" 1, …")
-    assert "--eval-fraction holds out no rows of 12 labels: 'topic-0', 'topic-1'," in notes[-2]
+def test_each_part_has_each_tag_that_occurs_twice(tmp_path: Path, seed: int) -> None:
     tags = [["O", "B"]] * 10 + [["O", "rare"], ["O", "B", "other"]]
     sentences = [{"words": ["a", "b", "c"][: len(each)], "tags": each} for each in tags]
     options = TagOptions(data=write(tmp_path, sentences), eval_fraction=0.5, seed=seed)
@@ -86,29 +100,6 @@ def test_a_part_is_kept_for_evaluation_without_labels_that_occur_once(
     rows = [{"text": "t", "label": each} for each in "abcd"]
     with pytest.raises(DatasetError, match="needs labels that occur at least twice"):
         classify(tmp_path, rows, eval_fraction=0.5).read(lambda _: None)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "held"),
-    [
-        ({"a": 90, "b": 8, "c": 2}, {"a": 8, "b": 1, "c": 1}),
-        ({"a": 1000, "b": 500, "c": 50, "d": 5}, {"a": 100, "b": 50, "c": 5, "d": 1}),
-        ({"a": 99, "b": 96, "c": 94, "d": 11}, {"a": 10, "b": 10, "c": 9, "d": 1}),
-        ({"a": 80, **dict.fromkeys("bcdefghijk", 2)}, {"a": 6, **dict.fromkeys("bcde", 1)}),
-    ],
-)
-def test_rare_classes_are_held_out_and_large_ones_have_their_share(
-    tmp_path: Path, sizes: dict[str, int], held: dict[str, int]
-) -> None:
-    labels = [name for name, count in sizes.items() for _ in range(count)]
-    rows = [{"text": f"t{n}", "label": label} for n, label in enumerate(labels)]
-    parts = [
-        [*classify(tmp_path, rows, eval_fraction=0.1, seed=seed).read(lambda _: None).eval]
-        for seed in (1, 1, 2)
-    ]
-    for part in parts:
-        assert Counter(label for record in part for label in record.labels) == held
-    assert parts[0] == parts[1] != parts[2]
 
 
 def test_several_labels_and_pairs(tmp_path: Path) -> None:
@@ -160,11 +151,11 @@ def test_labels_in_one_cell(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_long_texts_are_cut_as_the_tokenizer_would(tokenizer: Any, pair: bool) -> None:
-    texts = ["tile registers " * n for n in (1, 9, 20, 30)]
+    texts = ["tile registers " * n for n in (1, 9, 20, 25, 30)]
     sides = [texts, texts[::-1]][: 1 + pair]
     columns = encode([Column(each) for each in sides], tokenizer)
-    samples = TextSamples(columns, read_template(tokenizer, pair=pair), [0] * 4, 24)
-    for number in range(4):
+    samples = TextSamples(columns, read_template(tokenizer, pair=pair), [0] * 5, 24)
+    for number in range(5):
         wanted = tokenizer(
             *(each[number] for each in sides), truncation="longest_first", max_length=24
         )
@@ -305,8 +296,9 @@ def test_a_word_without_a_token_is_outside_and_moves_no_other(
             assert marked == wanted or (word in INVISIBLE and marked == "O")
         if kind == "bert":  # others have tokens of the spaces between them
             assert {m for w, m in zip(record.words, found, strict=True) if w in INVISIBLE} == {"O"}
-    predicted = Tag.predict(loaded, [Row("row", {"words": record.words}) for record in records])
-    assert [each["tags"] for each in predicted] == evaluated
+    for name, kind_of in (("words", list), ("text", " ".join)):
+        asked: Any = [Row("row", {name: kind_of(each.words)}) for each in records]
+        assert [each["tags"] for each in Tag.predict(loaded, asked)] == evaluated
     assert len({tag for row in evaluated for tag in row}) > 1
 
 
@@ -331,15 +323,6 @@ def make_lively(model: torch.nn.Module) -> None:
             torch.nn.init.normal_(weight, std=0.5)
 
 
-def logits_of(task: Any, loaded: Any, samples: Any) -> torch.Tensor:
-    """The model's output for all samples, as it is evaluated."""
-    batch = task.collate([samples[n] for n in range(len(samples))], loaded)
-    batch.pop("labels")
-    with torch.inference_mode():
-        logits: torch.Tensor = loaded.model.eval()(**batch).logits
-    return logits
-
-
 @pytest.fixture
 def fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor without bf16, which would round to other labels."""
@@ -357,7 +340,10 @@ def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool)
     task = classify(tmp_path, rows, pair_column="pair", max_length=16)
     loaded, samples = prepare(task)
     make_lively(loaded.model)
-    logits = logits_of(task, loaded, samples)
+    batch = task.collate([samples[n] for n in range(len(rows))], loaded)
+    batch.pop("labels")
+    with torch.inference_mode():
+        logits = loaded.model.eval()(**batch).logits
     found = Classify.predict(loaded, [Row("row", row) for row in rows])
     chosen = logits > 0 if several else logits == logits.amax(dim=1, keepdim=True)
     expected = [[task.classes[n] for n in row.nonzero()[:, 0].tolist()] for row in chosen]
@@ -367,49 +353,19 @@ def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool)
         Classify.predict(loaded, [Row("line 7", {"texts": "x"})])
 
 
-@pytest.mark.usefixtures("fp32")
-def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
-    words, tags = ["Ada", "Lovelace-King", "wrote,"] * 4, [*"BIO"] * 4
-    rows = [{"words": words[: n % 12 + 1], "tags": tags[: n % 12 + 1]} for n in range(40)]
-    data = write(tmp_path, rows)
-    task = Tag(TagOptions(model=SCRATCH, data=data, token_cache=NO_CACHE, max_length=16))
-    loaded, samples = prepare(task)
-    make_lively(loaded.model)
-    best = logits_of(task, loaded, samples).argmax(dim=-1).numpy()
-    records = task.read(lambda _: None).train
-    expected = [task._words(records[n], samples, n, best[n]) for n in range(40)]
-    for asked in (rows, [{"text": " ".join(row["words"])} for row in rows]):
-        found = Tag.predict(loaded, [Row("row", row) for row in asked])
-        assert [each["tags"] for each in found] == expected
-    assert len({tag for row in expected for tag in row}) > 1
-
-
-@pytest.mark.usefixtures("fp32")
 def test_texts_of_all_lengths_have_few_shapes(tmp_path: Path) -> None:
-    task = classify(tmp_path, [{"text": "b c d", "label": "xyz"[n % 3]} for n in range(9)])
+    widths = {each: round_up(each) for each in range(1, 513)}
+    assert all(each <= width <= each * 1.125 for each, width in widths.items())
+    assert len({*widths.values()}) < 60
+    task, shapes = classify(tmp_path, [{"text": "b c d", "label": each} for each in "xyz"]), []
     loaded, _ = prepare(task)
-    make_lively(loaded.model)
     most = reading_limit(loaded)
     assert most == task.options.max_length
-    needed, found, rows = list[int](), list[int](), list[int]()
 
     def note(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:
-        rows.append(len(inputs["input_ids"]))
-        found.append(inputs["input_ids"].shape[1])
-        needed.append(int(inputs["attention_mask"].sum(1).max()))
+        shapes.append([*inputs["input_ids"].shape])
 
     loaded.model.register_forward_pre_hook(note, with_kwargs=True)
-    for words in [*range(1, most, 9), most + 9]:
-        Classify.predict(loaded, [Row("row", {"text": "b " * words})])
-    assert all(own <= width <= own * 1.125 for own, width in zip(needed, found, strict=True))
-    assert max(found) == most
-    assert len(set(found)) < 50
-
-    del rows[:], found[:]
     texts = [*["b c d"] * 16, "d c " * most, *["b c d"] * 15]
-    together = Classify.predict(loaded, [Row("row", {"text": text}) for text in texts])
-    assert (rows, found) == ([4, 28], [most, 5]), "all short texts were padded to the long one"
-    for number in (0, 16, 31):
-        alone = Classify.predict(loaded, [Row("row", {"text": texts[number]})])
-        assert together[number]["labels"] == pytest.approx(alone[0]["labels"], abs=1e-3)
-    assert together[0]["labels"] != pytest.approx(together[16]["labels"], abs=0.05)
+    Classify.predict(loaded, [Row("row", {"text": text}) for text in texts])
+    assert shapes == [[4, most], [28, 5]], "all short texts were padded to the long one"

@@ -9,18 +9,16 @@ import re
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from random import Random
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jobs.worker.fast.layers import EMBEDDINGS, freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.lm import head
 from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.head import IGNORED
@@ -28,9 +26,8 @@ from jobs.worker.tasks.lm.memory import Plan, simulate
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.samples import Masked, learn_end
 from jobs.worker.tasks.lm.task import Lm
-from jobs.worker.training.batches import ALIGN, TrainingRun, batches, plan_schedule
+from jobs.worker.training.batches import ALIGN, TrainingRun
 from jobs.worker.training.model import save_model
-from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import NO_CACHE, SCRATCH
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.tasks.chat_models import (
@@ -39,10 +36,8 @@ from tests.jobs.worker.tasks.chat_models import (
     MARKED,
     TURN,
     TURN_END,
-    make_chats,
     new_chat_tokenizer,
     save_chat_model,
-    share_answered,
 )
 from tests.jobs.worker.threaded_ranks import load_run, run_threaded, session
 
@@ -61,8 +56,6 @@ CHATS: list[dict[str, Any]] = [
     }
     for n in range(1, 11)
 ]
-
-DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 @pytest.fixture(scope="module")
@@ -132,18 +125,13 @@ def test_the_end_is_learned_though_it_pads(folder: Path, tmp_path: Path, pad: st
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     run, _ = load(options_for(tmp_path, PAIRS))
-    assert run.loaded.tokenizer.pad_token == pad
     samples = [run.samples[0], run.samples[1]]
     assert len(samples[0]) != len(samples[1])
     batch = run.task.collate(samples, run.loaded)
     assert "attention_mask" not in batch
-    for sample, ids, labels in zip(samples, batch["input_ids"], batch["labels"], strict=True):
-        assert ids[: len(sample)].tolist() == sample.inputs["input_ids"].tolist()
+    for sample, labels in zip(samples, batch["labels"], strict=True):
         assert labels[len(sample) - 1] == run.loaded.tokenizer.eos_token_id
         assert {*labels[len(sample) :].tolist()} <= {IGNORED}
-    step = run.batch(np.arange(2))
-    assert step.tokens == len(samples[0]) + len(samples[1])
-    assert step.padded == batch["labels"].numel()
     # Padding changes no loss.
     model, weights = run.loaded.model.eval(), weights_of(run)
     with torch.no_grad():
@@ -219,31 +207,6 @@ def test_the_end_is_found_though_samples_are_cut(folder: Path) -> None:
     run, notes = load(options_for(folder, rows))
     assert TURN_END not in learned(run, 0)
     assert "answers end with '<|im_end|>'" in notes
-
-
-def test_tools_and_what_they_say_reach_the_template(folder: Path) -> None:
-    path = folder / "tools.jinja"
-    path.write_text(
-        "{% for tool in tools %}{{ tool.name }} {% endfor %}"
-        + CHATML.replace(
-            "+ '<|im_end|>",
-            "+ (message.tool_calls | tojson if message.tool_calls else '') + '<|im_end|>",
-        )
-    )
-    calls = [{"function": {"name": "add"}}]
-    turns = [
-        {"role": "user", "content": "1 plus 1?"},
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "content": "2"},
-        {"role": "assistant", "content": "It is 2."},
-    ]
-    rows = [{"messages": turns, "tools": json.dumps([{"name": "add"}])}]
-    run, _ = load(options_for(folder, rows, chat_template=str(path)))
-    whole = run.loaded.tokenizer.decode(run.samples[0].inputs["input_ids"])
-    assert whole.startswith("add <|im_start|>user\n1 plus 1?")
-    assert "<|im_start|>tool\n2<|im_end|>" in whole
-    called = json.dumps(calls) + "<|im_end|>\n"
-    assert learned(run, 0) == f"{called}It is 2.<|im_end|>\n"
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -399,28 +362,3 @@ def test_the_memory_of_short_chats_is_not_that_of_long_ones(
     exact = replace(plan.options, max_length=-(-width // ALIGN) * ALIGN)
     assert short == simulate(plan._replace(options=exact), str(folder))
     assert run.task._find_width(["a text"], None) is None
-
-
-def ask_digits(draw: Random) -> tuple[str, str]:
-    """Return three digits in words, and as a number."""
-    digits = [draw.randrange(10) for _ in range(3)]
-    return " ".join(DIGITS[each] for each in digits), "".join(map(str, digits))
-
-
-def test_a_tuned_model_answers_unseen_questions(tmp_path: Path) -> None:
-    """Words, to be written as digits: the base answers none, the tuned model nearly all."""
-    chats = make_chats(180, Random(1), ask_digits)
-    seen, unseen = chats[:120], chats[120:]
-    tokenizer = new_chat_tokenizer(json.dumps(each) for each in seen)
-    base = save_chat_model(tmp_path, tokenizer, hidden_size=64, intermediate_size=128)
-    assert share_answered(base, tokenizer, unseen) == 0
-    run, _ = load(options_for(base, seen, batch_size=10, learning_rate=3e-3))
-    schedule = plan_schedule(replace(run.context.options, epochs=15), len(seen), 1)
-    with join("gloo", {}):
-        model, optimizer = prepare(run, schedule.total)
-        for number, chosen in enumerate(batches(run.context, run.lengths, schedule)):
-            optimizer.param_groups[0]["lr"] = 3e-3 * schedule.rate(number)
-            take_step(run, model, optimizer, run.batch(chosen))
-    save_model(tmp_path, run.loaded)
-    saved = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert share_answered(tmp_path / "model", saved, unseen) >= 0.9

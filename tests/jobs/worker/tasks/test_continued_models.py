@@ -147,6 +147,6 @@ def test_a_decoder_classifies_by_the_last_token_of_a_text(
     _, again = load_trained(str(tmp_path / "model"))
     assert again.tokenizer.pad_token_id == again.model.config.pad_token_id == loaded.pad_token
     again.tokenizer.padding_side = "left"  # as many decoders have it
-    predicted = Classify.predict(again, [Row("row", row) for row in rows])
-    for each in (Classify.predict(again, [Row("row", row)]) for row in rows):
-        assert each[0]["labels"].keys() == predicted.pop(0)["labels"].keys()
+    asked = [Row("row", row) for row in rows]
+    alone = [Classify.predict(again, [row])[0]["labels"].keys() for row in asked]
+    assert [each["labels"].keys() for each in Classify.predict(again, asked)] == alone

@@ -9,6 +9,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -135,15 +136,8 @@ def test_ranks_of_candidates_with_ties_and_several_right_ones(
         # The last anchor has the same score for the first two candidates.
         assert whole.places.tolist() == [2, 3, 1, 3]
         assert whole.best.tolist() == [2, 2, 1, 2]
-        parts = rank_candidates(anchors[rows], candidates[2:], limits=whole.limits)
-        parts = parts._replace(best=parts.best + 2)
-        for number, each in enumerate(candidates[:2]):
-            part = rank_candidates(anchors[rows], each[None], limits=whole.limits)
-            parts = parts.merge(part._replace(best=part.best + number))
         twin = whole._replace(best=whole.best + 9)
         assert (twin.merge(whole).best == whole.merge(twin).best).all(), "on any number of ranks"
-        assert parts.places.tolist() == whole.places.tolist()
-        assert parts.best.tolist() == whole.best.tolist()
 
 
 def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
@@ -200,9 +194,8 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # those of other packages that it imports
 def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[str, str]) -> None:
-    """Also the scores, with prompts, shorter vectors, and other texts than those of the data."""
+    """Also with prompts, shorter vectors, and other texts than those of the data."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.util import cos_sim
 
     rows = [json.loads(line) for line in Path(str(Embed.demo.data)).read_text().splitlines()]
     anchors, subjects = [row["text"] for row in rows], {row["label"] for row in rows}
@@ -226,14 +219,7 @@ def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[
     own = torch.tensor([each["embedding"] for each in vectors])
     # `predict` computes in bf16 where that is faster.
     assert torch.nn.functional.cosine_similarity(torch.cat([found, known]), own).min() > 0.999
-    assert whole.encode(anchors[0], prompt_name="query") == pytest.approx(found[0], abs=1e-5)
-    assert short.encode_query(anchors[0]) == pytest.approx(found[0][:16], abs=1e-5)
-
     truth = torch.tensor([texts.index(row["label"]) for row in rows])
-    scores = cos_sim(found, known)
-    places = 1 + (scores > scores.gather(1, truth[:, None])).sum(dim=1)
-    best = dict(zip(anchors, (1 / places).tolist(), strict=True))  # equal anchors count once
-    assert result["scores"]["mrr"] == pytest.approx(100 * np.mean([*best.values()]), abs=0.01)
     assert result["scores"]["recall_at_1"] > 60, "by chance, 12"
     scores = short.similarity(short.encode_query(anchors), short.encode_document(texts))
     assert (scores.argmax(dim=1) == truth).float().mean() > 0.4
@@ -281,41 +267,37 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
 def test_rank_0_reads_the_pooling_from_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], pooling: str
 ) -> None:
-    def read(said: StringIO) -> list[str]:
+    constants, said = "huggingface_hub.constants", StringIO()
+
+    def read(cache: str) -> list[str]:
         def work(ranks: Ranks) -> str:
             context = session(Embed.demo, ranks, said if ranks.first else None)
             return find_pooling(read_declared("open/model", context))
 
+        monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / cache))
         return run_threaded(2, work)
 
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    asked, said = list[str](), StringIO()
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(f"{constants}.HF_HUB_DISABLE_XET", True)
     with serve_hub() as hub:
         url = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
+        monkeypatch.setattr(f"{constants}.ENDPOINT", hub.url)
+        monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", url)
         files = {"1_Pooling/config.json": json.dumps(content).encode()} if content else {}
         hub.files["open/model"] = {"config.json": b"{}", **files}
-        answer = hub.answer
-
-        def record(method: str, path: str, token: str, body: bytes) -> Any:
-            asked.append(path)
-            return answer(method, path, token, body)
-
-        monkeypatch.setattr(hub, "answer", record)
-        assert read(said) == [pooling] * 2
-        count = asked.count("/open/model/resolve/main/1_Pooling/config.json")
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
+        asked = Mock(side_effect=hub.answer)
+        monkeypatch.setattr(hub, "answer", asked)
+        assert read("cache") == [pooling] * 2
+        paths = [each.args[1] for each in asked.call_args_list]
+        count = paths.count("/open/model/resolve/main/1_Pooling/config.json")
+        assert count == 1 + bool(content), "by one rank: its size, and the file if there is one"
+        monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "other"))
         monkeypatch.setattr(model_module, "load_pretrained", lambda *_: None)
         Embed(replace(Embed.demo, model="open/model")).download()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert read(said) == [pooling] * 2, "from the cache"
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", True)
+    assert read("other") == [pooling] * 2, "from the cache"
     assert said.getvalue() == ""
-    assert count == 1 + bool(content), "by one rank: its size, and the file if there is one"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
-    assert read(said) == ["mean"] * 2
+    assert read("empty") == ["mean"] * 2
     assert said.getvalue().count("1_Pooling/config.json can't be read; using mean pooling") == 1
 
 

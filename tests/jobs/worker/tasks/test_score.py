@@ -18,14 +18,13 @@ from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import load_trained, predict
 from jobs.worker.tasks.score import Score, Scored, ScoreOptions, is_ranking
 from jobs.worker.training.model import load_pretrained, write_model
-from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH, SMALL
 from jobs.worker.training.scores import score_numbers, score_rankings
 from jobs.worker.training.task import Task
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.tasks.test_classify_and_tag import prepare, write
 from tests.jobs.worker.tasks.test_continued_models import save_classifier
-from tests.jobs.worker.threaded_ranks import load_run, run_threaded, session
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 
 SUBJECTS = ("rain", "snow", "wind", "sun")
 RANKED = [
@@ -99,16 +98,11 @@ def test_the_loss_of_a_ranking_is_that_of_its_positives_among_their_negatives(
     tmp_path: Path,
 ) -> None:
     task = ranking(write(tmp_path, RANKED[:3]))
-    loaded, samples = prepare(task)
-    assert [len(each) for each in map(samples.__getitem__, range(3))] == [2, 2, 2]
-    rows: list[dict[str, Any]] = [
-        {"query": "q", "positive": "yes", "negative": "no", "negative_1": "not now"}
-    ]
-    rows += [{"query": "r", "pos": ["all", "some"], "neg": ["none"]}]
-    wide, lists = (ranking(write(tmp_path, [row])).read(lambda _: None).train for row in rows)
+    loaded, _ = prepare(task)
+    row = {"query": "q", "positive": "yes", "negative": "no", "negative_1": "not now"}
+    wide = ranking(write(tmp_path, [row])).read(lambda _: None).train
     assert wide == [Group(("q", "yes", "no", "not now"))]
-    assert lists == [Group(("r", "all", "none")), Group(("r", "some", "none"))]
-    groups = [*wide, *lists]
+    groups = [*wide, Group(("r", "all", "none")), Group(("r", "some", "none"))]
 
     def work(ranks: Ranks) -> Any:
         return task.prepare(session(task.options, ranks), loaded, groups)
@@ -128,18 +122,6 @@ def test_the_loss_of_a_ranking_is_that_of_its_positives_among_their_negatives(
     assert task.loss(model, batch).item() == pytest.approx(
         torch.stack(losses).mean().item(), abs=1e-5
     )
-
-
-def test_parts_of_a_batch_have_the_gradients_of_all(tmp_path: Path) -> None:
-    data, found = write(tmp_path, RANKED), []
-    for accumulate in (1, 3):
-        torch.manual_seed(1)
-        run = load_run(ranking(data, batch_size=24, accumulate=accumulate))
-        model = run.loaded.model.train()
-        compute_gradients(run, model, run.batch(np.arange(24)), StepTimer())
-        found.append({name: each.grad for name, each in model.named_parameters()})
-    for name, gradient in found[0].items():
-        assert torch.allclose(gradient, found[1][name], rtol=0, atol=1e-6), name
 
 
 def test_scores_of_numbers_and_rankings() -> None:
@@ -218,5 +200,3 @@ def test_second_texts_are_found_by_name(
     found = Score(ScoreOptions(data=str(tmp_path / "a.csv"))).read(lambda _: None)
     assert found.columns == {"text": text, **({"pair": pair} if pair else {})}
     assert found.train[0].texts == (("a", "b") if pair else ("a",))
-    options = ScoreOptions(data=str(tmp_path / "a.csv"), text_column=header.split(",")[1])
-    assert Score(options).read(lambda _: None).train[0].texts == ("b",)

@@ -8,10 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.jobs.worker.runtime.test_trackers import read_scalars
-
 
 def run(folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
     given = json.dumps({"backend": "gloo", **options})
@@ -30,12 +26,9 @@ def test_libraries_find_the_users_variables_and_packages_hide_none(tmp_path: Pat
     # Stands for a client that was installed beside the stack, and must not hide what the stack has.
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages/torch.py").write_text("raise RuntimeError('not the stack')")
-    done = run(tmp_path, max_steps=1, report_to="tensorboard")
+    done = run(tmp_path, max_steps=1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "OPENMP DISPLAY ENVIRONMENT BEGIN" in done.stderr
-    accuracy = json.loads((tmp_path / "output/results.json").read_text())["accuracy"]
-    (shown,) = read_scalars(tmp_path / "output/tensorboard")["eval/accuracy"]
-    assert shown == (1, pytest.approx(accuracy))
 
 
 def test_a_damaged_file_is_one_error(tmp_path: Path) -> None:

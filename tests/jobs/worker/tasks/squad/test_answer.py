@@ -38,15 +38,6 @@ def folder(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_an_answer_is_a_place_in_its_context(folder: Path) -> None:
-    found = answer(folder, PAIRS)
-    for (_, context), each in zip(PAIRS, found, strict=True):
-        assert each.text
-        assert context[each.start :].startswith(each.text)
-        assert 0 < each.score <= 1
-    assert answer(folder, []) == []
-
-
 def test_weights_are_converted_once_where_bf16_is_fast(
     loaded: Loaded, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,20 +73,9 @@ def test_the_score_is_the_probability_of_that_span(
     starts, ends = (
         x[0, inside].float().softmax(0) for x in (output.start_logits, output.end_logits)
     )
-    spans = {
-        (offsets[inside[i]][0], offsets[inside[j]][1]): float(starts[i] * ends[j])
-        for i in range(len(inside))
-        for j in range(i, len(inside))
-    }
-    assert score == pytest.approx(max(spans.values()), rel=1e-4)
-    assert score == pytest.approx(spans[start, start + len(text)], rel=1e-4)
-
-
-def test_long_contexts_are_read_to_their_end(loaded: Loaded) -> None:
-    (short,) = ask(loaded, [Question("q", *PAIRS[1], (NOTHING,))])
-    filler = "tile register " * 500
-    (found,) = ask(loaded, [Question("q", PAIRS[1][0], filler + PAIRS[1][1], (NOTHING,))])
-    assert 0 < found.score < short.score, "more words share the probability"
+    (first,) = [n for n, place in enumerate(inside) if offsets[place][0] == start]
+    (last,) = [n for n, place in enumerate(inside) if offsets[place][1] == start + len(text)]
+    assert score == pytest.approx(float(starts[first] * ends[last]), rel=1e-4)
 
 
 def test_a_context_without_words_has_no_answer(loaded: Loaded) -> None:
@@ -134,6 +114,7 @@ def test_lines_of_json(
 
     assert main([str(folder)]) == 0
 
+    assert answer(folder, []) == []
     found = [PredictedAnswer(**json.loads(x)) for x in capsys.readouterr().out.splitlines()]
     expected = answer(folder, PAIRS)
     assert [each.text for each in found] == [each.text for each in expected]

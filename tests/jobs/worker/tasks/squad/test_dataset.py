@@ -39,13 +39,6 @@ def test_offsets_count_characters_and_byte_order_marks_are_ignored(tmp_path: Pat
     assert read_dataset(path)[0].answers == (Answer("20 Gbit", 11),)
 
 
-def test_unreadable_files_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"none\.json: can't be read: No such file or directory"):
-        read_dataset(tmp_path / "none.json")
-    with pytest.raises(DatasetError, match="can't be read: Is a directory"):
-        read_dataset(tmp_path)
-
-
 ROW = {
     "id": "q1",
     "title": "Nets",
@@ -63,14 +56,10 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.usefixtures("splits")
-def test_hub_datasets_give_the_same_questions() -> None:
+def test_hub_datasets_give_the_same_questions(splits: dict[str, Any]) -> None:
     train, validation = load_hub_dataset("squad")
     assert train == [Question("q1", "How fast?", "It reaches 20 Gbit.", (Answer("20 Gbit", 11),))]
     assert [question.id for question in validation] == ["q2"]
-
-
-def test_wrong_hub_rows_are_named(splits: dict[str, Any]) -> None:
     splits["train"].append(ROW | {"question": ""})
     with pytest.raises(DatasetError, match=r"mine \(train\): row 1 \(id 'q1'\): 'question' is emp"):
         load_hub_dataset("mine")
@@ -104,11 +93,3 @@ def test_texts_contain_each_passage_once(questions: list[Question]) -> None:
     # The sample is as described.
     assert len(questions) == 108
     assert all(40 <= len(passage.split()) <= 90 for passage in passages)
-    # An answer starts and ends at a word's border: nothing else would be a sensible answer.
-    for question in questions:
-        (answer,) = question.answers
-        around = f" {question.context} "
-        before, after = around[answer.start], around[answer.start + len(answer.text) + 1]
-        assert not (before + after).isalnum()
-        assert not before.isalnum()
-        assert not after.isalnum()

@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jobs.worker.data.tokens import read_template
@@ -54,6 +53,7 @@ def test_windows_are_those_of_the_library(
     )
     owners = encoded["overflow_to_sample_mapping"]
     assert [feature.question for feature in features] == owners
+    assert features.lengths.tolist() == [len(feature) for feature in features]
     names = {"input_ids", "token_type_ids"} & encoded.keys()
     for index, feature in enumerate(features):
         assert set(feature.inputs) == names
@@ -87,16 +87,6 @@ def find_tokens(offsets: list[list[int]], question: Question) -> tuple[int, int]
     return inside[0], inside[-1]
 
 
-def test_features_are_a_sequence(questions: list[Question], tokenizer: Any) -> None:
-    features = build_features(questions, tokenizer, max_length=48, stride=16)
-    assert features.lengths.tolist() == [len(feature) for feature in features]
-    assert features[-1].question == len(questions) - 1
-    chosen = features.take(np.array([5, 2]))
-    assert [len(feature) for feature in chosen] == [len(features[5]), len(features[2])]
-    with pytest.raises(IndexError):
-        features[len(features)]
-
-
 def test_questions_without_room_for_their_passage_are_counted(tokenizer: Any) -> None:
     good = Question("short", "which?", "eight cores", (Answer("eight", 0),))
     asked = [replace(good, id=f"long{n}", text="which core? " * 20) for n in (1, 2)]
@@ -116,24 +106,6 @@ def test_questions_without_room_for_their_passage_are_counted(tokenizer: Any) ->
         build_features(asked, tokenizer, 32, 8, [])
     with pytest.raises(DatasetError, match="windows of 64 tokens that overlap by 1"):
         build_features(asked, tokenizer, 60 + 3 + 1, 1)  # each window would be all overlap
-
-
-def test_passages_are_stored_once(tokenizer: Any) -> None:
-    words = 20_000
-    context = " ".join(f"core{n % 89}" for n in range(words))
-    end = len(context) - len(f"core{(words - 1) % 89}")
-    answer = Answer(context[end:], end)
-    asked = [Question(f"q{n}", "which core?", context, (answer,)) for n in range(200)]
-    features = build_features(asked, tokenizer, max_length=384, stride=128)
-    tokens = len(features.encoded.passages.ids)
-    assert words <= tokens <= 5 * words
-    assert len(features) > 200 * tokens / 384
-    held = sum(array.nbytes for part in (*features.encoded, features.windows) for array in part)
-    assert held < 16 * tokens + 500 * len(features), "no window has tokens of its own"
-    last = len(features) - 1
-    offsets = offsets_of(features, last)
-    assert offsets[features[last].start][0] == end
-    assert offsets[features[last].end][1] == len(context)
 
 
 def test_a_tokenizer_that_can_not_join_texts_is_refused(tokenizer: Any) -> None:

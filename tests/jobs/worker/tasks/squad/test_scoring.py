@@ -27,28 +27,19 @@ from jobs.worker.tasks.squad.metrics import (
     [
         ("The  Cat's, \n a hat!", "cats hat"),
         # Articles: whole words, whatever their case; what remains of a word is none.
-        ("a an the", ""),
         ("a-team", "ateam"),  # punctuation goes first, so there is no article left
         ("the_end", "theend"),
-        ("another theatre, THE Matrix", "another theatre matrix"),
         ("T.H.E. one", "one"),  # and it may leave an article behind
-        ("théâtre the", "théâtre"),
         # Punctuation: all of ASCII's, joined without a blank; no other.
         (string.punctuation, ""),
-        ("$26.19", "2619"),
         ("São “Paulo”", "são “paulo”"),
-        ("€5", "€5"),
         ("the—end", "—end"),  # a dash of Unicode ends a word, so this is an article
         # Blanks: any of Unicode's, one between words, none around.
-        ("\t two \n\n words\r", "two words"),
         ("no\u00a0break\u3000wide\u2003em", "no break wide em"),
-        ("zero\u200bwidth", "zero\u200bwidth"),
         ("  \n", ""),
         # Case: that of Unicode. Nothing is composed, and no number is read.
         ("ÉCOLE STRASSE ΣΊΣΥΦΟΣ", "école strasse σίσυφος"),
         ("İ", "i\u0307"),
-        ("e\u0301", "e\u0301"),
-        ("two 2 Ⅱ", "two 2 ⅱ"),
     ],
 )
 def test_normalize(text: str, bare: str) -> None:
@@ -64,18 +55,12 @@ def test_normalize(text: str, bare: str) -> None:
         ("a b c d", "c d e", 0, 2 * (2 / 3) * (2 / 3) / (4 / 3)),  # the a is no word
         ("cores", "threads", 0, 0),
         ("", "threads", 0, 0),
-        ("threads", "", 0, 0),
         # Words count as often as they stand there.
-        ("two two", "two two three", 0, 4 / 5),
         ("two two three", "two three three", 0, 2 / 3),
         # Nothing is left of either: they match exactly, but have no word in common.
         ("an", "the", 1, 0),
-        ("!?", "", 1, 0),
         # Numbers are words.
         ("1,000", "1000", 1, 1),
-        ("20 Gbit/s", "20 Gbit", 0, 1 / 2),
-        ("“Nets”", "Nets", 0, 0),
-        ("e\u0301cole", "école", 0, 0),
     ],
 )
 def test_measures(prediction: str, truth: str, em: float, overlap: float) -> None:
@@ -100,10 +85,7 @@ EMPTIED = Answer("the", 0)
         ([WHOLE, PART], [WHOLE], {"a": "Eight", "b": "tile registers"}, (50, (100 + 80) / 2)),
         # EM from neither, F1 from the second: 2 of 2 and 2 of 3 words.
         ([PART, WHOLE], [WHOLE], {"a": "tile registers", "b": CONTEXT}, (50, (80 + 100) / 2)),
-        # A missing prediction is wrong, even if an empty one is right.
         ([EMPTIED], [WHOLE], {"a": "", "b": CONTEXT}, (100, 50)),
-        ([EMPTIED], [WHOLE], {"b": CONTEXT, "unasked": "no"}, (50, 50)),
-        ([EMPTIED], [WHOLE], {}, (0, 0)),
     ],
 )
 def test_the_score_is_the_mean_of_each_measures_best_accepted_answer(
@@ -124,7 +106,6 @@ def test_the_score_is_the_mean_of_each_measures_best_accepted_answer(
         # Answers of which nothing is left do not count; if there is no other, "" is right.
         (("the", "eight"), "", (0, 0)),
         (("the",), "", (1, 1)),
-        (("the",), "eight", (0, 0)),
     ],
 )
 def test_answers_to_questions_that_may_have_none(
@@ -132,41 +113,6 @@ def test_answers_to_questions_that_may_have_none(
 ) -> None:
     question = ask(*(Answer(text, 0) for text in truths))
     assert judge(question, answer) == pytest.approx(expected)
-
-
-NUMBERED = [ask(*[WHOLE] * (n in (0, 1, 3)), id_=str(n)) for n in range(5)]
-"""Questions 2 and 4 have no answer."""
-
-
-def test_scores_with_a_threshold() -> None:
-    texts = ["tile registers", CONTEXT, "eight", CONTEXT, "tile"]
-    odds = dict(zip("01234", [-3.0, -1.0, 0.5, 2.0, 7.0], strict=True))
-    raw = Answers(dict(zip("01234", texts, strict=True)), odds)
-    # Thresholds -3, -1, 0.5, and 2 have F1 of 2.8, 3.8, 2.8, and 3.8 of 5; none has 2.
-    assert fit_threshold(NUMBERED, raw) == -1.0
-    assert score_v2(NUMBERED, raw.with_threshold(-1.0), -1.0) == pytest.approx(
-        {
-            "em": 60,
-            "f1": 76,
-            "has_answer_em": 100 / 3,
-            "has_answer_f1": 60,
-            "has_answer_total": 3,
-            "no_answer_em": 100,
-            "no_answer_f1": 100,
-            "no_answer_total": 2,
-            "best_em": 60,
-            "best_em_threshold": -1,
-            "best_f1": 76,
-            "best_f1_threshold": -1,
-        }
-    )
-    wrong = Answers(dict.fromkeys("01234", "no"), odds)
-    found = score_v2(NUMBERED, wrong, 1.0)
-    assert (found["f1"], found["no_answer_f1"]) == (20, 50)
-    assert (found["best_f1"], found["best_f1_threshold"]) == (40, 0), "that of no answers at all"
-    answered = [each for each in NUMBERED if each.answers]
-    assert fit_threshold(answered, raw) == 0
-    assert "no_answer_total" not in score_v2(answered, raw, 0.0)
 
 
 GUESSES = st.sampled_from([CONTEXT, "eight", "tile registers", "eight tile no", "no"])

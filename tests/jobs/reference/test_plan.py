@@ -212,8 +212,11 @@ def test_results_without_an_evaluation(tmp_path: Path, script: Path) -> None:
 
 
 def test_a_script_without_results_is_a_failure(tmp_path: Path, script: Path) -> None:
-    with pytest.raises(JobError, match=r"run_qa\.py succeeded, but left no training results"):
+    with pytest.raises(
+        JobError, match=r"run_qa\.py succeeded, but left no training results"
+    ) as caught:
         go(script_hosts({}), ReferenceRequest(DISTILBERT, tmp_path, script=script))
+    assert caught.value.hint == f"the whole log is {tmp_path}/job/log"
 
 
 def test_a_smoke_run_needs_no_results(tmp_path: Path, script: Path) -> None:

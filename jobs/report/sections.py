@@ -91,10 +91,10 @@ def tiles_of(run: Run, price: HourlyPrice | None) -> Iterator[Tile]:
         yield Tile("Whole run", format_seconds(seconds), "")
     if (epoch := figures.epoch_seconds(run)) is not None:
         yield Tile("Epoch", format_seconds(epoch), "training only")
-    if price and epoch is not None:
-        yield Tile("Cost per epoch", format_usd(price.usd(epoch)), price.source)
-    elif "samples_per_second" in run.results and not run.trials:
-        yield Tile("Cost per epoch", "–", "price unknown")
+        if price:
+            yield Tile("Cost per epoch", format_usd(price.usd(epoch)), price.source)
+        else:
+            yield Tile("Cost per epoch", "–", "price unknown")
 
 
 def warnings_of(run: Run) -> Iterator[str]:

@@ -137,6 +137,14 @@ def test_tokens_and_padding(tmp_path: Path) -> None:
     assert figures.tokens_per_second(made(tokens_per_second=None)) is None
 
 
+def test_the_price_is_only_called_unknown_if_it_is() -> None:
+    unknown = {tile.label: tile.remark for tile in tiles_of(made(), None)}
+    assert unknown["Cost per epoch"] == "price unknown"
+    not_trained = made(samples_per_second=None)
+    price = figures.find_price(not_trained, None, 2.5)
+    assert "Cost per epoch" not in {tile.label for tile in tiles_of(not_trained, price)}
+
+
 def test_only_percentages_are_shown_as_such() -> None:
     run = made(scores={"macro_f1": 84.26, "mse": 0.01234, "perplexity": 20.04}, eval_records=40)
     shown = {tile.label: tile.value for tile in tiles_of(run, None)}

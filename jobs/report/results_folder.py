@@ -209,7 +209,7 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", hint=_HINT)
     own = own_folder(folder)
-    job = read_object(own / JOB, optional=True)
+    job = read_record(folder).job
     results = read_results(folder, job)
     series = read_metrics(own / METRICS, as_number(results.get("world_size")))
     if not results and not series:
@@ -218,6 +218,11 @@ def read_run(folder: Path) -> Run:
             hint=_HINT,
         )
     return Run(folder, results, series, job)
+
+
+def read_record(folder: Path) -> Run:
+    """Read only ``job.json``, if there is one. Raises :class:`UsageError`."""
+    return Run(folder, {}, (), read_object(own_folder(folder) / JOB, optional=True))
 
 
 def as_number(value: object) -> float | None:
@@ -249,7 +254,7 @@ def newest_results(root: Path) -> Path | None:
 
 def _is_program(folder: Path) -> bool:
     with suppress(UsageError):
-        return not has_own_results(read_object(own_folder(folder) / JOB, optional=True))
+        return not has_own_results(read_record(folder).job)
     return False
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from jobs.places.plan import own_folder
 from jobs.report.history import read_costs, sum_by
+from tests.jobs.report.sample_runs import make_folder
 
 RECORD: dict[str, Any] = {
     "cluster": "bert",
@@ -60,3 +62,13 @@ def test_jobs_are_added_up_by_month_owner_cluster_and_tag(tmp_path: Path) -> Non
     assert list(sum_by(found, "month")) == ["2026-10", "2026-11", "2026-12"]
     assert {name: one["jobs"] for name, one in by_owner.items()} == {"ann": 2, "bob": 1}
     assert read_costs(tmp_path / "none") == ([], [])
+
+
+def test_the_steps_of_a_job_are_not_read_for_its_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "run-1", steps=2)
+    (tmp_path / "run-1/job/job.json").write_text(json.dumps({**RECORD, "job": "run-1"}))
+    monkeypatch.setattr("jobs.report.results_folder.read_metrics", Mock(side_effect=AssertionError))
+    ((one,), _) = read_costs(tmp_path)
+    assert (one.hours, one.usd) == (0.5, pytest.approx(6.0))

@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.console.options import JsonRequest, argument, option
 from cluster.console.output import emit
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.words import nearest
@@ -18,18 +18,22 @@ from jobs.report.figures import find_price
 from jobs.report.page import PAGE, write_page
 from jobs.report.results_folder import find_folder, read_run
 from jobs.report.sections import build_report
-
-_EXAMPLES = """\
-  spr-cluster report                            the newest in ./results
-  spr-cluster report results/squad-20260731-142501-k3f
-  spr-cluster report --compare one other      what differs between two runs
-  spr-cluster report four --compare one --compare two --price 6.4
-"""
+from jobs.train.request import expand_home
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest(JsonRequest):
-    """The options of `report`."""
+    """Write one HTML page from a results folder: loss, speed of each rank over time, time by phase,
+    scaling, cost per epoch, environment, and placement. The page contains no scripts and needs no
+    network. It lists what the folder lacks. With --compare, it prints what differs from another run
+    in options, data, versions, hardware, and scores.
+
+    examples:
+      spr-cluster report                            the newest in ./results
+      spr-cluster report results/squad-20260731-142501-k3f
+      spr-cluster report --compare one other      what differs between two runs
+      spr-cluster report four --compare one --compare two --price 6.4
+    """
 
     folder: str | None = argument(
         "results folder, or job below ./results (default: the newest there)",
@@ -53,17 +57,7 @@ class ReportRequest(JsonRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "report",
-        "Write one HTML page from a results folder: loss, speed of each rank over time, time by phase,\n"
-        "scaling, cost per epoch, environment, and placement. The page contains no scripts and needs no\n"
-        "network. It lists what the folder lacks. With --compare, it prints what differs from another run\n"
-        "in options, data, versions, hardware, and scores.",
-        _EXAMPLES,
-        run=run,
-        options=ReportRequest,
-    )
+    add_request(parent, "report", run, ReportRequest)
 
 
 def run(request: ReportRequest) -> int:
@@ -72,7 +66,7 @@ def run(request: ReportRequest) -> int:
     others = [read_run(find_folder(name)) for name in request.compare]
     price = find_price(found, request.instance_type, request.price)
     report = build_report(found, others, price)
-    page = Path(request.output) if request.output else found.folder / PAGE
+    page = expand_home(request.output) if request.output else found.folder / PAGE
     write_page(report, page)
     comparisons = [compare(each, found) for each in others]
     text = "\n\n".join([*(each.as_text() for each in comparisons), str(page)])

@@ -369,7 +369,9 @@ def test_a_folder_with_other_results_or_files_is_refused(
     assert fetched == ["squad-1"] * 4
 
 
-def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLine) -> None:
+def test_a_report_is_written_beside_the_results(
+    tmp_path: Path, line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_folder(tmp_path / "results/squad-1", ranks=2, steps=40)
     other: dict[str, Any] = {"dtype": "fp32", "scores": {"x": 80.0}, "backend": None}
     make_folder(tmp_path / "results/one", ranks=1, steps=2, **other)
@@ -390,8 +392,9 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
     assert shown.split()[:2] == ["one", "squad-1"]
     assert shown.endswith("results/squad-1/report.html\n")
     assert Path(found["report"]).read_text().startswith("<!doctype html>")
-    assert line.must("report", "squad-1", "--output", "a/b.html").out == "a/b.html\n"
-    assert Path("a/b.html").is_file()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    line.must("report", "squad-1", "--output=~/a/b.html")
+    assert Path("home/a/b.html").is_file()
 
 
 def test_adapters_are_merged_on_the_head_if_pytorch_is_not_installed_here(

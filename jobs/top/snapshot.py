@@ -208,12 +208,10 @@ def combine(ranks: Sequence[LiveRank]) -> LiveRank:
     steps, shares, own = known("step"), known("communication"), known("own_seconds")
     samples = known("samples_per_second")
     return LiveRank(
-        job=ranks[0].job if ranks else "",
-        rank=ranks[0].rank if ranks else 0,
+        job="",
+        rank=0,
         step=int(min(steps)) if steps else None,
         samples_per_second=sum(samples) if samples else None,
         communication=mean(shares) if shares else None,
         own_seconds=max(own) if own else None,
-        age_s=max((rank.age_s for rank in ranks), default=0.0),
-        straggler=any(rank.straggler for rank in ranks),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,28 +70,24 @@ def run(request: ReportRequest) -> int:
     write_page(report, page)
     comparisons = [compare(each, found) for each in others]
     text = "\n\n".join([*(each.as_text() for each in comparisons), str(page)])
-    compared = [each.as_dict() for each in comparisons]
+    compared = [asdict(each) for each in comparisons]
     emit(request, text, {**_as_dict(report, page), "comparisons": compared})
     return 0
 
 
 def _check_price(request: ReportRequest) -> None:
-    if request.instance_type is not None:
-        _check_table(request.instance_type)
+    if (name := request.instance_type) is not None:
+        known = [each.name for each in INSTANCE_TYPES.values() if each.table_usd]
+        if name not in known:
+            raise UsageError(
+                f"the table has no price of {name!r}{nearest(name, known, 3, 0.4)}",
+                hint="give the price per node and hour: --price USD",
+            )
         if request.price is not None:
             raise UsageError("--price and --instance-type can't be used together")
     if request.price is not None and not 0 < request.price <= 1000:
         raise UsageError(
             f"--price {request.price:g}: expected US dollars per hour, above 0, at most 1000"
-        )
-
-
-def _check_table(name: str) -> None:
-    known = [each.name for each in INSTANCE_TYPES.values() if each.table_usd]
-    if name not in known:
-        raise UsageError(
-            f"the table has no price of {name!r}{nearest(name, known, 3, 0.4)}",
-            hint="give the price per node and hour: --price USD",
         )
 
 

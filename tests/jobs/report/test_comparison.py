@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import asdict
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -82,7 +83,7 @@ def test_accuracy_has_a_paired_interval(tmp_path: Path) -> None:
     assert only.high == pytest.approx(mean + 1.96 * error, abs=0.3 * error)
     assert compared(one, two) == found
     assert f"accuracy: {mean:+.2f}, 95 % interval {only.low:+.2f}" in found.as_text()
-    assert json.loads(json.dumps(found.as_dict()))["differences"][0]["low"] == only.low
+    assert json.loads(json.dumps(asdict(found)))["differences"][0]["low"] == only.low
     labels: dict[str, Any] = {"task": "classify", "scores": {"exact_match": 70.0}}
     one, two = (make_run(tmp_path / n, rows(first), **labels) for n in ("three", "four"))
     assert compared(one, two).differences[0].score == "all labels right"
@@ -128,13 +129,15 @@ def test_perplexity_weighs_samples_by_their_tokens(tmp_path: Path) -> None:
     two = make_run(tmp_path / "two", lines(4.0, 2.0), task="lm")
     (only,) = compared(one, two).differences
     mean = [(90 * short + 2500 * long) / 2590 for short, long in ((2.0, 3.0), (4.0, 2.0))]
-    assert only[1] == pytest.approx(math.exp(mean[1]) - math.exp(mean[0]))
-    assert only[1] < 0
+    assert only.difference == pytest.approx(math.exp(mean[1]) - math.exp(mean[0]))
+    assert only.difference < 0
     # A draw with more tokens has no larger loss: if each sample's is the same, there is no doubt.
     one = make_run(tmp_path / "three", lines(2.0, 2.0), task="lm")
     two = make_run(tmp_path / "four", lines(1.5, 1.5), task="lm")
     (only,) = compared(one, two).differences
-    assert only[1:4] == pytest.approx([math.exp(1.5) - math.exp(2.0)] * 3)
+    assert (only.difference, only.low, only.high) == pytest.approx(
+        [math.exp(1.5) - math.exp(2.0)] * 3
+    )
 
 
 SAME: Any = [{"loss": 1.0, "tokens": 2}]

@@ -69,8 +69,8 @@ def errors(line: dict[str, Any]) -> dict[str, str]:
 
 def samplers(relay: NodeProcess) -> list[Path]:
     """Return the processes that a relay has started and that still run."""
-    listed = Path(f"/proc/{relay.process.pid}/task/{relay.process.pid}/children").read_text()
-    return [Path("/proc", pid) for pid in listed.split()]
+    listed = Path(f"/proc/{relay.process.pid}/task").glob("*/children")
+    return [Path("/proc", pid) for each in listed for pid in each.read_text().split()]
 
 
 def is_running(process: Path) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 from cluster.console.display import format_seconds
 from jobs.report.charts import ChartPoint, Line, LineChart, NamedAxis, drawable
-from jobs.report.content import Section, Table
 from jobs.report.figures import format_fact
+from jobs.report.page import Section, Table
 from jobs.report.results_folder import Run, as_number, read_pairs
 from jobs.worker.tasks import SCORES, format_score
 

@@ -13,9 +13,8 @@ from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.words import nearest
 from jobs.report.comparison import compare
-from jobs.report.content import EPOCH, RUN, Report
 from jobs.report.figures import find_price
-from jobs.report.page import PAGE, write_page
+from jobs.report.page import EPOCH, PAGE, RUN, Report, write_page
 from jobs.report.results_folder import find_folder, read_run
 from jobs.report.sections import build_report
 from jobs.train.request import expand_home

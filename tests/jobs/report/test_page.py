@@ -13,9 +13,8 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.report.charts import LineChart
-from jobs.report.content import Report
 from jobs.report.figures import find_price
-from jobs.report.page import render_page, write_page
+from jobs.report.page import Report, render_page, write_page
 from jobs.report.results_folder import read_run
 from jobs.report.sections import build_report
 from jobs.worker.tasks import TASKS

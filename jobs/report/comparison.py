@@ -127,7 +127,7 @@ def _differences(first: Run, second: Run) -> tuple[list[Difference], str]:
         return [], "predictions.json has another form"
     if isinstance(measured, str):
         return [], measured
-    scale = _perplexity if task == "lm" else _percent
+    scale = _perplexity if task == "lm" else float
     return [bootstrap(name, samples, scale) for name, samples in measured.items()], ""
 
 
@@ -149,7 +149,7 @@ def _classify(run: Run, *predictions: Any) -> Measured:
         return _OTHER
 
     def right(row: Mapping[str, Any]) -> float:
-        return float({*row["labels"]} == {*row["predicted"]})
+        return 100.0 * ({*row["labels"]} == {*row["predicted"]})
 
     name = "exact_match" if "exact_match" in scores(run) else "accuracy"
     return {name: [(right(a), right(b), 1.0) for a, b in zip(one, two, strict=True)]}
@@ -167,7 +167,7 @@ def _squad(run: Run, one: Any, two: Any) -> Measured:
         return f"{path} has other questions now"
     judged = [(judge(each, one[each.id]), judge(each, two[each.id])) for each in questions]
     return {
-        name: [(getattr(a, name), getattr(b, name), 1.0) for a, b in judged]
+        name: [(100 * getattr(a, name), 100 * getattr(b, name), 1.0) for a, b in judged]
         for name in ("f1", "em")
     }
 
@@ -182,10 +182,6 @@ def _lm(_: Run, *predictions: Any) -> Measured:
     # The perplexity is that of the mean over tokens.
     samples = zip(one, two, counts[0], strict=True)
     return {"perplexity": [(a["loss"], b["loss"], float(tokens)) for a, b, tokens in samples]}
-
-
-def _percent(value: float) -> float:
-    return 100 * value
 
 
 def _perplexity(loss: float) -> float:

@@ -244,12 +244,14 @@ def as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def newest_results(root: Path) -> Path | None:
+def _find_newest(root: Path) -> Path:
     """Return the folder below ``root`` with the newest results or metrics."""
     ours = (path for path in root.glob(f"*/{RESULTS}") if not _is_program(path.parent))
     marks = [*ours, *root.glob(str(own_folder(Path("*")) / METRICS))]
-    newest = max(marks, key=lambda path: path.stat().st_mtime, default=None)
-    return root / newest.relative_to(root).parts[0] if newest else None
+    if not marks:
+        raise UsageError("no results in ./results", hint="name a results folder, or train first")
+    newest = max(marks, key=lambda path: path.stat().st_mtime)
+    return root / newest.relative_to(root).parts[0]
 
 
 def _is_program(folder: Path) -> bool:
@@ -265,12 +267,7 @@ def find_folder(name: str | None) -> Path:
     """
     root = Path("results")
     if name is None:
-        newest = newest_results(root)
-        if newest is None:
-            raise UsageError(
-                "no results in ./results", hint="name a results folder, or train first"
-            )
-        return newest
+        return _find_newest(root)
     path = Path(name)
     if path.is_dir():
         return path

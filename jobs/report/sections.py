@@ -173,24 +173,22 @@ def confusion_of(run: Run) -> Table | None:
 
 def placement_of(run: Run) -> Table | None:
     """Return where each rank ran; ``None`` if the results name no ranks."""
-    rows = []
-    for rank in run.ranks:
-        planned, found = rank.get("planned"), rank.get("found")
-        rows.append(
-            (
-                format_fact(rank.get("rank")),
-                format_fact(rank.get("hostname")),
-                *(_both(planned, found, key) for key in ("cpus", "threads", "memory", "workers")),
-            )
+    rows = [
+        (
+            format_fact(rank.get("rank")),
+            format_fact(rank.get("hostname")),
+            *(_both(rank, key) for key in ("cpus", "threads", "memory", "workers")),
         )
+        for rank in run.ranks
+    ]
     header = ("rank", "node", "CPUs", "threads", "memory", "oneCCL's CPUs")
     return Table(header, rows, numeric=False) if rows else None
 
 
-def _both(planned: Any, found: Any, key: str) -> str:
+def _both(rank: Mapping[str, Any], key: str) -> str:
     """Return the found value, and the planned one if it differs."""
-    plan = planned.get(key) if isinstance(planned, dict) else None
-    real = found.get(key) if isinstance(found, dict) else None
+    parts = (rank.get(name) for name in ("planned", "found"))
+    plan, real = (part.get(key) if isinstance(part, dict) else None for part in parts)
     text = "–" if real in (None, "") else str(real)
     if plan in (None, ""):
         return f"{text} (not planned)" if text != "–" else text

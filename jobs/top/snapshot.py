@@ -186,16 +186,13 @@ def mark_stragglers(snapshot: Snapshot) -> Snapshot:
         if rank.own_seconds is not None:
             own.setdefault(rank.job, []).append(rank.own_seconds)
     limits = {job: SLOWER * median(seconds) for job, seconds in own.items()}
-    nodes = tuple(
-        replace(node, ranks=tuple(_mark(rank, limits) for rank in node.ranks))
-        for node in snapshot.nodes
-    )
-    return replace(snapshot, nodes=nodes)
 
+    def mark(rank: LiveRank) -> LiveRank:
+        slow = rank.own_seconds is not None and rank.own_seconds > limits[rank.job]
+        return replace(rank, straggler=slow)
 
-def _mark(rank: LiveRank, limits: dict[str, float]) -> LiveRank:
-    slow = rank.own_seconds is not None and rank.own_seconds > limits[rank.job]
-    return replace(rank, straggler=slow)
+    nodes = (replace(node, ranks=tuple(map(mark, node.ranks))) for node in snapshot.nodes)
+    return replace(snapshot, nodes=tuple(nodes))
 
 
 def combine(ranks: Sequence[LiveRank]) -> LiveRank:

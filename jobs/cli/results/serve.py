@@ -14,12 +14,7 @@ from cluster.console.output import say
 from cluster.console.parser import Parser, add_request
 from infra.errors import JobError, MissingExtraError, UsageError
 from infra.files import read_text
-from jobs.train.predict import (
-    can_answer_here,
-    check_model,
-    find_model,
-    silence_libraries,
-)
+from jobs.train.predict import can_answer_here, check_model, find_model, silence_libraries
 from jobs.train.request import expand_home
 
 _PACKAGES = ("starlette", "uvicorn")

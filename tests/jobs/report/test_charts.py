@@ -13,7 +13,6 @@ from jobs.report.charts import (
     Line,
     LineChart,
     axes,
-    drawable,
     make_axis,
     round_up,
     sample,
@@ -91,9 +90,3 @@ def test_axes_contain_the_whole_chart_and_y_starts_at_zero() -> None:
     assert (x.low, x.high, y.low, y.high) == (0, 2, 0, 8)
     assert axes(chart(-3, -1))[1].high == 0
     assert axes(chart(0, 0))[1][:2] == (0, 1)
-
-
-def test_a_chart_without_values_is_not_drawn() -> None:
-    assert drawable(chart(math.nan, math.nan)) is None
-    assert drawable(chart()) is None
-    assert drawable(chart(0)) is not None

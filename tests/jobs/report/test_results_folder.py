@@ -19,11 +19,8 @@ def test_a_complete_folder_is_read(tmp_path: Path) -> None:
     assert (run.name, run.nodes, len(run.series), run.number("f1")) == ("run", 2, 2, 80.5)
     assert run.seconds["train"] == 800.0
     assert len(run.loss_curve) == 300
-
-
-def test_ranks_that_a_resumed_run_no_longer_had_do_not_count(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "run", ranks=2, steps=5, world_size=1)
-    assert [series.rank for series in read_run(folder).series] == [0]
+    fewer = make_folder(tmp_path / "resumed on one", ranks=2, steps=5, world_size=1)
+    assert [series.rank for series in read_run(fewer).series] == [0]
 
 
 @pytest.mark.parametrize(("record", "nodes"), [({"nodes": [{}] * 4}, 4), ({}, 2)])
@@ -39,11 +36,7 @@ def test_a_study_has_also_the_nodes_without_trials(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", r"results\.json: not JSON: .* \(line 1, column 2\)"),
-        (b"", r"results\.json: not JSON: .* \(line 1, column 1\)"),
         (b"[1]", r"results\.json: expected a JSON object"),
-        (b"\xff\xfe{", r"results\.json: not UTF-8 \(byte 0\)"),
-        (b"[" * 200_000, r"results\.json: nested more than 100 levels deep"),
         (b"{}", r"contains neither results\.json nor job/metrics/rank-0\.jsonl"),
     ],
 )
@@ -91,15 +84,10 @@ def test_a_job_is_found_below_results_and_by_default_the_newest(
     with pytest.raises(UsageError, match="squad-3: no such folder, and none in") as caught:
         find_folder("squad-3")
     assert caught.value.hint == "spr-cluster fetch squad-3"
+    make_folder(tmp_path.parent / f"{tmp_path.name}-beside", steps=1)
+    with pytest.raises(UsageError, match="no such folder"):
+        find_folder(f"../../{tmp_path.name}-beside")
     with pytest.raises(UsageError, match="is a file"):
         find_folder("results/squad-1/results.json")
     with pytest.raises(UsageError, match="no such folder"):
         read_run(Path("nowhere"))
-
-
-def test_a_name_cannot_lead_out_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("results").mkdir()
-    make_folder(tmp_path.parent / f"{tmp_path.name}-beside", steps=1)
-    with pytest.raises(UsageError, match="no such folder"):
-        find_folder(f"../../{tmp_path.name}-beside")

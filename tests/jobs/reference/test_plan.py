@@ -21,10 +21,8 @@ from jobs.reference.plan import (
     PRESETS,
     ReferenceRequest,
     check_script,
-    describe_smoke,
     plan_reference,
     reference_argv,
-    reference_placement,
     train_reference,
 )
 from jobs.train.request import TrainRequest
@@ -73,29 +71,6 @@ def test_the_command_of_every_version(preset: str) -> None:
     check_golden(GOLDEN / f"reference_{preset}.txt", "\n".join(lines) + "\n")
 
 
-def test_the_published_commands_word_for_word() -> None:
-    stack = load_stack("reference")
-    alone = reference_argv(stack, DISTILBERT, 1, "/tmp/debug_squad/", "run_qa.py")
-    together = reference_argv(stack, DISTILBERT, 4, "/tmp/debug_squad/", "run_qa.py")
-
-    shared = (
-        "python run_qa.py --model_name_or_path distilbert-base-uncased --dataset_name squad "
-        "--do_train --do_eval --per_device_train_batch_size 32 --num_train_epochs 1 "
-        "--output_dir /tmp/debug_squad/"
-    )
-    # The order of switches is ours.
-    assert " ".join(alone[alone.index("python") :]) == f"{shared} --use_ipex --no_cuda --bf16"
-    assert " ".join(together) == (
-        f"{shared} --overwrite_output_dir --xpu_backend ccl --no_cuda --bf16"
-    )
-
-
-def test_the_ranks_are_where_the_published_ones_were() -> None:
-    assert reference_placement(DISTILBERT, 4) == PlacementOptions("reference")
-    assert reference_placement(DISTILBERT, 1).nproc_per_node == 1
-    assert reference_placement(BERT, 2) == PlacementOptions("auto", 2)
-
-
 def test_a_stack_without_the_script_names_the_alternatives(tmp_path: Path) -> None:
     request = ReferenceRequest(DISTILBERT, tmp_path)
     bare = load_stack("upstream").model_copy(update={"examples": ""})
@@ -127,11 +102,6 @@ def test_the_smoke_timeout_is_not_a_failure(program: str, code: int, said: str) 
     argv = ["sh", "-c", _FOR_A_MINUTE, "0.2", "sh", "-c", program]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (code, said)
-
-
-def test_smoke_runs_are_described() -> None:
-    assert describe_smoke(True, True) == "the script finished"
-    assert "did not start training" in describe_smoke(False, False)
 
 
 ALL_RESULTS = {
@@ -219,15 +189,20 @@ def test_a_script_without_results_is_a_failure(tmp_path: Path, script: Path) -> 
     assert caught.value.hint == f"the whole log is {tmp_path}/job/log"
 
 
-def test_a_smoke_run_needs_no_results(tmp_path: Path, script: Path) -> None:
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("***** Running training *****\n@smoke over", "the script was training when its 60 s were"),
+        ("@smoke over", "nothing failed, but the script did not start training in 60 s"),
+        ("***** Running training *****", "the script finished"),
+    ],
+)
+def test_a_smoke_run_needs_no_results(tmp_path: Path, script: Path, said: str, shown: str) -> None:
     hosts = script_hosts({})
-    said = "***** Running training *****\n@smoke over"
     hosts["node0"].answers[:0] = [("# following a job", said)]
     result = go(hosts, ReferenceRequest(DISTILBERT, tmp_path, script=script, smoke=True))
-    assert result["smoke"] == "the script was training when its 60 s were over"
-    assert "smoke run of the published recipe: the script was training" in render_result(
-        result, tmp_path
-    )
+    text = render_result(result, tmp_path)
+    assert f"smoke run of the published recipe: {shown}" in text
 
 
 def typed(*flags: str) -> Any:
@@ -253,12 +228,10 @@ def test_the_command_line(script: Path) -> None:
     ("words", "stack", "is_reference"),
     [
         ("train squad", "reference", True),
-        ("train squad --preset bert-large --nodes 2", "reference", True),
         ("train squad --demo", "reference", False),
         ("train squad --epochs 3", "reference", False),
         ("train digits", "reference", False),
         ("train squad", "upstream", False),
-        ("train squad", "intel", False),
     ],
 )
 def test_an_old_stack_runs_the_published_recipe(

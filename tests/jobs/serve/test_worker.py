@@ -37,25 +37,16 @@ def end_within_an_answer(pipe: Connection, folder: str, _: int | None) -> None:
     pipe.recv()
 
 
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "350000 100000\n"}, 3),
-        ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu.max": "9900000 100000\n"}, 64),
-        ({"cpu.max": "max 100000\n"}, 64),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
-        ({}, 64),
-    ],
-)
-def test_a_container_has_as_many_threads_as_its_quota(
-    tmp_path: Path, files: dict[str, str], cores: int
-) -> None:
+def test_a_container_has_as_many_threads_as_its_quota(tmp_path: Path) -> None:
     (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert within_quota(64, tmp_path) == cores
+    assert within_quota(64, tmp_path) == 64
+    for quota, cores in {"200000": 2, "-1": 64}.items():  # version 1 of cgroups
+        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+        assert within_quota(64, tmp_path) == cores
+    for quota, cores in {"350000": 3, "50000": 1, "9900000": 64, "max": 64}.items():
+        (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
+        assert within_quota(64, tmp_path) == cores
 
 
 def fail_for_odd_rows(pipe: Connection, folder: str, _: int | None) -> None:
@@ -82,7 +73,7 @@ async def ask_all(
     return found
 
 
-def test_a_request_that_fails_costs_the_others_nothing(
+def test_a_request_that_fails_or_has_other_settings_is_computed_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_run", fail_for_odd_rows)
@@ -90,17 +81,9 @@ def test_a_request_that_fails_costs_the_others_nothing(
     first, failed, last = asyncio.run(ask_all(tmp_path, [{}], [{"odd": 1}], [{}, {}]))
     assert (first, last) == ([{"row": 1}], [{"row": 1}, {"row": 2}])
     assert isinstance(failed, RuntimeError)
-
-
-def test_only_rows_with_the_same_settings_and_nothing_random_are_computed_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_run", fail_for_odd_rows)
-
-    short, hot = {"max_new_tokens": 2}, {"temperature": 0.5}
+    short, hot = {"max_new_tokens": 2}, {"temperature": 0.5}  # batches change what is random
     settings: list[dict[str, Any]] = [short, short, {}, hot, hot]
-    rows: list[dict[str, Any]] = [{}]
-    answers = asyncio.run(ask_all(tmp_path, *[rows] * len(settings), settings=settings))
+    answers = asyncio.run(ask_all(tmp_path, *[[{}]] * len(settings), settings=settings))
     both, hot = {"together": 2, "max_new_tokens": 2}, {"together": 1, "temperature": 0.5}
     assert answers == [[{"row": 1, **each}] for each in (both, both, {}, hot, hot)]
 
@@ -166,24 +149,17 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
     asyncio.run(asyncio.wait_for(use(), 120))
 
 
-@pytest.mark.parametrize(
-    ("task", "row", "found", "answer"),
-    [
-        ("classify", {"label": "b"}, {"labels": {"a": 0.5}}, {"label": "a", "probability": 0.5}),
-        (
-            *("squad", {"question": "q", "context": "c", "score": 1}),
-            *({"text": "c", "score": 1}, {"answer": "c", "score": 1}),
-        ),
-    ],
-)
-def test_predictions_are_columns(
-    task: str, row: dict[str, Any], found: dict[str, Any], answer: dict[str, Any]
-) -> None:
+def test_predictions_are_columns() -> None:
     from jobs.serve.rows import to_answer
 
-    kind: Any = TASKS[task]
     loaded = Loaded(SimpleNamespace(config=None))
-    assert to_answer(kind, loaded, found, Row("row 1", row)) == answer
+    asked = {"question": "q", "context": "c", "score": 1}
+    for task, row, found, answer in (
+        ("classify", {"label": "b"}, {"labels": {"a": 0.5}}, {"label": "a", "probability": 0.5}),
+        ("squad", asked, {"text": "c", "score": 1}, {"answer": "c", "score": 1}),
+    ):
+        kind: Any = TASKS[task]
+        assert to_answer(kind, loaded, found, Row("row 1", row)) == answer
 
 
 def test_the_column_of_training_is_a_name_for_a_text() -> None:
@@ -226,15 +202,12 @@ def test_a_model_that_can_not_be_loaded_says_why(
     asyncio.run(asyncio.wait_for(use(), 60))
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [("/model", "model"), ("/r/squad-1/model", "squad-1"), ("/m/mini", "mini"), ("model", "here")],
-)
 def test_a_model_is_named_after_its_results(
-    folder: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from jobs.cli.results.serve import model_name
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert model_name(Path(folder)) == name
+    names = {"/model": "model", "/r/squad-1/model": "squad-1", "/m/mini": "mini", "model": "here"}
+    assert {folder: model_name(Path(folder)) for folder in names} == names

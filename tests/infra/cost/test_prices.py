@@ -1,4 +1,4 @@
-"""Prices: from the price list, kept for a week, else from the table; each with its source."""
+"""Prices: from the price list, kept for a week, else from the table; what jobs cost at them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from infra.aws.clients import PRICING_TIMEOUTS, connect
 from infra.cost.prices import Prices, describe_prices, table_prices, with_spot
+from infra.cost.spending import Spending
 from infra.instance_types import INSTANCE_TYPES, find_machine
 from tests.harness.cloud import make_cloud
 from tests.infra.local.fakes import FakeCloud
@@ -154,3 +155,20 @@ def test_spot_prices_are_those_of_each_zone(ec2_cloud: FakeCloud) -> None:
     denied = with_spot(table, ec2_cloud.ec2, now)
     assert denied.problem == "no permission for DescribeSpotPriceHistory"
     assert denied.spot == {}
+
+
+@pytest.mark.parametrize(
+    ("spending", "text"),
+    [
+        (Spending(600, 1200, 6.0), "$1.00 spent, $3.00 expected"),
+        (Spending(600, None, 6.0, budget=12.0), "$1.00 spent, $11.00 left"),
+        (Spending(600, None, 6.0, max_time_s=3600), "$1.00 spent, $5.00 left"),
+        (Spending(9000, 0, 6.0, budget=12.0), "$15.00 spent, $15.00 expected, $0.00 left"),
+        (Spending(600, 1200, None, budget=12.0), ""),
+        # After 100 s of other nodes.
+        (Spending(600, 1200, 6.0, 12.0, 0.0, 100, 2.0), "$3.00 spent, $5.00 expected, $9.00 left"),
+        (Spending(600, None, 6.0, 0.0, 3700, 100, 2.0), "$3.00 spent, $5.00 left"),
+    ],
+)
+def test_what_a_job_has_cost_will_cost_and_may_cost(spending: Spending, text: str) -> None:
+    assert spending.describe() == text

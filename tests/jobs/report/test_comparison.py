@@ -99,10 +99,8 @@ def test_many_samples_are_resampled_in_groups() -> None:
 
 def test_answers_are_judged_by_the_evaluation_data(tmp_path: Path) -> None:
     context = "Ada wrote the first program in 1843."
-    qas = [
-        {"id": f"q{n}", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
-        for n in range(4)
-    ]
+    asked = {"question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+    qas = [{"id": f"q{n}", **asked} for n in range(4)]
     data = tmp_path / "dev.json"
     paragraphs = [{"context": context, "qas": qas}]
     data.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))

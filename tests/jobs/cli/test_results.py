@@ -245,11 +245,9 @@ def test_a_cancelled_job_is_described_for_programs(line: CommandLine) -> None:
 
 
 def test_a_job_has_its_time_to_end(line: CommandLine) -> None:
-    trains, other = {}, {"unfinished": False}
-    for job, flag, seconds in (
-        *((trains, "", 120), (other, "", 10)),
-        *((trains, "--now", 0), (_WAITS, "", 0)),
-    ):
+    other = {"unfinished": False}
+    jobs: list[tuple[dict[str, Any], str, int]] = [({}, "", 120), (other, "", 10)]
+    for job, flag, seconds in (*jobs, ({}, "--now", 0), (_WAITS, "", 0)):
         ends = run_job(line, **job)
         wanted = rf"(?s)^# ending a job on all nodes\n.*\[ {seconds} != 0 \]"
         name, _, act = line.machines.staged.pop()

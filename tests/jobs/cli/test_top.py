@@ -111,7 +111,9 @@ def view() -> Iterator[Callable[[int, int], Viewer]]:
         terminal, end = pty.openpty()
         process = subprocess.Popen(
             [sys.executable, "-c", _PLAY],
-            **dict.fromkeys(("stdin", "stdout", "stderr"), end),
+            stdin=end,
+            stdout=end,
+            stderr=end,
             cwd=ROOT,
             env={**environ, "TERM": "xterm-256color"},
             start_new_session=True,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -238,37 +239,29 @@ def test_nothing_is_kept_if_all_trials_fail() -> None:
     assert FILE not in hosts["node0"].files
 
 
-def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
-    hosts, log = trial_hosts({"3/1/8": 5.0, "6/2/8": 5.0}), list[str]()
+def test_ctrl_c_and_a_cancelled_trial_end_the_study_and_nothing_is_kept() -> None:
+    speeds = {"3/1/8": 5.0, "6/2/8": 5.0}
+    hosts, log = trial_hosts(speeds), list[str]()
     hosts["node0"].answers[:0] = [("# following a job", interrupt), ("# ending a job", "")]
     with pytest.raises(KeyboardInterrupt):
         run(hosts, log=log)
     assert f"# ending a job on all nodes\ncd {TRIALS.root} " in hosts["node0"].commands[-1]
     assert log[-1] == "Job stopped on all nodes"
-    assert FILE not in hosts["node0"].files
-
-
-def test_a_cancelled_trial_is_the_last_one() -> None:
-    hosts = trial_hosts({"3/1/8": None, "6/2/8": 5.0})
-    hosts["node0"].answers[:0] = [("cat .*/end.json", ended(state="cancelled", exit_code=None))]
+    others = trial_hosts(speeds)
+    others["node0"].answers[:0] = [("cat .*/end.json", ended(state="cancelled", exit_code=None))]
     with pytest.raises(JobError, match=f"job {TRIALS.job_id} was cancelled"):
-        run(hosts)
-    assert len([c for c in hosts["node0"].commands if "# submitting" in c]) == 1
-    assert FILE not in hosts["node0"].files
+        run(others)
+    assert len([c for c in others["node0"].commands if "# submitting" in c]) == 1
+    assert FILE not in {**hosts["node0"].files, **others["node0"].files}
 
 
 def test_files_are_sent_once_after_the_plan_and_variables_for_every_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hosts, log = trial_hosts({"3/1/8": 5.0, "6/2/8": 6.0}), list[str]()
-    head, put = hosts["node0"], list[tuple[str, bytes]]()
-    plain = head.put
-
-    def note(content: bytes, path: str, *mode: int) -> None:
-        put.append((path, content))
-        plain(content, path, *mode)
-
-    monkeypatch.setattr(head, "put", note)
+    head = hosts["node0"]
+    put = Mock(side_effect=head.put)
+    monkeypatch.setattr(head, "put", put)
 
     options = replace(DEMO, dtype="fp32", max_length=128, stride=32, max_steps=7)
     run(
@@ -283,7 +276,8 @@ def test_files_are_sent_once_after_the_plan_and_variables_for_every_trial(
     name = f"environment.json.{TRIALS.new}"
     words = {f"new={TRIALS.new}", "secrets=environment.json"}
     assert [words <= {*text.splitlines()} for text in submitting] == [True, True]
-    sent = [content for path, content in put if path == f"{TRIALS.root}/{name}"]
+    calls = [call.args[:2] for call in put.call_args_list]
+    sent = [content for content, path in calls if path == f"{TRIALS.root}/{name}"]
     assert [json.loads(content) for content in sent] == [["HF_TOKEN=hf_secret"]] * 2
     assert not any("hf_secret" in command for command in head.commands)
     script = mpirun_line(head, TRIALS)

@@ -219,11 +219,8 @@ def test_a_loss_that_is_not_finite_leaves_a_gap_and_a_warning(tmp_path: Path) ->
 
 
 def test_what_went_wrong_is_a_warning(tmp_path: Path) -> None:
-    known = {
-        "pushed_to": "https://huggingface.co/team/x",
-        "push_error": "it was not pushed to hub:x",
-    }
-    known |= {"resumed_after": [40, 1200]}
+    known: dict[str, Any] = {"pushed_to": "https://huggingface.co/team/x"}
+    known |= {"push_error": "it was not pushed to hub:x", "resumed_after": [40, 1200]}
     report = report_of(make_folder(tmp_path / "run", steps=2, **known))
     interrupted = "This run was interrupted and resumed after step 40, 1,200."
     assert report.warnings == [interrupted, "it was not pushed to hub:x."]

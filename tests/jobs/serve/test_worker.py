@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from itertools import chain, repeat
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -58,6 +59,15 @@ def fail_for_odd_rows(pipe: Connection, folder: str, _: int | None) -> None:
         pipe.send(RuntimeError("odd") if is_odd else found)
 
 
+@asynccontextmanager
+async def working(worker: Worker) -> AsyncIterator[None]:
+    """Have a worker answer what waits."""
+    task = asyncio.create_task(worker.work())
+    yield
+    task.cancel()
+    await asyncio.wait([task])
+
+
 async def ask_all(
     folder: Path, *requests: list[dict[str, Any]], settings: Iterable[dict[str, Any]] = ()
 ) -> list[Any]:
@@ -66,11 +76,8 @@ async def ask_all(
     await worker._load()
     chosen = chain(settings, repeat({}))
     asked = [worker.ask(rows, each) for rows, each in zip(requests, chosen, strict=False)]
-    working = asyncio.create_task(worker.work())
-    found = await asyncio.gather(*asked, return_exceptions=True)
-    working.cancel()
-    await asyncio.wait([working])
-    return found
+    async with working(worker):
+        return await asyncio.gather(*asked, return_exceptions=True)
 
 
 def test_a_request_that_fails_or_has_other_settings_is_computed_alone(
@@ -83,7 +90,8 @@ def test_a_request_that_fails_or_has_other_settings_is_computed_alone(
     assert isinstance(failed, RuntimeError)
     short, hot = {"max_new_tokens": 2}, {"temperature": 0.5}  # batches change what is random
     settings: list[dict[str, Any]] = [short, short, {}, hot, hot]
-    answers = asyncio.run(ask_all(tmp_path, *[[{}]] * len(settings), settings=settings))
+    rows: list[dict[str, Any]] = [{}]
+    answers = asyncio.run(ask_all(tmp_path, *[rows] * len(settings), settings=settings))
     both, hot = {"together": 2, "max_new_tokens": 2}, {"together": 1, "temperature": 0.5}
     assert answers == [[{"row": 1, **each}] for each in (both, both, {}, hot, hot)]
 
@@ -100,11 +108,9 @@ def test_only_rows_that_wait_for_answers_count(
         await asyncio.sleep(0)
         assert worker.waiting == 4 * 2000 + 192
         asked[0].cancel()  # its client has left
-        working = asyncio.create_task(worker.work())
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        assert (worker.waiting, len(await worker.ask([{}] * 2000))) == (0, 2000)
-        working.cancel()
-        await asyncio.wait([working])
+        async with working(worker):
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert (worker.waiting, len(await worker.ask([{}] * 2000))) == (0, 2000)
         return found
 
     left, *found, full, last = asyncio.run(use())
@@ -118,32 +124,27 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
 ) -> None:
     monkeypatch.setattr(module, "_run", end_within_an_answer)
 
+    async def wait_for_start(worker: Worker, restarts: int) -> None:
+        while worker.restarts != restarts or not worker.model:
+            await asyncio.sleep(0.1)
+
     async def use() -> None:
         worker = Worker(tmp_path)
         with pytest.raises(LostError):  # it is still loading
             await worker.ask([{}])
         await worker._load()
         assert worker.model == Model("embed", ("text",))
-        working = asyncio.create_task(worker.work())
-        lost = [worker.ask([{}]), worker.ask([{}, {}])]
-        found = await asyncio.gather(*lost, return_exceptions=True)
-        assert [type(each) for each in found] == [LostError, LostError]
-        with pytest.raises(LostError):
-            await worker.ask([{}])
-        for _ in range(600):
-            await asyncio.sleep(0.1)
-            if worker.model:
-                break
-        assert await worker.ask([{}, {}]) == [{"row": 1}, {"row": 2}]
-        assert worker.restarts == 1
-        worker._process.kill()  # between requests
-        for _ in range(600):
-            await asyncio.sleep(0.1)
-            if worker.restarts == 2 and worker.model:
-                break
-        assert await worker.ask([{}]) == [{"row": 1}]
-        working.cancel()
-        await asyncio.wait([working])
+        async with working(worker):
+            lost = [worker.ask([{}]), worker.ask([{}, {}])]
+            found = await asyncio.gather(*lost, return_exceptions=True)
+            assert [type(each) for each in found] == [LostError, LostError]
+            with pytest.raises(LostError):
+                await worker.ask([{}])
+            await wait_for_start(worker, 1)
+            assert await worker.ask([{}, {}]) == [{"row": 1}, {"row": 2}]
+            worker._process.kill()  # between requests
+            await wait_for_start(worker, 2)
+            assert await worker.ask([{}]) == [{"row": 1}]
         assert not worker._process.is_alive()
 
     asyncio.run(asyncio.wait_for(use(), 120))

@@ -28,7 +28,6 @@ from jobs.train.train import train
 from jobs.train.tuned import FILE
 from jobs.worker.spec import PlacementOptions, Resources
 from jobs.worker.tasks.squad.task import DEMO
-from provision.facts import HostFacts
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     NOW,
@@ -48,25 +47,15 @@ MANY = f"batch-size={','.join(map(str, range(1, 66)))}"
 SQUAD = TrainRequest(spec_of(DEMO), Path("results"))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "workers", "expected"),
-    [
-        ([R7IZ] * 4, 1, (1, 2, 4)),
-        ([machine(64, sockets=2, numa=2)], 1, (2, 1, 4, 8)),
-        ([machine(32, numa=4)], 1, (4, 1, 8, 16)),
-        ([machine(1)] * 2, 0, (1,)),
-        ([machine(2)], 0, (1, 2)),
-        # With a core for oneCCL two cores are enough for one rank only.
-        ([machine(2)], 1, (1,)),
-        ([machine(6), machine(4)], 0, (1, 2)),
-        # Nothing fits: the trial says why.
-        ([machine(1)], 1, (1,)),
-    ],
-)
-def test_ranks_per_node_that_suit_all_nodes(
-    nodes: list[HostFacts], workers: int, expected: tuple[int, ...]
-) -> None:
-    assert suggest_ppn(nodes, workers) == expected
+def test_ranks_per_node_that_suit_all_nodes() -> None:
+    assert suggest_ppn([R7IZ] * 4, 1) == (1, 2, 4)
+    assert suggest_ppn([machine(64, sockets=2, numa=2)], 1) == (2, 1, 4, 8)
+    assert suggest_ppn([machine(32, numa=4)], 1) == (4, 1, 8, 16)
+    assert suggest_ppn([machine(1)] * 2, 0) == (1,)
+    assert suggest_ppn([machine(2)], 0) == (1, 2)
+    assert suggest_ppn([machine(2)], 1) == (1,), "with a core for oneCCL"
+    assert suggest_ppn([machine(6), machine(4)], 0) == (1, 2)
+    assert suggest_ppn([machine(1)], 1) == (1,), "nothing fits: the trial says why"
 
 
 def trials_of(

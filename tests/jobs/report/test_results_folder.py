@@ -36,19 +36,6 @@ def test_a_study_has_also_the_nodes_without_trials(
     assert read_run(folder).nodes == nodes
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"[1]", r"results\.json: expected a JSON object"),
-        (b"{}", r"contains neither results\.json nor job/metrics/rank-0\.jsonl"),
-    ],
-)
-def test_a_bad_file_is_an_error_of_one_line(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "results.json").write_bytes(content)
-    with pytest.raises(UsageError, match=message):
-        read_run(tmp_path)
-
-
 def test_values_of_other_types_count_as_unknown(tmp_path: Path) -> None:
     changes = {
         "f1": "high",
@@ -64,6 +51,9 @@ def test_values_of_other_types_count_as_unknown(tmp_path: Path) -> None:
     assert [run.number(key) for key in ("f1", "em", "samples_per_second", "none")] == [None] * 4
     assert (run.seconds, run.ranks, run.nodes, run.text("model")) == ({}, [], None, None)
     assert [x for x, _ in run.loss_curve] == [2, 3]
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"contains neither results\.json nor job/metrics/rank-0"):
+        read_run(tmp_path)
 
 
 def test_a_job_is_found_below_results_and_by_default_the_newest(

@@ -29,7 +29,7 @@ def lines_of(
     return render(snapshot, width, height, notice).plain.split("\n")
 
 
-@pytest.mark.parametrize(("nodes", "width", "height"), [(3, 80, 24), (64, 200, 20)])
+@pytest.mark.parametrize(("nodes", "width", "height"), [(3, 80, 18), (64, 200, 16)])
 def test_it_looks_right(nodes: int, width: int, height: int) -> None:
     lines = lines_of(make_troubled(nodes), width, height)
 

@@ -164,14 +164,6 @@ def test_the_costs_of_the_jobs_in_a_bucket(s3: Any, typed: Typed, tmp_path: Path
     assert "omit JOB and --all" in typed("jobs --cost squad-1", 2).err
 
 
-def test_a_job_that_has_not_ended_is_said_to_be_so(s3: Any, typed: Typed) -> None:
-    for name in ("end.json", "output/results.json"):
-        s3.delete_object(Bucket="results", Key=f"team/squad-1/{name}")
-    said = typed(f"fetch {URL}")
-    assert said.out == "squad-1 (running): results/squad-1/\n"
-    assert f"squad-1 has not ended, as far as {URL} says; fetching its output so far" in said.err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -258,6 +250,9 @@ def test_on_finish_runs_after_results_came_from_the_bucket(
     s3.delete_object(Bucket="results", Key="team/squad-1/end.json")
     said = typed(f"attach --results d --on-finish {tell}", 1).err
     assert "--on-finish was not run: squad-1 has not ended" in said
+    said = typed(f"fetch {URL} --results e")
+    assert said.out == "squad-1 (running): e/\n"
+    assert f"squad-1 has not ended, as far as {URL} says; fetching its output so far" in said.err
 
 
 @pytest.mark.parametrize("state", ["", "succeeded"])

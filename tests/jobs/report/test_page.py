@@ -265,6 +265,12 @@ def test_contents_of_files_are_escaped(tmp_path: Path) -> None:
     assert "<script" not in page
     assert "<b>" not in page
     assert {tag for tag, _ in Tags(page).seen}.isdisjoint({"script", "b", "iframe", "img"})
+    for place, why in {
+        tmp_path: "is a folder",
+        folder / "results.json/x": "can't be written",
+    }.items():
+        with pytest.raises(UsageError, match=why):
+            write_page(report_of(folder), place)
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 8_000), (128, 60)])
@@ -272,14 +278,6 @@ def test_the_page_stays_small(tmp_path: Path, ranks: int, steps: int) -> None:
     page = render_page(report_of(make_folder(tmp_path / "run", ranks=ranks, steps=steps, slow=5)))
     assert len(page.encode()) < 400_000
     assert ("slowest: rank" in page) is (ranks > 8)
-
-
-def test_an_output_path_that_is_not_writable_is_refused(tmp_path: Path) -> None:
-    report = report_of(make_folder(tmp_path / "run", steps=2))
-    with pytest.raises(UsageError, match="is a folder"):
-        write_page(report, tmp_path)
-    with pytest.raises(UsageError, match=r"results\.json/x\.html: can't be written"):
-        write_page(report, tmp_path / "run/results.json/x.html")
 
 
 def test_a_score_of_some_questions_has_their_number(tmp_path: Path) -> None:

@@ -138,13 +138,6 @@ def test_the_list_names_who_submitted_each_job(line: CommandLine) -> None:
     assert context.cloud.owner == "spr-cluster"
 
 
-def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
-    stage_jobs(line, "")
-    assert line.must("jobs").out.startswith("No jobs on cluster spr")
-    result = line.run("fetch")
-    assert (result.code, result.message) == (2, "there is no job on cluster spr")
-
-
 def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: list[str]) -> None:
     assert line.must("fetch").out == "squad-2 (failed): results/squad-2/\n"
     assert line.must("fetch").out == "squad-2 (failed): results/squad-2/\n"
@@ -157,6 +150,9 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
     stage_jobs(line, listed("squad-3", **_RUNS))
     assert "squad-3 is still running; fetching its output so far" in line.must("fetch").err
     assert fetched[3:] == ["squad-3"]
+    stage_jobs(line, "")
+    assert line.run("fetch").message == "there is no job on cluster spr"
+    assert line.must("jobs").out.startswith("No jobs on cluster spr")
 
 
 @pytest.mark.parametrize("command", ["fetch", "attach squad-3", "logs squad-3", "logs --rank 1"])

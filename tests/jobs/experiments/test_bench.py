@@ -17,11 +17,10 @@ from jobs.experiments.bench import (
     bench,
     find_peak,
     find_slow,
-    read_last_speeds,
 )
 from jobs.places.plan import JobPaths, new_job_id
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, event, job_context, make_hosts, mpirun_line, whole_cluster
+from tests.jobs.context import NOW, event, job_context, make_hosts, mpirun_line
 
 PATHS = JobPaths(new_job_id("bench", NOW))
 KEPT = "/home/ubuntu/spr-bench/20260731-142501.json"
@@ -95,11 +94,6 @@ def test_a_failed_measurement_is_reported_and_not_kept() -> None:
         run(hosts)
     assert caught.value.hint == f"the whole log is {PATHS.log} on node0"
     assert KEPT not in hosts["node0"].files
-
-
-def test_a_broken_saved_file_is_reported() -> None:
-    with pytest.raises(JobError, match="can't be read"):
-        read_last_speeds(FakeHost("node0", [("cat", '{"nodes": 3}')]), whole_cluster())
 
 
 @pytest.mark.parametrize(

@@ -84,17 +84,17 @@ def test_every_combination_is_tried_and_the_rest_is_as_in_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "backend", "message"),
+    ("words", "options", "message"),
     [
-        ("ccl-workers=1", "gloo", "--ccl-workers: the backend is gloo, which has none"),
-        ("nodes=1,6", "gloo", "--tune nodes=6: expected at most 5"),
-        ("batch-size=8,16", "ccl", "--nodes 6: the cluster has 5"),
-        (MANY, "gloo", "--tune: 65 trials, expected at most 64"),
+        ("ccl-workers=1", {}, "--ccl-workers: the backend is gloo, which has none"),
+        ("nodes=1,6", {}, "--tune nodes=6: expected at most 5"),
+        ("batch-size=8,16", {"nodes": 6}, "--nodes 6: the cluster has 5"),
+        (MANY, {}, "--tune: 65 trials, expected at most 64"),
     ],
 )
-def test_impossible_trials_are_refused(words: str, backend: str, message: str) -> None:
+def test_impossible_trials_are_refused(words: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}($|\n)"):
-        trials_of(words, backend, nodes=6 if message.startswith("--nodes") else None)
+        trials_of(words, **options)
 
 
 def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:

@@ -155,8 +155,7 @@ def test_a_line_of_json_is_the_same_snapshot_again() -> None:
     line = json.dumps(asdict(found))
     assert parse_snapshot(line, "again") == found
     assert json.loads(line)["nodes"][0]["ranks"][1]["straggler"] is True
-    job = {"job": JOB}
-    begins = make_snapshot([make_node(0, ranks=[{**job, "rank": 0}])], jobs=[job])
+    begins = make_snapshot([make_node(0, ranks=[{"job": JOB, "rank": 0}])], jobs=[{"job": JOB}])
     require_schema(["top"], json.loads(json.dumps(asdict(begins))))
 
 

@@ -114,15 +114,13 @@ def rates(series: RankMetrics, column: str, bins: int) -> list[ChartPoint]:
     times, values = series["time"], series[column]
     if len(times) == 0 or not any(math.isfinite(value) for value in values):
         return []
+    # After a resume, the start of the first step is unknown, so it does not count.
     begin = 0.0 if series.step[0] <= 1 else times[0]
     ends = [begin, *times]
     span = ends[-1] - begin
     if span <= 0:
         return []
-    counted = [value if math.isfinite(value) else 0.0 for value in values]
-    if begin > 0:  # After a resume, the start of the first step is unknown.
-        counted[0] = 0.0
-    done = [0.0, *accumulate(counted)]
+    done = [0.0, *accumulate(value if math.isfinite(value) else 0.0 for value in values)]
     edges = [begin + span * index / bins for index in range(bins + 1)]
     sums = [_interpolate(ends, done, edge) for edge in edges]
     parts = zip(pairwise(edges), pairwise(sums), strict=True)

@@ -118,7 +118,6 @@ def test_failures_are_exceptions(head: Head, files: dict[str, bytes]) -> None:
 _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: Cluster.up(idle_timeot="1h"), "unknown option '--idle-timeot'; did you mean --idle-t"),
     (lambda: Cluster.up(nodes=False), "nodes: False is not a value\n  → None omits an option"),
-    (lambda: Cluster.up(help=True), "help: not in Python\n  → spr-cluster up --help"),
     (lambda: Cluster.find("none"), "no cluster 'none' in aws us-east-1"),
     (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
     (lambda: submit(study("squad", tune=None)), "a study needs tune"),

@@ -100,7 +100,7 @@ ALL = "max_new_tokens, temperature, top_p, seed"
         ({"perplexity": True}, f"'perplexity': a request to this model can have rows, {ALL}"),
         ({"max_new_tokens": 1.5}, "max_new_tokens: '1.5': expected a whole number of at least 1"),
         ({"max_new_tokens": 4097}, "max_new_tokens: expected at most 4096"),
-        ({"temperature": "1"}, "temperature: expected a number"),
+        ({"temperature": True}, "temperature: expected a number"),
         ({"temperature": 101}, "temperature: '101': expected 0, or a number from 0.01 to 100"),
         ({"temperature": 1, "top_p": 0}, "top_p: '0': expected a number above 0, at most 1"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -117,20 +117,13 @@ def find_peak(instance_type: str, *, dtype: str, real: bool) -> float | None:
 
 def find_slow(nodes: Sequence[NodeSpeed]) -> tuple[SlowNode, ...]:
     """Return the nodes that are clearly slower than the others at matrix products or memory."""
-    kinds: dict[str, Callable[[NodeSpeed], float]] = {
-        "matrix products": lambda node: node.gemm_tflops,
-        "memory": lambda node: node.memory_gb_s,
-    }
     found = []
-    for what, read in kinds.items():
+    for what, name in {"matrix products": "gemm_tflops", "memory": "memory_gb_s"}.items():
+        speeds: dict[str, float] = {node.name: getattr(node, name) for node in nodes}
         # With two nodes, the faster one is the reference.
-        usual = max if len(nodes) == 2 else statistics.median
-        middle = usual(map(read, nodes))
-        found += [
-            SlowNode(node.name, what, read(node) / middle)
-            for node in nodes
-            if read(node) < SLOW_BELOW * middle
-        ]
+        usual = max(speeds.values()) if len(nodes) == 2 else statistics.median(speeds.values())
+        slow = {node: speed for node, speed in speeds.items() if speed < SLOW_BELOW * usual}
+        found += [SlowNode(node, what, speed / usual) for node, speed in slow.items()]
     return tuple(found)
 
 

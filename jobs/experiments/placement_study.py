@@ -123,12 +123,6 @@ def suggest_ppn(facts: Iterable[HostFacts], workers: int) -> tuple[int, ...]:
     return tuple(n for n in candidates if n in fitting and cores // n > workers) or (1,)
 
 
-def choose_best(results: Mapping[Trial, TrialResult]) -> Trial | None:
-    """Return the fastest trial, the first of equal ones; ``None`` if all failed."""
-    speeds = {t: r.samples_per_second for t, r in results.items() if r.samples_per_second}
-    return max(speeds, key=lambda trial: speeds[trial], default=None)
-
-
 def study_placement(
     context: JobContext, training: TrainRequest, tune: Mapping[str, Domain]
 ) -> PlacementStudy:
@@ -161,8 +155,9 @@ def study_placement(
             speed = done.samples_per_second
             note = f"failed: {done.failure}" if speed is None else f"{speed:.1f} samples/s"
             context.progress.note(note)
-    best = choose_best(results)
-    if best is None:
+    speeds = {each: done.samples_per_second or 0.0 for each, done in results.items()}
+    best = max(speeds, key=speeds.__getitem__)
+    if not speeds[best]:
         failures = dict.fromkeys(each.failure for each in results.values())
         raise JobError(
             f"every trial failed: {'; '.join(failures)}",
@@ -176,7 +171,7 @@ def study_placement(
             nproc_per_node=best.nproc_per_node,
             ccl_workers=best.ccl_workers,
             batch_size=best.batch_size if len({each.batch_size for each in trials}) > 1 else None,
-            samples_per_second=results[best].samples_per_second or 0.0,
+            samples_per_second=speeds[best],
             when=render_time(context.now),
         )
         save_tuned(session.head, kept)

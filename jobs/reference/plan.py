@@ -13,7 +13,7 @@ from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.files import read_object
-from jobs.places.plan import JobPlan
+from jobs.places.plan import JobPlan, own_folder
 from jobs.places.queue.session import JobContext, run_job
 from jobs.places.record import JobRecord
 from jobs.program.plan import ProgramFiles, ProgramRequest, plan_program
@@ -256,7 +256,7 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
     if "train_runtime" not in found:
         raise JobError(
             f"{SCRIPT} succeeded, but left no training results in {folder}",
-            hint=f"the whole log is {folder.parent / 'log'}",
+            hint=f"the whole log is {own_folder(folder.parent) / 'log'}",
         )
     each = job.placement.nproc_per_node
     history = _read(folder / "trainer_state.json").get("log_history")

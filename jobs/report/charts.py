@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from cluster.console.display import format_seconds
@@ -152,45 +153,27 @@ def thin(points: Sequence[ChartPoint], bins: int) -> tuple[list[ChartPoint], lis
         return [], []
     first, last = points[0].x, points[-1].x
     width = (last - first) / bins or 1.0
-    low: list[ChartPoint] = []
-    high: list[ChartPoint] = []
-    current = -1
-    for point in points:
-        part = min(int((point.x - first) / width), bins - 1)
-        if part != current:
-            current = part
-            low.append(point)
-            high.append(point)
-        else:
-            low[-1] = _choose(low[-1], point, min)
-            high[-1] = _choose(high[-1], point, max)
+    low, high = list[ChartPoint](), list[ChartPoint]()
+    for _, part in groupby(points, lambda p: min(int((p.x - first) / width), bins - 1)):
+        begin, *others = part
+        known = [p.y for p in (begin, *others) if math.isfinite(p.y)] or [math.nan]
+        low.append(begin._replace(y=min(known)))
+        high.append(begin._replace(y=max(known)))
     return low, high
-
-
-def _choose(
-    known: ChartPoint, new: ChartPoint, best: Callable[[float, float], float]
-) -> ChartPoint:
-    if not math.isfinite(new.y):
-        return known
-    if not math.isfinite(known.y):
-        return known._replace(y=new.y)
-    return known._replace(y=best(known.y, new.y))
 
 
 def smooth(points: Sequence[ChartPoint], window: int) -> list[ChartPoint]:
     """Return the mean of the ``window`` points around each, fewer at the ends; gaps stay gaps."""
-    sums, counts = [0.0], [0]
-    for point in points:
-        known = math.isfinite(point.y)
-        sums.append(sums[-1] + (point.y if known else 0.0))
-        counts.append(counts[-1] + known)
+    known = [math.isfinite(point.y) for point in points]
+    sums = [0.0, *accumulate(p.y if k else 0.0 for p, k in zip(points, known, strict=True))]
+    counts = [0, *accumulate(known)]
     half = window // 2
     result = []
     for index, point in enumerate(points):
         begin, end = max(0, index - half), min(len(points), index + half + 1)
         count = counts[end] - counts[begin]
         mean = (sums[end] - sums[begin]) / count if count else math.nan
-        result.append(ChartPoint(point.x, mean if math.isfinite(point.y) else math.nan))
+        result.append(ChartPoint(point.x, mean if known[index] else math.nan))
     return result
 
 

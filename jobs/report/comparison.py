@@ -6,9 +6,9 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster.console.display import format_table
 from infra.errors import UsageError
@@ -38,7 +38,8 @@ Samples = Sequence[tuple[float, float, float]]
 """Each sample's scores in both runs, and its weight in the mean."""
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """The second run's score minus the first's, with its 95 % interval by paired bootstrap."""
 
     score: str
@@ -61,9 +62,6 @@ class Comparison:
     differences: Sequence[Difference]
     reason: str
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "differences": [each._asdict() for each in self.differences]}
-
     def as_text(self) -> str:
         """Return the table, and a line for each difference."""
         rows = [*self.differing.items(), *self.scores.items()]
@@ -78,22 +76,19 @@ class Comparison:
 
 def compare(first: Run, second: Run) -> Comparison:
     """Compare two runs."""
-    facts = dict(_facts(first)), dict(_facts(second))
-    names = dict.fromkeys((*facts[0], *facts[1]))
-    pairs = {name: (facts[0].get(name), facts[1].get(name)) for name in names}
-    known = scores(first), scores(second)
-    both = {
-        name: (known[0].get(name), known[1].get(name))
-        for name in dict.fromkeys((*known[0], *known[1]))
-    }
+    facts = _pair(dict(_facts(first)), dict(_facts(second)))
     found, reason = _differences(first, second)
     return Comparison(
         (first.name, second.name),
-        {name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
-        {SCORES.get(name, name): pair for name, pair in both.items()},
+        {name: both for name, both in facts.items() if both[0] != both[1]},
+        {SCORES.get(n, n): both for n, both in _pair(scores(first), scores(second)).items()},
         found,
         reason,
     )
+
+
+def _pair(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (one.get(name), two.get(name)) for name in {**one, **two}}
 
 
 def _facts(run: Run) -> Iterator[tuple[str, Any]]:
@@ -132,7 +127,7 @@ def _differences(first: Run, second: Run) -> tuple[list[Difference], str]:
         return [], "predictions.json has another form"
     if isinstance(measured, str):
         return [], measured
-    scale = _perplexity if task == "lm" else _percent
+    scale = _perplexity if task == "lm" else float
     return [bootstrap(name, samples, scale) for name, samples in measured.items()], ""
 
 
@@ -154,7 +149,7 @@ def _classify(run: Run, *predictions: Any) -> Measured:
         return _OTHER
 
     def right(row: Mapping[str, Any]) -> float:
-        return float({*row["labels"]} == {*row["predicted"]})
+        return 100.0 * ({*row["labels"]} == {*row["predicted"]})
 
     name = "exact_match" if "exact_match" in scores(run) else "accuracy"
     return {name: [(right(a), right(b), 1.0) for a, b in zip(one, two, strict=True)]}
@@ -172,7 +167,7 @@ def _squad(run: Run, one: Any, two: Any) -> Measured:
         return f"{path} has other questions now"
     judged = [(judge(each, one[each.id]), judge(each, two[each.id])) for each in questions]
     return {
-        name: [(getattr(a, name), getattr(b, name), 1.0) for a, b in judged]
+        name: [(100 * getattr(a, name), 100 * getattr(b, name), 1.0) for a, b in judged]
         for name in ("f1", "em")
     }
 
@@ -187,10 +182,6 @@ def _lm(_: Run, *predictions: Any) -> Measured:
     # The perplexity is that of the mean over tokens.
     samples = zip(one, two, counts[0], strict=True)
     return {"perplexity": [(a["loss"], b["loss"], float(tokens)) for a, b, tokens in samples]}
-
-
-def _percent(value: float) -> float:
-    return 100 * value
 
 
 def _perplexity(loss: float) -> float:

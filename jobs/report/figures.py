@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -113,23 +114,18 @@ def rates(series: RankMetrics, column: str, bins: int) -> list[ChartPoint]:
     times, values = series["time"], series[column]
     if len(times) == 0 or not any(math.isfinite(value) for value in values):
         return []
-    done, total = [0.0], 0.0
+    # After a resume, the start of the first step is unknown, so it does not count.
     begin = 0.0 if series.step[0] <= 1 else times[0]
     ends = [begin, *times]
-    for index, value in enumerate(values):
-        # After a resume, the start of the first step is unknown.
-        counts = math.isfinite(value) and not (index == 0 and begin > 0)
-        total += value if counts else 0.0
-        done.append(total)
     span = ends[-1] - begin
     if span <= 0:
         return []
+    done = [0.0, *accumulate(value if math.isfinite(value) else 0.0 for value in values)]
     edges = [begin + span * index / bins for index in range(bins + 1)]
     sums = [_interpolate(ends, done, edge) for edge in edges]
-    width = span / bins
+    parts = zip(pairwise(edges), pairwise(sums), strict=True)
     return [
-        ChartPoint((edges[index] + edges[index + 1]) / 2, (sums[index + 1] - sums[index]) / width)
-        for index in range(bins)
+        ChartPoint((a + b) / 2, (after - before) * bins / span) for (a, b), (before, after) in parts
     ]
 
 

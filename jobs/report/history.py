@@ -38,7 +38,7 @@ def read_costs(root: Path) -> tuple[list[JobCost], list[str]]:
     """
     found, unknown = dict[str, tuple[str, str, JobCost]](), dict[str, None]()
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        if known := read_receipt(folder):
+        if known := read_receipt(folder, whole=False):
             run, receipt = known
             when, owner, cluster = (
                 str(run.job.get(name) or "-") for name in ("when", "owner", "cluster")

@@ -1,21 +1,81 @@
-"""The report as one HTML page (page.html) without scripts or network access, light and dark, printable."""
+"""The report: what its page shows, as data, and the page as HTML (page.html).
+
+It has no scripts and needs no network; it is light and dark, and printable.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cluster.console.display import format_seconds
 from infra.errors import UsageError
-from jobs.report.charts import BarChart, LineChart, render_svg
-from jobs.report.content import Report, Table
-from jobs.report.figures import PUBLISHED, format_costs, published_costs
+from jobs.report.charts import BarChart, Chart, render_svg
+from jobs.report.figures import PUBLISHED, HourlyPrice, format_costs, published_costs
+from jobs.report.receipt import Receipt
 from jobs.worker.runtime.output import new_file
 
 PAGE = "report.html"
+EPOCH, RUN = "one epoch of training", "the whole run"
 _WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide", "trial-options": "wide"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A header and rows of cells; ``numeric`` cells are right-aligned."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page. Without a chart, ``missing`` says why."""
+
+    name: str
+    title: str
+    chart: Chart | None
+    table: Table | None = None
+    missing: str = ""
+    remarks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A key figure at the top of the page."""
+
+    label: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that the page shows."""
+
+    title: str
+    subtitle: str
+    tiles: Sequence[Tile]
+    warnings: Sequence[str]
+    sections: Sequence[Section]
+    facts: Sequence[tuple[str, str]]
+    placement: Table | None
+    confusion: Table | None
+    """The confusion matrix."""
+    price: HourlyPrice | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+    """The known seconds of EPOCH and RUN."""
+    like_published: bool = False
+    """Whether the run is comparable with the published ones."""
+    receipt: Receipt | None = None
+
+    def usd(self, name: str) -> float | None:
+        """Return the cost of EPOCH or RUN, if it is known, without the nodes' startup and idle time."""
+        return self.price.usd(self.times[name]) if self.price and name in self.times else None
 
 
 def write_page(report: Report, page: Path) -> None:
@@ -47,7 +107,7 @@ def render_page(report: Report) -> str:
     )
 
 
-def _legend(chart: LineChart | BarChart) -> Sequence[tuple[str, str]]:
+def _legend(chart: Chart) -> Sequence[tuple[str, str]]:
     """Return the style and label of each entry; a single line needs none."""
     if isinstance(chart, BarChart):
         sums = [sum(bar.values[i] for bar in chart.bars) for i in range(len(chart.parts))]

@@ -11,9 +11,7 @@ from typing import Any
 
 from cluster.console.display import format_seconds
 from infra.errors import UsageError
-from infra.files import read_object
 from infra.words import counted
-from jobs.places.plan import own_folder
 from jobs.report.figures import (
     EVALUATION,
     OTHER,
@@ -25,7 +23,7 @@ from jobs.report.figures import (
     format_usd,
     split_phase,
 )
-from jobs.report.results_folder import JOB, RESULTS, Run, as_number, read_run
+from jobs.report.results_folder import RESULTS, Run, as_number, read_record, read_run
 from jobs.worker.runtime.errors import TrainingError
 from jobs.worker.runtime.output import save_json
 
@@ -143,13 +141,16 @@ def _waited_to_start(run: Run, took: float) -> float:
     return 0.0
 
 
-def read_receipt(folder: Path) -> tuple[Run, Receipt] | None:
-    """Return an ended job and its receipt, from its results or only its record, if they are in a folder."""
+def read_receipt(folder: Path, *, whole: bool = True) -> tuple[Run, Receipt] | None:
+    """Return an ended job and its receipt, from its results or only its record, if they are in a folder.
+
+    Without ``whole``, only the record is read, which has no metrics of many steps; the total is the same.
+    """
     with suppress(UsageError):
         try:
-            run = read_run(folder)
+            run = read_run(folder) if whole else read_record(folder)
         except UsageError:  # it has failed
-            run = Run(folder, {}, (), read_object(own_folder(folder) / JOB, optional=True))
+            run = read_record(folder)
         if receipt := make_receipt(run, find_price(run, None, None)):
             return run, receipt
     return None

@@ -209,7 +209,7 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", hint=_HINT)
     own = own_folder(folder)
-    job = read_object(own / JOB, optional=True)
+    job = read_record(folder).job
     results = read_results(folder, job)
     series = read_metrics(own / METRICS, as_number(results.get("world_size")))
     if not results and not series:
@@ -218,6 +218,11 @@ def read_run(folder: Path) -> Run:
             hint=_HINT,
         )
     return Run(folder, results, series, job)
+
+
+def read_record(folder: Path) -> Run:
+    """Read only ``job.json``, if there is one. Raises :class:`UsageError`."""
+    return Run(folder, {}, (), read_object(own_folder(folder) / JOB, optional=True))
 
 
 def as_number(value: object) -> float | None:
@@ -239,17 +244,19 @@ def as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def newest_results(root: Path) -> Path | None:
+def _find_newest(root: Path) -> Path:
     """Return the folder below ``root`` with the newest results or metrics."""
     ours = (path for path in root.glob(f"*/{RESULTS}") if not _is_program(path.parent))
     marks = [*ours, *root.glob(str(own_folder(Path("*")) / METRICS))]
-    newest = max(marks, key=lambda path: path.stat().st_mtime, default=None)
-    return root / newest.relative_to(root).parts[0] if newest else None
+    if not marks:
+        raise UsageError("no results in ./results", hint="name a results folder, or train first")
+    newest = max(marks, key=lambda path: path.stat().st_mtime)
+    return root / newest.relative_to(root).parts[0]
 
 
 def _is_program(folder: Path) -> bool:
     with suppress(UsageError):
-        return not has_own_results(read_object(own_folder(folder) / JOB, optional=True))
+        return not has_own_results(read_record(folder).job)
     return False
 
 
@@ -260,12 +267,7 @@ def find_folder(name: str | None) -> Path:
     """
     root = Path("results")
     if name is None:
-        newest = newest_results(root)
-        if newest is None:
-            raise UsageError(
-                "no results in ./results", hint="name a results folder, or train first"
-            )
-        return newest
+        return _find_newest(root)
     path = Path(name)
     if path.is_dir():
         return path

@@ -21,7 +21,6 @@ from jobs.report.charts import (
     smooth,
     thin,
 )
-from jobs.report.content import EPOCH, RUN, Report, Section, Table, Tile
 from jobs.report.figures import (
     HourlyPrice,
     Shares,
@@ -30,6 +29,7 @@ from jobs.report.figures import (
     format_usd,
     time_unit,
 )
+from jobs.report.page import EPOCH, RUN, Report, Section, Table, Tile
 from jobs.report.receipt import make_receipt
 from jobs.report.results_folder import PARTS, Run, as_number
 from jobs.report.trials import trial_sections
@@ -91,10 +91,10 @@ def tiles_of(run: Run, price: HourlyPrice | None) -> Iterator[Tile]:
         yield Tile("Whole run", format_seconds(seconds), "")
     if (epoch := figures.epoch_seconds(run)) is not None:
         yield Tile("Epoch", format_seconds(epoch), "training only")
-    if price and epoch is not None:
-        yield Tile("Cost per epoch", format_usd(price.usd(epoch)), price.source)
-    elif "samples_per_second" in run.results and not run.trials:
-        yield Tile("Cost per epoch", "–", "price unknown")
+        if price:
+            yield Tile("Cost per epoch", format_usd(price.usd(epoch)), price.source)
+        else:
+            yield Tile("Cost per epoch", "–", "price unknown")
 
 
 def warnings_of(run: Run) -> Iterator[str]:
@@ -128,10 +128,13 @@ def warnings_of(run: Run) -> Iterator[str]:
 
 def losses_of(run: Run) -> list[ChartPoint]:
     """Return the loss by step, from the first rank's metrics or else from the results."""
-    if run.series:
-        first = run.series[0]
-        return [ChartPoint(*pair) for pair in zip(first.step, first["loss"], strict=True)]
-    return [ChartPoint(*pair) for pair in run.loss_curve]
+    return _by_step(run, "loss") or [ChartPoint(*pair) for pair in run.loss_curve]
+
+
+def _by_step(run: Run, column: str) -> list[ChartPoint]:
+    """Return a column of the first rank's metrics."""
+    first = run.series[:1]
+    return [ChartPoint(*pair) for s in first for pair in zip(s.step, s[column], strict=True)]
 
 
 def facts_of(run: Run) -> Iterator[tuple[str, str]]:
@@ -170,24 +173,22 @@ def confusion_of(run: Run) -> Table | None:
 
 def placement_of(run: Run) -> Table | None:
     """Return where each rank ran; ``None`` if the results name no ranks."""
-    rows = []
-    for rank in run.ranks:
-        planned, found = rank.get("planned"), rank.get("found")
-        rows.append(
-            (
-                format_fact(rank.get("rank")),
-                format_fact(rank.get("hostname")),
-                *(_both(planned, found, key) for key in ("cpus", "threads", "memory", "workers")),
-            )
+    rows = [
+        (
+            format_fact(rank.get("rank")),
+            format_fact(rank.get("hostname")),
+            *(_both(rank, key) for key in ("cpus", "threads", "memory", "workers")),
         )
+        for rank in run.ranks
+    ]
     header = ("rank", "node", "CPUs", "threads", "memory", "oneCCL's CPUs")
     return Table(header, rows, numeric=False) if rows else None
 
 
-def _both(planned: Any, found: Any, key: str) -> str:
+def _both(rank: Mapping[str, Any], key: str) -> str:
     """Return the found value, and the planned one if it differs."""
-    plan = planned.get(key) if isinstance(planned, dict) else None
-    real = found.get(key) if isinstance(found, dict) else None
+    parts = (rank.get(name) for name in ("planned", "found"))
+    plan, real = (part.get(key) if isinstance(part, dict) else None for part in parts)
     text = "–" if real in (None, "") else str(real)
     if plan in (None, ""):
         return f"{text} (not planned)" if text != "–" else text
@@ -277,10 +278,7 @@ def _no_metrics(what: str) -> str:
 
 
 def _learning_rate(run: Run) -> Section:
-    first = run.series[0] if run.series else None
-    points = (
-        [ChartPoint(*pair) for pair in zip(first.step, first["lr"], strict=True)] if first else []
-    )
+    points = _by_step(run, "lr")
     line = Line("learning rate", thin(points, _BINS)[1], 4)
     highest = max((p.y for p in points if math.isfinite(p.y)), default=math.nan)
     note = f"Highest: {highest:.3g}." if math.isfinite(highest) else ""
@@ -366,7 +364,10 @@ def _extremes(points: Sequence[ChartPoint]) -> str:
 
 def _whole_run(run: Run) -> Section:
     shares = {name: seconds for name, seconds in figures.run_shares(run).items() if seconds > 0}
-    ordered = {name: shares[name] for name in sorted(shares, key=_position_of)}
+    places = {name: place for place, name in enumerate(COLORS)}
+    # Unknown phases come with the last known one.
+    known = {name: places.get(name, places[figures.SAVING]) for name in shares}
+    ordered = {name: shares[name] for name in sorted(shares, key=known.__getitem__)}
     total = sum(ordered.values())
     chart = None
     if total > 0:
@@ -377,12 +378,6 @@ def _whole_run(run: Run) -> Section:
     rows = [(name, f"{s:,.1f}", f"{s / total:.1%}") for name, s in ordered.items()]
     table = Table(("", "seconds", "share"), rows)
     return Section("time", "Time by phase", chart, table, _no_metrics("phases (results.json)"))
-
-
-def _position_of(name: str) -> int:
-    order = list(COLORS)
-    # Unknown phases come before `other`.
-    return order.index(name) if name in order else len(order) - 2
 
 
 def _bar_chart(note: str, parts: Sequence[str], bars: Sequence[Bar]) -> BarChart:

@@ -8,8 +8,8 @@ from typing import Any
 
 from cluster.console.display import format_seconds
 from jobs.report.charts import ChartPoint, Line, LineChart, NamedAxis, drawable
-from jobs.report.content import Section, Table
 from jobs.report.figures import format_fact
+from jobs.report.page import Section, Table
 from jobs.report.results_folder import Run, as_number, read_pairs
 from jobs.worker.tasks import SCORES, format_score
 
@@ -56,15 +56,12 @@ def _options(run: Run) -> Section:
         for each in run.trials
         if (score := as_number(_part(each, "scores").get(metric))) is not None
     ]
-    lines: list[Line] = []
     keys = (*_tried(run), metric)
     axes = {key: scale for key in keys if (scale := _scale([each.get(key) for _, each in scored]))}
+    lines = []
     for each, values in scored:
-        points = [
-            ChartPoint(place, scale.get(format_fact(values.get(key)), math.nan))
-            for place, (key, scale) in enumerate(axes.items())
-        ]
-        lines.append(_line(each, points))
+        ys = [scale.get(format_fact(values.get(key)), math.nan) for key, scale in axes.items()]
+        lines.append(_line(each, [ChartPoint(*point) for point in enumerate(ys)]))
     lines.sort(key=lambda line: line.color)
     named = [
         NamedAxis(SCORES.get(key, key), next(iter(scale)), next(reversed(scale)))

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from types import MappingProxyType
 from typing import Any
 
 from starlette.applications import Starlette
@@ -34,7 +33,6 @@ BODY_SECONDS = 30.0
 _STEPS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Json = dict[str, Any]
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class App:
@@ -118,9 +116,7 @@ class App:
         if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise HTTPException(401, "wrong or missing token: Authorization: Bearer TOKEN")
 
-    async def _ask(
-        self, rows: list[Mapping[str, Any]], settings: Mapping[str, Any] = _NONE
-    ) -> list[Json]:
+    async def _ask(self, rows: list[Mapping[str, Any]], settings: Json) -> list[Json]:
         """Return the predictions. Raises ``HTTPException`` for the first row that can't be used."""
         if not rows or len(rows) > MOST_ROWS:
             raise HTTPException(400, f"expected 1 to {MOST_ROWS} rows, not {len(rows)}")
@@ -187,7 +183,7 @@ class App:
             raise HTTPException(400, "input: expected a text, or a list of texts")
         if form not in ("float", "base64"):
             raise HTTPException(400, "encoding_format: expected float or base64")
-        found = await self._ask([{"text": text} for text in texts])
+        found = await self._ask([{"text": text} for text in texts], {})
         vectors: list[Any] = [_cut(each["embedding"], content.get("dimensions")) for each in found]
         if form == "base64":
             packed = (struct.pack(f"<{len(each)}f", *each) for each in vectors)
@@ -213,7 +209,7 @@ class App:
         most = content.get("top_n")
         if most is not None and (type(most) is not int or most < 1):
             raise HTTPException(400, f"top_n: expected a whole number from 1 up, not {most!r}")
-        found = await self._ask([{"text": query, "pair": text} for text in texts])
+        found = await self._ask([{"text": query, "pair": text} for text in texts], {})
         scores = [each["score"] for each in found]
         best = sorted(range(len(scores)), key=lambda place: -scores[place])[:most]
         shown = bool(content.get("return_documents"))

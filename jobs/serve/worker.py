@@ -46,7 +46,6 @@ class Model(NamedTuple):
 Numbered = Sequence[tuple[int, Mapping[str, Any]]]
 """Rows with their numbers in their request, from 1."""
 Settings = Mapping[str, Any]
-_NONE: Settings = MappingProxyType({})
 
 
 class _Waiting(NamedTuple):
@@ -134,7 +133,7 @@ class Worker:
         other.close()
 
     async def ask(
-        self, rows: Sequence[Mapping[str, Any]], settings: Settings = _NONE
+        self, rows: Sequence[Mapping[str, Any]], settings: Settings = MappingProxyType({})
     ) -> list[Answer]:
         """Return the rows' predictions. Raises :class:`FullError` or :class:`LostError`."""
         if self.model is None:

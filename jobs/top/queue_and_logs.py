@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from jobs.worker.supervisor.listing import spending
 
 CONNECTING = "connecting"
 """The error while there is no answer yet."""
-_QUEUE_S = 5.0
 _ANSWER_S = 10.0
 _LISTED_JOBS = 100
 _LOG_BYTES = 65536
@@ -28,62 +26,33 @@ _PHASES = {"running": "running", "elements": "{done} of {total} done, {failed} f
 """By event: the phase that it begins, of a job that need not train."""
 
 
-class QueueReader:
-    """The queue, queried every few seconds without blocking."""
-
-    def __init__(self, argv: list[str]) -> None:
-        self._argv = argv
-        self._process: subprocess.Popen[bytes] | None = None
-        self._asked = float("-inf")
-        # Unlike a pipe, it holds a queue of any length.
-        self._out = tempfile.TemporaryFile()  # noqa: SIM115
-        self.answer = _no_queue(CONNECTING)
-
-    def look(self, now: float) -> None:
-        """Read an answer that has arrived; query again when due."""
-        if self._process is not None:
-            if self._process.poll() is not None:
-                self.answer = self._take(self._process.returncode)
-                self._process = None
-            elif now - self._asked > _ANSWER_S:
-                self.end()
-                self.answer = _no_queue(f"{self._argv[0]} does not answer")
-        elif now - self._asked >= _QUEUE_S:
-            self._asked = now
-            self._ask()
-
-    def _ask(self) -> None:
-        self._out.seek(0)
-        self._out.truncate()
-        try:
-            self._process = subprocess.Popen(
-                self._argv,
-                stdin=subprocess.DEVNULL,
-                stdout=self._out,
-                stderr=subprocess.STDOUT,
-            )
-        except FileNotFoundError:
-            self.answer = _no_queue(f"{self._argv[0]} is not installed on the head")
-        except OSError as error:
-            self.answer = _no_queue(str(error))
-
-    def _take(self, code: int) -> dict[str, Any]:
-        self._out.seek(0)
-        lines = self._out.read().decode(errors="replace").splitlines()
-        if code:
-            return _no_queue(f"{self._argv[0]}: {lines[-1] if lines else f'ended with {code}'}")
-        rows = [row for row in map(parse_queue_line, lines) if row]
-        rows.sort(key=lambda row: row["state"] == "PENDING")
-        return {"queue": rows[:_LISTED_JOBS], "queued": len(rows), "queue_error": ""}
-
-    def end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+def read_queue(argv: list[str]) -> dict[str, Any]:
+    """Query the queue; the answer says why if that fails."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return no_queue(f"{argv[0]} is not installed on the head")
+    except subprocess.TimeoutExpired:
+        return no_queue(f"{argv[0]} does not answer")
+    except OSError as error:
+        return no_queue(str(error))
+    lines = done.stdout.decode(errors="replace").splitlines()
+    if code := done.returncode:
+        return no_queue(f"{argv[0]}: {lines[-1] if lines else f'ended with {code}'}")
+    rows = [row for row in map(parse_queue_line, lines) if row]
+    rows.sort(key=lambda row: row["state"] == "PENDING")
+    return {"queue": rows[:_LISTED_JOBS], "queued": len(rows), "queue_error": ""}
 
 
-def _no_queue(why: str) -> dict[str, Any]:
+def no_queue(why: str) -> dict[str, Any]:
+    """Return the answer while the queue is unknown."""
     return {"queue": [], "queued": 0, "queue_error": why}
 
 

@@ -254,15 +254,15 @@ def _render_title(snapshot: Snapshot, width: int) -> Text:
         Text(counted(len(snapshot.nodes), "node")),
         Text(f"{silent} without an answer", BAD) if silent else Text(),
         Text("" if snapshot.usd is None else f"{most}${snapshot.usd:.2f} so far"),
-        Text()
-        if snapshot.ttl_left_s is None
-        else _render_ttl(snapshot.ttl_left_s, snapshot.grace_left_s or 0),
+        _render_ttl(snapshot.ttl_left_s, snapshot.grace_left_s or 0),
         Text(f"{datetime.fromtimestamp(snapshot.time, timezone.utc):%H:%M:%S} UTC", DIM),
     ]
     return join(parts, width)
 
 
-def _render_ttl(seconds: float, grace_s: float) -> Text:
+def _render_ttl(seconds: float | None, grace_s: float) -> Text:
+    if seconds is None:
+        return Text()
     if seconds <= 0 < grace_s:
         return Text(f"grace: {spoken_duration(grace_s)} left", BAD)
     if seconds <= 0:
@@ -314,10 +314,8 @@ def _render_queue(snapshot: Snapshot, width: int) -> list[Text]:
     header = f"{'QUEUE':<8}{'NAME':<27}{'STATE':<12}{'TIME':>11}{'NODES':>7}  WHERE OR WHY"
     lines = [fit(Text(header, DIM), width)]
     for row in snapshot.queue:
-        name, state = (
-            set_cell_size(clean_text(row.name), 26),
-            set_cell_size(clean_text(row.state), 11),
-        )
+        name = set_cell_size(clean_text(row.name), 26)
+        state = set_cell_size(clean_text(row.state), 11)
         where = clean_text(row.where or f"({row.reason})")
         # Slurm says 1 of a job that waits for whole nodes.
         where += f", {counted(row.cores, 'core')}" if row.where else ""

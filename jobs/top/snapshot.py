@@ -186,16 +186,13 @@ def mark_stragglers(snapshot: Snapshot) -> Snapshot:
         if rank.own_seconds is not None:
             own.setdefault(rank.job, []).append(rank.own_seconds)
     limits = {job: SLOWER * median(seconds) for job, seconds in own.items()}
-    nodes = tuple(
-        replace(node, ranks=tuple(_mark(rank, limits) for rank in node.ranks))
-        for node in snapshot.nodes
-    )
-    return replace(snapshot, nodes=nodes)
 
+    def mark(rank: LiveRank) -> LiveRank:
+        slow = rank.own_seconds is not None and rank.own_seconds > limits[rank.job]
+        return replace(rank, straggler=slow)
 
-def _mark(rank: LiveRank, limits: dict[str, float]) -> LiveRank:
-    slow = rank.own_seconds is not None and rank.own_seconds > limits[rank.job]
-    return replace(rank, straggler=slow)
+    nodes = (replace(node, ranks=tuple(map(mark, node.ranks))) for node in snapshot.nodes)
+    return replace(snapshot, nodes=tuple(nodes))
 
 
 def combine(ranks: Sequence[LiveRank]) -> LiveRank:
@@ -208,12 +205,10 @@ def combine(ranks: Sequence[LiveRank]) -> LiveRank:
     steps, shares, own = known("step"), known("communication"), known("own_seconds")
     samples = known("samples_per_second")
     return LiveRank(
-        job=ranks[0].job if ranks else "",
-        rank=ranks[0].rank if ranks else 0,
+        job="",
+        rank=0,
         step=int(min(steps)) if steps else None,
         samples_per_second=sum(samples) if samples else None,
         communication=mean(shares) if shares else None,
         own_seconds=max(own) if own else None,
-        age_s=max((rank.age_s for rank in ranks), default=0.0),
-        straggler=any(rank.straggler for rank in ranks),
     )

@@ -10,7 +10,7 @@ from cluster.cli.chosen_cluster import ClusterRequest
 from cluster.console.display import make_progress
 from cluster.console.options import JsonRequest, argument, option
 from cluster.console.output import emit
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import MissingExtraError, NoClusterError
 from jobs.cli.results.serve import require_model
 from jobs.cli.shared.chosen_job import open_job_context
@@ -23,17 +23,19 @@ from jobs.train.request import TrainRequest, check_inputs, check_results, expand
 from jobs.train.train import train
 from jobs.worker.spec import Resources
 
-_EXAMPLES = """\
-  spr-cluster export                              the newest in ./results
-  spr-cluster export classify-20261124-142501-k3f --max-loss 0.2
-  spr-cluster export ./model --data train.csv --eval dev.csv
-  spr-cluster export ./model --data train.csv --eval dev.csv --name bert
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest(JsonRequest, ResultsRequest):
-    """The options of `export`."""
+    """Export a trained encoder for OpenVINO, in int8 if its score allows that, and compare its score,
+    rows per second, and latency of single rows with the original. The results are a new folder with
+    the model in both forms; the original stays as it is.
+
+    examples:
+      spr-cluster export                              the newest in ./results
+      spr-cluster export classify-20261124-142501-k3f --max-loss 0.2
+      spr-cluster export ./model --data train.csv --eval dev.csv
+      spr-cluster export ./model --data train.csv --eval dev.csv --name bert
+    """
 
     model: str | None = argument(
         "model or results folder, or job below ./results (default: the newest there)",
@@ -60,16 +62,7 @@ class ExportRequest(JsonRequest, ResultsRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "export",
-        "Export a trained encoder for OpenVINO, in int8 if its score allows that, and compare its score,\n"
-        "rows per second, and latency of single rows with the original. The results are a new folder with\n"
-        "the model in both forms; the original stays as it is.",
-        _EXAMPLES,
-        run=run,
-        options=ExportRequest,
-    )
+    add_request(parent, "export", run, ExportRequest)
 
 
 def run(request: ExportRequest) -> int:

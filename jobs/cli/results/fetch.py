@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.console.display import make_progress
 from cluster.console.options import Request, option, switch
 from cluster.console.output import emit, say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.aws.cloud import cloud_flag
 from infra.aws.s3 import check_s3_location, connect_s3, push_folder
 from infra.errors import JobError, SprError, UsageError
@@ -40,12 +40,6 @@ if TYPE_CHECKING:
 
 # results.json is uploaded last: its presence means that the upload is complete.
 _BESIDE_MODEL = ("job/log", "job/job.json", "predictions.json", "null_odds.json", "results.json")
-_EXAMPLES = """\
-  spr-cluster fetch                            the newest job
-  spr-cluster fetch squad-20260731-142501-k3f --results ./best
-  spr-cluster fetch --push-to s3://my-models/squad
-  spr-cluster fetch s3://my-results/squad-20260731-142501-k3f
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +62,17 @@ class PushRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class FetchRequest(JobResultsRequest, PushRequest):
-    """The options of `fetch`."""
+    """Download what a job wrote, its log, and its metrics from a cluster's nodes, for example of a
+    job that was started on another machine. `spr-cluster jobs` lists the jobs. By its URL in the
+    bucket of a cluster (`up --bucket`), a job can be fetched when the cluster is gone;
+    `--cloud local` looks in the embedded cloud.
+
+    examples:
+      spr-cluster fetch                            the newest job
+      spr-cluster fetch squad-20260731-142501-k3f --results ./best
+      spr-cluster fetch --push-to s3://my-models/squad
+      spr-cluster fetch s3://my-results/squad-20260731-142501-k3f
+    """
 
     job: str | None = job_argument(
         "job ID, or its URL, s3://BUCKET/PREFIX/JOB (default: the newest)", parse_job_or_url
@@ -79,17 +83,7 @@ class FetchRequest(JobResultsRequest, PushRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "fetch",
-        "Download what a job wrote, its log, and its metrics from a cluster's nodes, for example of a\n"
-        "job that was started on another machine. `spr-cluster jobs` lists the jobs. By its URL in the\n"
-        "bucket of a cluster (`up --bucket`), a job can be fetched when the cluster is gone;\n"
-        "`--cloud local` looks in the embedded cloud.",
-        _EXAMPLES,
-        run=run,
-        options=FetchRequest,
-    )
+    add_request(parent, "fetch", run, FetchRequest)
 
 
 def open_push_target(push_to: str | None) -> tuple[S3Client, S3Location] | None:

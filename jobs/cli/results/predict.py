@@ -14,7 +14,7 @@ from cluster.cli.chosen_cluster import open_cluster
 from cluster.console.display import PlainProgress, TreeProgress, make_progress
 from cluster.console.options import argument, option, positive_int, switch
 from cluster.console.output import emit, say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.shared.chosen_job import open_job_context
@@ -51,19 +51,6 @@ from jobs.worker.data.records import show
 from jobs.worker.spec import PlacementOptions, Resources, Work
 from jobs.worker.training.options import flag, is_url
 
-_EXAMPLES = """\
-  spr-cluster predict "Who wrote it?" --context article.txt
-  spr-cluster predict "Where?" --context "The mill stands in Delft." --json
-  spr-cluster predict "an excellent read" --model classify-20261124-142501-k3f
-  spr-cluster predict "Where?" "When?" --context article.txt --model ./mine
-  spr-cluster predict "Once upon a" --max-new-tokens 40 --temperature 0.8
-  spr-cluster predict - < texts.txt --json
-  spr-cluster predict --model results/lm-20261124-142501-k3f --merge ./whole
-  spr-cluster predict --data reviews.csv --output predictions.parquet
-  spr-cluster predict --data reviews.parquet --output out.jsonl --nodes all
-  spr-cluster predict --data s3://my-data/a.csv.gz --output b.csv --nodes 4
-  spr-cluster predict --data s3://a/texts/ --output s3://a/out/ --budget 20
-"""
 _ALL = "all"
 _RETRIES = 100  # an attempt repeats only the shards that a lost node was computing
 _FILES: dict[str, Any] = {"section": "files"}
@@ -78,7 +65,24 @@ def _nodes(text: str) -> int | str:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
-    """The options of `predict`."""
+    """Use a trained model: answer questions about a text, classify or score texts, tag their words,
+    compute their vectors (embed), or continue them (lm). This happens on this machine if PyTorch and
+    transformers are installed with this tool (the extra `job`), else on the cluster's head. With
+    --data and --output, predict for each row of files, here or as a job on the nodes of the cluster.
+
+    examples:
+      spr-cluster predict "Who wrote it?" --context article.txt
+      spr-cluster predict "Where?" --context "The mill stands in Delft." --json
+      spr-cluster predict "an excellent read" --model classify-20261124-142501-k3f
+      spr-cluster predict "Where?" "When?" --context article.txt --model ./mine
+      spr-cluster predict "Once upon a" --max-new-tokens 40 --temperature 0.8
+      spr-cluster predict - < texts.txt --json
+      spr-cluster predict --model results/lm-20261124-142501-k3f --merge ./whole
+      spr-cluster predict --data reviews.csv --output predictions.parquet
+      spr-cluster predict --data reviews.parquet --output out.jsonl --nodes all
+      spr-cluster predict --data s3://my-data/a.csv.gz --output b.csv --nodes 4
+      spr-cluster predict --data s3://a/texts/ --output s3://a/out/ --budget 20
+    """
 
     texts: tuple[str, ...] = argument(
         "a question, or a text; - reads standard input, where each line is one, or a JSON object such as "
@@ -181,17 +185,7 @@ _OF_JOBS = (
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "predict",
-        "Use a trained model: answer questions about a text, classify or score texts, tag their words,\n"
-        "compute their vectors (embed), or continue them (lm). This happens on this machine if PyTorch and\n"
-        "transformers are installed with this tool (the extra `job`), else on the cluster's head. With\n"
-        "--data and --output, predict for each row of files, here or as a job on the nodes of the cluster.",
-        _EXAMPLES,
-        run=run,
-        options=PredictCommand,
-    )
+    add_request(parent, "predict", run, PredictCommand)
 
 
 def run(request: PredictCommand) -> int:

@@ -11,23 +11,12 @@ from pathlib import Path
 
 from cluster.console.options import Request, argument, option, positive_int
 from cluster.console.output import say
-from cluster.console.parser import Parser, add_command
+from cluster.console.parser import Parser, add_request
 from infra.errors import JobError, MissingExtraError, UsageError
 from infra.files import read_text
-from jobs.train.predict import (
-    can_answer_here,
-    check_model,
-    find_model,
-    silence_libraries,
-)
+from jobs.train.predict import can_answer_here, check_model, find_model, silence_libraries
 from jobs.train.request import expand_home
 
-_EXAMPLES = """\
-  spr-cluster serve                               the newest in ./results
-  spr-cluster serve classify-20261124-142501-k3f --port 9000
-  spr-cluster serve ./model --host 0.0.0.0 --token-file token
-  curl localhost:8000/predict -d '{"rows": [{"text": "an excellent read"}]}'
-"""
 _PACKAGES = ("starlette", "uvicorn")
 _STOP_SECONDS, _MOST_HEADERS = 30, 64 << 10
 
@@ -40,7 +29,19 @@ def _port(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest(Request):
-    """The options of `serve`."""
+    """Serve a trained model over HTTP on this machine, for trying it and for use inside a network: there
+    are no users or limits per client. Requests that arrive together share a batch. A model that
+    `train --export` wrote for OpenVINO is used in that form. /predict takes rows, /v1/embeddings and
+    /v1/rerank what the clients of OpenAI and Cohere send, /health and /metrics tell its state.
+    For a language model, /predict also takes max_new_tokens (at most 4096),
+    temperature, top_p, and seed.
+
+    examples:
+      spr-cluster serve                               the newest in ./results
+      spr-cluster serve classify-20261124-142501-k3f --port 9000
+      spr-cluster serve ./model --host 0.0.0.0 --token-file token
+      curl localhost:8000/predict -d '{"rows": [{"text": "an excellent read"}]}'
+    """
 
     model: str | None = argument(
         "model or results folder, or job below ./results (default: the newest there)",
@@ -59,19 +60,7 @@ class ServeRequest(Request):
 
 
 def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "serve",
-        "Serve a trained model over HTTP on this machine, for trying it and for use inside a network: there\n"
-        "are no users or limits per client. Requests that arrive together share a batch. A model that\n"
-        "`train --export` wrote for OpenVINO is used in that form. /predict takes rows, /v1/embeddings and\n"
-        "/v1/rerank what the clients of OpenAI and Cohere send, /health and /metrics tell its state.\n"
-        "For a language model, /predict also takes max_new_tokens (at most 4096),\n"
-        "temperature, top_p, and seed.",
-        _EXAMPLES,
-        run=run,
-        options=ServeRequest,
-    )
+    add_request(parent, "serve", run, ServeRequest)
 
 
 def run(request: ServeRequest) -> int:

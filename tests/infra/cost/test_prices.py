@@ -1,4 +1,4 @@
-"""Prices: from the price list, kept for a week, else from the table; each with its source."""
+"""Prices: from the price list, kept for a week, else from the table; what jobs cost at them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import socket
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from infra.aws.clients import PRICING_TIMEOUTS, connect
 from infra.cost.prices import Prices, describe_prices, table_prices, with_spot
+from infra.cost.spending import Spending
 from infra.instance_types import INSTANCE_TYPES, find_machine
 from tests.harness.cloud import make_cloud
 from tests.infra.local.fakes import FakeCloud
@@ -33,15 +35,12 @@ def ask(cloud: FakeCloud, kept: Path, region: str = "us-east-1", **options: Any)
     return describe_prices(cloud.clients.pricing, region, types, kept, options.get("today", TODAY))
 
 
-def test_a_type_that_the_table_lacks_has_a_price(ec2_cloud: FakeCloud, kept: Path) -> None:
+def test_a_type_that_the_table_lacks_has_a_price_and_is_described(
+    ec2_cloud: FakeCloud, kept: Path
+) -> None:
     assert OTHER not in INSTANCE_TYPES
-
     assert ask(ec2_cloud, kept).machines[OTHER].usd == pytest.approx(32 * 0.05)
-
-
-def test_ec2_describes_a_type_that_the_table_lacks(ec2_cloud: FakeCloud) -> None:
     machine = find_machine(ec2_cloud.ec2, OTHER)
-
     assert machine is not None
     assert (machine.cores, machine.vcpus, machine.memory_gib) == (16, 32, 64)
     assert (machine.sockets, machine.amx, machine.table_usd) == (None, None, None)
@@ -76,17 +75,7 @@ def test_prices_are_kept_for_a_week_and_then_replaced(ec2_cloud: FakeCloud, kept
     assert new.machines[METAL].usd == pytest.approx(2 * 6.5472)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{",
-        '{"gp3": 1}',
-        '{"r7iz.metal-16xl": {"date": "2026-01-01", "usd": {}}}',
-        '{"gp3": {"date": "x", "usd": {}}}',
-    ],
-)
+@pytest.mark.parametrize("text", ["{", '{"gp3": {"date": "x", "usd": {}}}'])
 def test_a_damaged_file_is_no_obstacle(ec2_cloud: FakeCloud, kept: Path, text: str) -> None:
     kept.write_text(text)
 
@@ -105,41 +94,27 @@ def test_a_type_that_is_not_listed_is_named(ec2_cloud: FakeCloud, kept: Path) ->
     assert prices.highest((METAL,), 100) is not None
 
 
-@pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1", "eusc-de-east-1"])
-def test_other_partitions_are_not_asked_about(
-    ec2_cloud: FakeCloud, kept: Path, region: str
-) -> None:
-    prices = ask(ec2_cloud, kept, region)
-
-    assert prices.problem == f"the Price List API does not cover {region}"
-    assert not prices.machines[METAL].is_here
+def test_other_partitions_are_not_asked_about(ec2_cloud: FakeCloud, kept: Path) -> None:
+    for region in ("cn-north-1", "eusc-de-east-1"):
+        prices = ask(ec2_cloud, kept, region)
+        assert prices.problem == f"the Price List API does not cover {region}"
+        assert not prices.machines[METAL].is_here
 
 
 def test_an_answer_that_can_t_be_read_is_no_failure(kept: Path) -> None:
-    class Odd:
-        def get_products(self, **_: Any) -> Any:
-            return {"PriceList": ['{"product": 1}', "no JSON"]}
-
-    odd: Any = Odd()
+    odd = Mock(get_products=Mock(return_value={"PriceList": ['{"product": 1}', "no JSON"]}))
     prices = describe_prices(odd, "us-east-1", (METAL,), kept, TODAY)
-
     assert prices.problem.startswith("unexpected answer: ")
     assert prices.machines[METAL].usd == 6.5472
 
 
 def test_bare_metal_that_is_listed_as_dedicated_has_that_price(kept: Path) -> None:
-    class Listed:
-        def get_products(self, **request: Any) -> Any:
-            if request["Filters"][1]["Field"] == "volumeApiName":
-                return {"PriceList": []}
-            rate = {"unit": "Hrs", "pricePerUnit": {"USD": "7.0000000000"}}
-            product = {
-                "product": {"attributes": {"tenancy": "Dedicated"}},
-                "terms": {"OnDemand": {"t": {"priceDimensions": {"r": rate}}}},
-            }
-            return {"PriceList": [json.dumps(product)]}
-
-    listed: Any = Listed()
+    rate = {"unit": "Hrs", "pricePerUnit": {"USD": "7.0000000000"}}
+    product = {
+        "product": {"attributes": {"tenancy": "Dedicated"}},
+        "terms": {"OnDemand": {"t": {"priceDimensions": {"r": rate}}}},
+    }
+    listed = Mock(get_products=Mock(return_value={"PriceList": [json.dumps(product)]}))
     assert describe_prices(listed, "us-east-1", (METAL,), kept, TODAY).machines[METAL].usd == 7.0
 
 
@@ -177,3 +152,19 @@ def test_spot_prices_are_those_of_each_zone(ec2_cloud: FakeCloud) -> None:
     denied = with_spot(table, ec2_cloud.ec2, now)
     assert denied.problem == "no permission for DescribeSpotPriceHistory"
     assert denied.spot == {}
+
+
+@pytest.mark.parametrize(
+    ("spending", "text"),
+    [
+        (Spending(600, None, 6.0, budget=12.0), "$1.00 spent, $11.00 left"),
+        (Spending(600, None, 6.0, max_time_s=3600), "$1.00 spent, $5.00 left"),
+        (Spending(9000, 0, 6.0, budget=12.0), "$15.00 spent, $15.00 expected, $0.00 left"),
+        (Spending(600, 1200, None, budget=12.0), ""),
+        # After 100 s of other nodes.
+        (Spending(600, 1200, 6.0, 12.0, 0.0, 100, 2.0), "$3.00 spent, $5.00 expected, $9.00 left"),
+        (Spending(600, None, 6.0, 0.0, 3700, 100, 2.0), "$3.00 spent, $5.00 left"),
+    ],
+)
+def test_what_a_job_has_cost_will_cost_and_may_cost(spending: Spending, text: str) -> None:
+    assert spending.describe() == text

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -129,35 +130,12 @@ def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
 def test_the_list_names_who_submitted_each_job(line: CommandLine) -> None:
     jobs = listed("squad-1", owner="ann", begin=_BEGUN, end=_DONE) + listed("squad-2", **_RUNS)
     stage_jobs(line, jobs)
-    rows = [row.split()[:3] for row in line.must("jobs").out.splitlines()[:3]]
-    assert rows == [
-        ["JOB", "OWNER", "STATE"],
-        ["squad-1", "ann", "succeeded"],
-        ["squad-2", "-", "running"],
-    ]
+    header, *rows = [row.split()[:3] for row in line.must("jobs").out.splitlines()[:3]]
+    assert header == ["JOB", "OWNER", "STATE"]
+    assert rows == [["squad-1", "ann", "succeeded"], ["squad-2", "-", "running"]]
     assert json.loads(line.must("jobs", "squad-1", "--json").out)["owner"] == "ann"
     context = open_job_context(ClusterRequest(name="spr"), datetime.now(timezone.utc))
     assert context.cloud.owner == "spr-cluster"
-
-
-def test_on_a_terminal_no_word_of_a_cause_is_cut(
-    line: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = listed("squad-1", begin=_BEGUN, end={**_FAILED, "message": "a long reason " * 20})
-    stage_jobs(line, one)
-    for module in ("display", "output"):
-        monkeypatch.setattr(f"cluster.console.{module}.terminal_width", lambda _: 80)
-    rows = line.must("jobs").out.splitlines()
-    assert max(map(len, rows)) <= 80
-    words = {word for row in rows[2:-1] for word in row.split()}
-    assert words <= {"squad-1:", "rank", "1", "on", "ip-5:", "a", "long", "reason"}
-
-
-def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
-    stage_jobs(line, "")
-    assert line.must("jobs").out.startswith("No jobs on cluster spr")
-    result = line.run("fetch")
-    assert (result.code, result.message) == (2, "there is no job on cluster spr")
 
 
 def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: list[str]) -> None:
@@ -167,9 +145,14 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
     assert (result["job"], result["results"], result["pushed_to"]) == ("squad-1", "here", None)
     assert fetched == ["squad-2", "squad-2", "squad-1"]
     missing = line.run("fetch", "squad-9")
-    assert missing.message == (
-        "there is no job squad-9 on cluster spr\n  → the last ones are squad-1, squad-2"
-    )
+    known = "there is no job squad-9 on cluster spr\n  → the last ones are squad-1, squad-2"
+    assert missing.message == known
+    stage_jobs(line, listed("squad-3", **_RUNS))
+    assert "squad-3 is still running; fetching its output so far" in line.must("fetch").err
+    assert fetched[3:] == ["squad-3"]
+    stage_jobs(line, "")
+    assert line.run("fetch").message == "there is no job on cluster spr"
+    assert line.must("jobs").out.startswith("No jobs on cluster spr")
 
 
 @pytest.mark.parametrize("command", ["fetch", "attach squad-3", "logs squad-3", "logs --rank 1"])
@@ -189,13 +172,6 @@ def test_what_was_on_a_lost_head_is_said_to_be_gone(
     assert fetched == []
     assert not Path("results").exists()
     assert "its files were on a head that is gone" in line.must("jobs", "squad-3").out
-
-
-def test_a_running_jobs_output_so_far_is_fetched(line: CommandLine, fetched: list[str]) -> None:
-    stage_jobs(line, listed("squad-3", **_RUNS))
-    result = line.must("fetch")
-    assert "squad-3 is still running; fetching its output so far" in result.err
-    assert fetched == ["squad-3"]
 
 
 _RUNS: dict[str, Any] = {"begin": _BEGUN, "end": {}, "queue": ["RUNNING", "None", "node0"]}
@@ -234,44 +210,29 @@ def test_a_running_job_is_cancelled_once(line: CommandLine) -> None:
     assert line.must("cancel").out == "No job is running or queued on cluster spr.\n"
     over = "Job squad-2 has ended already: it is cancelled.\n"
     assert line.must("cancel", "squad-2").out == over
+    nothing = {"cluster": "spr", "cancelled": False, "unreachable": [], "job": None}
+    assert json.loads(line.must("cancel", "--json").out) == nothing
     assert ends == ["ended"]
 
-
-def test_a_cancelled_job_is_described_for_programs(line: CommandLine) -> None:
     run_job(line, "node1\n")
-
     result = line.must("cancel", "squad-2", "--now", "--json")
-
     found = json.loads(result.out)
     assert (found["cluster"], found["job"], found["cancelled"]) == ("spr", "squad-2", True)
     assert (found["unreachable"], found["state"]) == (["node1"], "cancelled")
     assert found["checkpoint"] == "step-000048"
     assert "node1 can't be reached, and ranks may still be running there" in result.err
-    again = json.loads(line.must("cancel", "--json").out)
-    assert again == {"cluster": "spr", "cancelled": False, "unreachable": [], "job": None}
 
 
-@pytest.mark.parametrize(
-    ("job", "flags", "seconds"),
-    [({}, (), 120), ({"unfinished": False}, (), 10), ({}, ("--now",), 0), (_WAITS, (), 0)],
-    ids=["training", "other", "now", "waiting"],
-)
-def test_a_job_has_its_time_to_end(
-    line: CommandLine, job: dict[str, Any], flags: tuple[str, ...], seconds: int
-) -> None:
-    run_job(line, **job)
-    ends = list[str]()
-
-    def end(_: object) -> Result:
-        ends.append("in time")
-        return Result(0, "", "")
-
-    line.stage("node0", rf"\[ {seconds} != 0 \]", end)
-    line.machines.staged.insert(1, line.machines.staged.pop())
-
-    line.must("cancel", *flags)
-
-    assert ends == ["in time"]
+def test_a_job_has_its_time_to_end(line: CommandLine) -> None:
+    other = {"unfinished": False}
+    jobs: list[tuple[dict[str, Any], str, int]] = [({}, "", 120), (other, "", 10)]
+    for job, flag, seconds in (*jobs, ({}, "--now", 0), (_WAITS, "", 0)):
+        ends = run_job(line, **job)
+        wanted = rf"(?s)^# ending a job on all nodes\n.*\[ {seconds} != 0 \]"
+        name, _, act = line.machines.staged.pop()
+        line.machines.staged.append((name, wanted, act))
+        line.must("cancel", *flag.split())
+        assert ends == ["ended"]
 
 
 def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None:
@@ -297,49 +258,33 @@ def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None
 def test_the_bucket_is_checked_before_a_model_is_pushed(
     line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order: list[object] = []
-    monkeypatch.setattr("jobs.cli.results.fetch.connect_s3", lambda: "s3")
-    monkeypatch.setattr(
-        "jobs.cli.results.fetch.check_s3_location", lambda s3, place: order.append(place)
-    )
+    module, order = "jobs.cli.results.fetch", list[object]()
+    monkeypatch.setattr(f"{module}.connect_s3", lambda: "s3")
+    monkeypatch.setattr(f"{module}.check_s3_location", lambda _, place: order.append(place))
 
     def push(s3: Any, files: Any, place: S3Location, **more: Any) -> None:
         order.append((fetched[:], place, list(files), more["about"]))
 
-    monkeypatch.setattr("jobs.cli.results.fetch.push_folder", push)
+    monkeypatch.setattr(f"{module}.push_folder", push)
 
     result = line.must("fetch", "squad-1", "--push-to", "s3://models/squad")
 
-    target = S3Location("models", "squad/squad-1")
-    about = {"spr-cluster-job": "squad-1"}
-    assert order == [
-        S3Location("models", "squad"),
-        (["squad-1"], target, ["model/config.json", "job/job.json"], about),
-    ]
+    target, about = S3Location("models", "squad/squad-1"), {"spr-cluster-job": "squad-1"}
+    pushed = ["squad-1"], target, ["model/config.json", "job/job.json"], about
+    assert order == [S3Location("models", "squad"), pushed]
     assert result.out == "squad-1 (succeeded): results/squad-1/\ns3://models/squad/squad-1\n"
 
-
-def test_a_failed_push_keeps_the_results_and_names_the_command(
-    line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise CloudError("the token has expired", hint="log in")
-
-    monkeypatch.setattr("jobs.cli.results.fetch.connect_s3", lambda: "s3")
-    monkeypatch.setattr("jobs.cli.results.fetch.check_s3_location", lambda s3, place: None)
-    monkeypatch.setattr("jobs.cli.results.fetch.push_folder", refuse)
-
+    expired = CloudError("the token has expired", hint="log in")
+    monkeypatch.setattr(f"{module}.push_folder", Mock(side_effect=expired))
     result = line.run("fetch", "squad-1", "--push-to", "s3://models")
-
-    assert fetched == ["squad-1"]
-    assert result.code == 1
+    assert (result.code, fetched) == (1, ["squad-1"] * 2)
     assert result.message == (
         "the results are in results/squad-1/, but were not stored in S3: the token has expired\n"
         "  → log in\n"
         "  → to try again: spr-cluster fetch squad-1 --name spr --push-to s3://models"
     )
     result = line.run("fetch", "--push-to", "s3://models")
-    assert (result.code, fetched) == (2, ["squad-1"])
+    assert (result.code, fetched) == (2, ["squad-1"] * 2)
     assert result.message.startswith(
         "--push-to stores a model, but job squad-2 (failed) has none\n"
     )
@@ -369,7 +314,9 @@ def test_a_folder_with_other_results_or_files_is_refused(
     assert fetched == ["squad-1"] * 4
 
 
-def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLine) -> None:
+def test_a_report_is_written_beside_the_results(
+    tmp_path: Path, line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_folder(tmp_path / "results/squad-1", ranks=2, steps=40)
     other: dict[str, Any] = {"dtype": "fp32", "scores": {"x": 80.0}, "backend": None}
     make_folder(tmp_path / "results/one", ranks=1, steps=2, **other)
@@ -390,17 +337,24 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
     assert shown.split()[:2] == ["one", "squad-1"]
     assert shown.endswith("results/squad-1/report.html\n")
     assert Path(found["report"]).read_text().startswith("<!doctype html>")
-    assert line.must("report", "squad-1", "--output", "a/b.html").out == "a/b.html\n"
-    assert Path("a/b.html").is_file()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    line.must("report", "squad-1", "--output=~/a/b.html")
+    assert Path("home/a/b.html").is_file()
 
 
-def test_adapters_are_merged_on_the_head_if_pytorch_is_not_installed_here(
-    line: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def without_torch(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     monkeypatch.setattr("jobs.cli.results.predict.can_answer_here", lambda: False)
     monkeypatch.setattr("tests.harness.simulated_machines.SimulatedHost.upload", lambda *_: None)
     for pattern in ("^mkdir -m 700", "^rm -rf /home/ubuntu/spr-predict-"):
         line.stage("node0", pattern, Result(0, "", ""))
+    return line
+
+
+def test_adapters_are_merged_on_the_head_if_pytorch_is_not_installed_here(
+    without_torch: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = without_torch
     root = "/home/ubuntu/spr-jobs/squad-1"
     pattern = f"worker.tasks.predict --base {root}/model --merge output {root}/output/model <"
     line.stage("node0", pattern, Result(0, "", ""))
@@ -428,9 +382,8 @@ def test_adapters_are_merged_on_the_head_if_pytorch_is_not_installed_here(
     assert not Path("other").exists()
 
 
-@pytest.mark.parametrize(
-    ("found", "shown"),
-    [
+def test_a_prediction_is_shown_as_its_task_has_it() -> None:
+    predictions: list[tuple[dict[str, Any], str]] = [
         ({"labels": {"good": 0.9, "new": 0.8}}, "good, new"),
         ({"labels": {}}, "(no label)"),
         ({"words": ["in", "Delft"], "tags": ["O", "B-LOC"]}, "in\tO\nDelft\tB-LOC"),
@@ -439,32 +392,25 @@ def test_adapters_are_merged_on_the_head_if_pytorch_is_not_installed_here(
         ({"text": "a text", "embedding": [0.6, 0.8]}, "[0.6, 0.8]"),
         ({"text": "a text", "score": 0.25}, "0.25"),
         ({"question": "Where?", "text": "", "score": 0.0, "start": 0}, "(no answer)"),
-    ],
-)
-def test_a_prediction_is_shown_as_its_task_has_it(found: dict[str, Any], shown: str) -> None:
-    assert render([found]) == shown
-    asked = found.get("question") or found.get("text") or "row 1"
-    indented = shown.replace("\n", "\n  ")
-    assert render([found, found]).startswith(f"{asked}\n  {indented}\n")
+    ]
+    assert [render([found]) for found, _ in predictions] == [shown for _, shown in predictions]
+    texts = render([found for found, _ in predictions]).splitlines()
+    assert texts[:6] == ["row 1", "  good, new", "row 2", "  (no label)", "row 3", "  in\tO"]
+    assert texts[-4:] == ["a text", "  0.25", "Where?", "  (no answer)"]
 
 
 def test_the_head_answers_if_pytorch_is_not_installed_here(
-    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+    without_torch: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.cli.results.predict.can_answer_here", lambda: False)
-    monkeypatch.setattr("tests.harness.simulated_machines.SimulatedHost.upload", lambda *_: None)
+    line = without_torch
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
     line.stage("node0", "-m worker.tasks.predict", Result(0, said + "\n", ""))
-    for pattern in ("^mkdir -m 700", "^rm -rf /home/ubuntu/spr-predict-"):
-        line.stage("node0", pattern, Result(0, "", ""))
 
     asked = ("predict", "Where?", "--context", "The mill has stood in Delft.")
     assert line.must(*asked).out == "in Delft\n"
     result = json.loads(line.must(*asked, "--json").out)
     assert result["where"] == "head"
-    assert result["answers"] == [
-        {"question": "Where?", "text": "in Delft", "score": 1.5, "start": 19}
-    ]
+    assert result["answers"] == [{"question": "Where?", **json.loads(said)}]
     require_schema(["predict"], {**result, "answers": [{"text": "Fine.", "labels": {"good": 0.9}}]})
 
     stdin = SimpleNamespace(buffer=io.BytesIO(b'{"question": "Where?"}\n'))

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -93,18 +92,11 @@ class Viewer:
     def resize(self, width: int, height: int) -> None:
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
 
-    def press(self, key: bytes) -> int:
-        """Press a key and return the exit code."""
-        os.write(self.terminal, key)
-        return self.end()
-
     def end(self) -> int:
         """Read what it still shows and return its exit code."""
-        deadline = time.monotonic() + 60
         with suppress(OSError):  # the terminal's other end is closed
-            while time.monotonic() < deadline:
-                if select.select([self.terminal], [], [], 0.05)[0]:
-                    self.shown += os.read(self.terminal, 65536)
+            while text := os.read(self.terminal, 65536):
+                self.shown += text
         return self.process.wait(60)
 
 
@@ -112,32 +104,25 @@ class Viewer:
 def view() -> Iterator[Callable[[int, int], Viewer]]:
     """Starts `top` on a terminal of that size."""
     viewers: list[Viewer] = []
+    unset = {"COLUMNS", "LINES", "NO_COLOR"}
+    environ = {name: text for name, text in os.environ.items() if name not in unset}
 
     def view(width: int, height: int) -> Viewer:
         terminal, end = pty.openpty()
-
-        def enter() -> None:
-            os.setsid()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        unset = {"COLUMNS", "LINES", "NO_COLOR"}
-        environ = {name: text for name, text in os.environ.items() if name not in unset}
-        viewer = Viewer(
-            subprocess.Popen(
-                [sys.executable, "-c", _PLAY],
-                stdin=end,
-                stdout=end,
-                stderr=end,
-                cwd=ROOT,
-                env={**environ, "TERM": "xterm-256color"},
-                preexec_fn=enter,
-            ),
-            terminal,
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PLAY],
+            stdin=end,
+            stdout=end,
+            stderr=end,
+            cwd=ROOT,
+            env={**environ, "TERM": "xterm-256color"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
-        viewer.resize(width, height)
         os.close(end)
-        viewers.append(viewer)
-        return viewer
+        viewers.append(Viewer(process, terminal))
+        viewers[-1].resize(width, height)
+        return viewers[-1]
 
     yield view
     for viewer in viewers:
@@ -155,7 +140,8 @@ def test_the_view_plays_and_quits_with_zero(
     viewer.see("$2.50 so far")
     assert b"$1.50 so far" in viewer.shown
     assert b"  rank 5" in viewer.shown
-    assert viewer.press(key) == 0
+    os.write(viewer.terminal, key)
+    assert viewer.end() == 0
     # The screen and the cursor are as they were.
     assert viewer.shown.rindex(b"\x1b[?1049l") > viewer.shown.rindex(b"\x1b[?1049h")
     assert b"\x1b[?25h" in viewer.shown
@@ -171,5 +157,5 @@ def test_the_view_follows_the_terminals_size_and_ends_with_it(
 
     viewer.resize(200, 50)
     viewer.see("CPUs 24-47")
-    viewer.process.send_signal(signal.SIGTERM)
+    viewer.process.terminate()
     assert viewer.end() == 143

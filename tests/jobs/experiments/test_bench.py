@@ -1,4 +1,4 @@
-"""`bench` from the cluster to the result on its head, with SSH faked."""
+"""`bench` from the cluster to the result on its head, with SSH faked; its conclusions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError
-from jobs.experiments.bench import BenchRequest, BenchResult, bench, read_last_speeds
+from infra.instance_types import INSTANCE_TYPES
+from jobs.experiments.bench import (
+    BenchRequest,
+    BenchResult,
+    NodeSpeed,
+    SlowNode,
+    bench,
+    find_peak,
+    find_slow,
+)
 from jobs.places.plan import JobPaths, new_job_id
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, event, job_context, make_hosts, mpirun_line, whole_cluster
+from tests.jobs.context import NOW, event, job_context, make_hosts, mpirun_line
 
 PATHS = JobPaths(new_job_id("bench", NOW))
 KEPT = "/home/ubuntu/spr-bench/20260731-142501.json"
@@ -30,11 +39,11 @@ def rank(number: int, gemm: float = 30.0, onednn: str = AMX) -> dict[str, Any]:
     }
 
 
-def result(*ranks: dict[str, Any], dtype: str = "bf16") -> str:
+def result(*ranks: dict[str, Any]) -> str:
     return event(
         event="result",
         backend="gloo",
-        dtype=dtype,
+        dtype="bf16",
         dtype_reason="every CPU has amx_bf16",
         matrix_size=4096,
         ranks=list(ranks),
@@ -43,13 +52,11 @@ def result(*ranks: dict[str, Any], dtype: str = "bf16") -> str:
     )
 
 
-def run(
-    hosts: dict[str, FakeHost], log: list[str] | None = None, *, real: bool = True
-) -> tuple[BenchResult, FakeHost]:
+def run(hosts: dict[str, FakeHost], *, real: bool = True) -> tuple[BenchResult, FakeHost]:
     head = hosts["node0"]
     head.answers.append(("mkdir -p ~/spr-bench", ""))
     request = BenchRequest(3.0, amx_expected=True, real=real)
-    speeds = bench(job_context(hosts, log=log), request)
+    speeds = bench(job_context(hosts), request)
     return speeds, head
 
 
@@ -61,11 +68,6 @@ def test_the_figures_of_every_node_are_kept_on_the_head() -> None:
     assert [node.gemm_tflops for node in speeds.nodes] == [30, 30, 20]
     assert [slow.node for slow in speeds.slow_nodes] == ["node2"]
     assert json.loads(head.files[KEPT]) == json.loads(json.dumps(speeds.as_dict()))
-
-
-def test_the_ranks_are_placed_like_a_training_jobs() -> None:
-    _, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
-
     script = mpirun_line(head, PATHS)
     assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in script
     assert """-m worker.bench '{"backend": "gloo", "seconds": 3.0}'""" in script
@@ -94,7 +96,49 @@ def test_a_failed_measurement_is_reported_and_not_kept() -> None:
     assert KEPT not in hosts["node0"].files
 
 
-@pytest.mark.parametrize("text", ["{", '{"nodes": 3}'])
-def test_a_broken_saved_file_is_reported(text: str) -> None:
-    with pytest.raises(JobError, match="can't be read"):
-        read_last_speeds(FakeHost("node0", [("cat", text)]), whole_cluster())
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("r7iz.metal-16xl", 127.8),  # 32 cores x 1024 x 3.9 GHz
+        ("c7i.metal-24xl", 157.3),  # 48 x 1024 x 3.2
+        ("m8i.metal-96xl", 766.8),
+        ("m7i.16xlarge", None),  # a part of a processor
+        ("c6i.16xlarge", None),  # no AMX
+        ("x99.metal", None),
+    ],
+)
+def test_only_bf16_on_a_whole_machine_has_a_peak(name: str, peak: float | None) -> None:
+    found = find_peak(name, dtype="bf16", real=True)
+    assert found == (peak and pytest.approx(peak, abs=0.05))
+    assert find_peak(name, dtype="fp32", real=True) is None
+
+
+def test_every_whole_machine_with_amx_has_a_peak() -> None:
+    metal = [entry for entry in INSTANCE_TYPES.values() if ".metal-" in entry.name and entry.amx]
+    assert len(metal) >= 14
+    assert all(entry.peak_bf16_tflops for entry in metal)
+
+
+def node(number: int, gemm: float, memory: float = 200.0) -> NodeSpeed:
+    return NodeSpeed(
+        f"node{number}", "i-1", "r7iz.metal-16xl", "a", 32, gemm, 127.8, memory, True, AMX
+    )
+
+
+def test_a_node_below_nine_tenths_of_the_median_is_slow() -> None:
+    def slow(*gemm: float) -> dict[str, float]:
+        found = find_slow([node(*each) for each in enumerate(gemm)])
+        assert {each.what for each in found} <= {"matrix products"}
+        return {each.node: round(each.share, 6) for each in found}
+
+    assert slow(100, 91, 100, 100) == slow(100) == slow(100, 100, 100, 300) == {}
+    assert slow(100, 89, 100, 100) == {"node1": 0.89}
+    # Half of the nodes slow: the median is between, and the slow half is still named.
+    assert slow(100, 100, 60, 60) == {"node2": 0.75, "node3": 0.75}
+    assert slow(100, 89) == {"node1": 0.89}, "of two, the faster one is the measure"
+
+
+def test_slow_memory_is_named_as_such() -> None:
+    nodes = [node(0, 100), node(1, 100), node(2, 100, memory=100)]
+    assert find_slow(nodes) == (SlowNode("node2", "memory", 0.5),)
+    assert nodes[0].peak_share == pytest.approx(100 / 127.8)

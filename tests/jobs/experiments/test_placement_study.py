@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,7 +28,6 @@ from jobs.train.train import train
 from jobs.train.tuned import FILE
 from jobs.worker.spec import PlacementOptions, Resources
 from jobs.worker.tasks.squad.task import DEMO
-from provision.facts import HostFacts
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     NOW,
@@ -47,27 +47,15 @@ MANY = f"batch-size={','.join(map(str, range(1, 66)))}"
 SQUAD = TrainRequest(spec_of(DEMO), Path("results"))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "workers", "expected"),
-    [
-        ([R7IZ], 0, (1, 2, 4)),
-        ([R7IZ] * 4, 1, (1, 2, 4)),
-        ([machine(64, sockets=2, numa=2)], 1, (2, 1, 4, 8)),
-        ([machine(32, numa=4)], 1, (4, 1, 8, 16)),
-        ([machine(1)] * 2, 0, (1,)),
-        ([machine(2)], 0, (1, 2)),
-        # With a core for oneCCL two cores are enough for one rank only.
-        ([machine(2)], 1, (1,)),
-        ([machine(2), machine(1)], 0, (1,)),
-        ([machine(6), machine(4)], 0, (1, 2)),
-        # Nothing fits: the trial says why.
-        ([machine(1)], 1, (1,)),
-    ],
-)
-def test_ranks_per_node_that_suit_all_nodes(
-    nodes: list[HostFacts], workers: int, expected: tuple[int, ...]
-) -> None:
-    assert suggest_ppn(nodes, workers) == expected
+def test_ranks_per_node_that_suit_all_nodes() -> None:
+    assert suggest_ppn([R7IZ] * 4, 1) == (1, 2, 4)
+    assert suggest_ppn([machine(64, sockets=2, numa=2)], 1) == (2, 1, 4, 8)
+    assert suggest_ppn([machine(32, numa=4)], 1) == (4, 1, 8, 16)
+    assert suggest_ppn([machine(1)] * 2, 0) == (1,)
+    assert suggest_ppn([machine(2)], 0) == (1, 2)
+    assert suggest_ppn([machine(2)], 1) == (1,), "with a core for oneCCL"
+    assert suggest_ppn([machine(6), machine(4)], 0) == (1, 2)
+    assert suggest_ppn([machine(1)], 1) == (1,), "nothing fits: the trial says why"
 
 
 def trials_of(
@@ -96,17 +84,17 @@ def test_every_combination_is_tried_and_the_rest_is_as_in_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "backend", "message"),
+    ("words", "options", "message"),
     [
-        ("ccl-workers=1", "gloo", "--ccl-workers: the backend is gloo, which has none"),
-        ("nodes=1,6", "gloo", "--tune nodes=6: expected at most 5"),
-        ("batch-size=8,16", "ccl", "--nodes 6: the cluster has 5"),
-        (MANY, "gloo", "--tune: 65 trials, expected at most 64"),
+        ("ccl-workers=1", {}, "--ccl-workers: the backend is gloo, which has none"),
+        ("nodes=1,6", {}, "--tune nodes=6: expected at most 5"),
+        ("batch-size=8,16", {"nodes": 6}, "--nodes 6: the cluster has 5"),
+        (MANY, {}, "--tune: 65 trials, expected at most 64"),
     ],
 )
-def test_impossible_trials_are_refused(words: str, backend: str, message: str) -> None:
+def test_impossible_trials_are_refused(words: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}($|\n)"):
-        trials_of(words, backend, nodes=6 if message.startswith("--nodes") else None)
+        trials_of(words, **options)
 
 
 def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
@@ -192,14 +180,10 @@ def test_the_batch_is_kept_only_if_several_were_compared(tmp_path: Path) -> None
     script, said = next_train(hosts, tmp_path, "placement", "batch_size")
     assert '"batch_size": 16' in script
     assert "--batch-size 16 (a global batch of 48 samples)" in said
-
-
-def test_one_batch_size_is_not_kept_and_the_result_is_that_of_its_nodes() -> None:
     training = TrainRequest(spec_of(DEMO, resources=Resources(2)), Path())
-    study = run(trial_hosts({"2/1/4": 10.0}), "ppn=1,batch-size=4", training=training)
-    assert study.kept
-    assert study.kept.batch_size is None
-    assert study.kept.key.nodes == "2 x Xeon, 2 cores in 1"
+    one = run(trial_hosts({"2/1/4": 10.0}), "ppn=1,batch-size=4", training=training).kept
+    assert one
+    assert (one.batch_size, one.key.nodes) == (None, "2 x Xeon, 2 cores in 1")
 
 
 def test_numbers_of_nodes_have_an_efficiency_and_nothing_is_kept() -> None:
@@ -244,39 +228,36 @@ def test_nothing_is_kept_if_all_trials_fail() -> None:
     assert FILE not in hosts["node0"].files
 
 
-def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
-    hosts, log = trial_hosts({"3/1/8": 5.0, "6/2/8": 5.0}), list[str]()
+def test_ctrl_c_and_a_cancelled_trial_end_the_study_and_nothing_is_kept() -> None:
+    speeds = {"3/1/8": 5.0, "6/2/8": 5.0}
+    hosts, log = trial_hosts(speeds), list[str]()
     hosts["node0"].answers[:0] = [("# following a job", interrupt), ("# ending a job", "")]
     with pytest.raises(KeyboardInterrupt):
         run(hosts, log=log)
     assert f"# ending a job on all nodes\ncd {TRIALS.root} " in hosts["node0"].commands[-1]
     assert log[-1] == "Job stopped on all nodes"
-    assert FILE not in hosts["node0"].files
-
-
-def test_a_cancelled_trial_is_the_last_one() -> None:
-    hosts = trial_hosts({"3/1/8": None, "6/2/8": 5.0})
-    hosts["node0"].answers[:0] = [("cat .*/end.json", ended(state="cancelled", exit_code=None))]
+    others = trial_hosts(speeds)
+    others["node0"].answers[:0] = [("cat .*/end.json", ended(state="cancelled", exit_code=None))]
     with pytest.raises(JobError, match=f"job {TRIALS.job_id} was cancelled"):
-        run(hosts)
-    assert len([c for c in hosts["node0"].commands if "# submitting" in c]) == 1
-    assert FILE not in hosts["node0"].files
+        run(others)
+    assert len([c for c in others["node0"].commands if "# submitting" in c]) == 1
+    assert FILE not in {**hosts["node0"].files, **others["node0"].files}
 
 
 def test_files_are_sent_once_after_the_plan_and_variables_for_every_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hosts, log = trial_hosts({"3/1/8": 5.0, "6/2/8": 6.0}), list[str]()
-    head, put = hosts["node0"], list[tuple[str, bytes]]()
-    plain = head.put
+    head = hosts["node0"]
+    put = Mock(side_effect=head.put)
+    monkeypatch.setattr(head, "put", put)
 
-    def note(content: bytes, path: str, *mode: int) -> None:
-        put.append((path, content))
-        plain(content, path, *mode)
-
-    monkeypatch.setattr(head, "put", note)
-
-    run(hosts, log=log, training=replace(SQUAD, env=("HF_TOKEN=hf_secret",)))
+    options = replace(DEMO, dtype="fp32", max_length=128, stride=32, max_steps=7)
+    run(
+        hosts,
+        log=log,
+        training=TrainRequest(spec_of(options), Path("x"), env=("HF_TOKEN=hf_secret",)),
+    )
 
     assert log[0] == "2 trials of 20 s each: about 2 min with start-up"
     assert len([c for c in head.commands if "# distributing" in c]) == 1
@@ -284,16 +265,11 @@ def test_files_are_sent_once_after_the_plan_and_variables_for_every_trial(
     name = f"environment.json.{TRIALS.new}"
     words = {f"new={TRIALS.new}", "secrets=environment.json"}
     assert [words <= {*text.splitlines()} for text in submitting] == [True, True]
-    sent = [content for path, content in put if path == f"{TRIALS.root}/{name}"]
+    calls = [call.args[:2] for call in put.call_args_list]
+    sent = [content for content, path in calls if path == f"{TRIALS.root}/{name}"]
     assert [json.loads(content) for content in sent] == [["HF_TOKEN=hf_secret"]] * 2
     assert not any("hf_secret" in command for command in head.commands)
-
-
-def test_a_trial_is_the_training_job_itself() -> None:
-    hosts = trial_hosts({"3/1/4": 5.0})
-    options = replace(DEMO, dtype="fp32", max_length=128, stride=32, batch_size=4, max_steps=7)
-    run(hosts, "ppn=1", training=TrainRequest(spec_of(options), Path("x")))
-    script = mpirun_line(hosts["node0"], TRIALS)
+    script = mpirun_line(head, TRIALS)
     assert "-m worker.tasks squad '{" in script
     for text in ('"dtype": "fp32"', '"max_length": 128', '"max_steps": 7', "HF_HUB_OFFLINE 1"):
         assert text in script

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import asdict
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -82,7 +83,7 @@ def test_accuracy_has_a_paired_interval(tmp_path: Path) -> None:
     assert only.high == pytest.approx(mean + 1.96 * error, abs=0.3 * error)
     assert compared(one, two) == found
     assert f"accuracy: {mean:+.2f}, 95 % interval {only.low:+.2f}" in found.as_text()
-    assert json.loads(json.dumps(found.as_dict()))["differences"][0]["low"] == only.low
+    assert json.loads(json.dumps(asdict(found)))["differences"][0]["low"] == only.low
     labels: dict[str, Any] = {"task": "classify", "scores": {"exact_match": 70.0}}
     one, two = (make_run(tmp_path / n, rows(first), **labels) for n in ("three", "four"))
     assert compared(one, two).differences[0].score == "all labels right"
@@ -98,10 +99,8 @@ def test_many_samples_are_resampled_in_groups() -> None:
 
 def test_answers_are_judged_by_the_evaluation_data(tmp_path: Path) -> None:
     context = "Ada wrote the first program in 1843."
-    qas = [
-        {"id": f"q{n}", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
-        for n in range(4)
-    ]
+    asked = {"question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+    qas = [{"id": f"q{n}", **asked} for n in range(4)]
     data = tmp_path / "dev.json"
     paragraphs = [{"context": context, "qas": qas}]
     data.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
@@ -128,13 +127,15 @@ def test_perplexity_weighs_samples_by_their_tokens(tmp_path: Path) -> None:
     two = make_run(tmp_path / "two", lines(4.0, 2.0), task="lm")
     (only,) = compared(one, two).differences
     mean = [(90 * short + 2500 * long) / 2590 for short, long in ((2.0, 3.0), (4.0, 2.0))]
-    assert only[1] == pytest.approx(math.exp(mean[1]) - math.exp(mean[0]))
-    assert only[1] < 0
+    assert only.difference == pytest.approx(math.exp(mean[1]) - math.exp(mean[0]))
+    assert only.difference < 0
     # A draw with more tokens has no larger loss: if each sample's is the same, there is no doubt.
     one = make_run(tmp_path / "three", lines(2.0, 2.0), task="lm")
     two = make_run(tmp_path / "four", lines(1.5, 1.5), task="lm")
     (only,) = compared(one, two).differences
-    assert only[1:4] == pytest.approx([math.exp(1.5) - math.exp(2.0)] * 3)
+    assert (only.difference, only.low, only.high) == pytest.approx(
+        [math.exp(1.5) - math.exp(2.0)] * 3
+    )
 
 
 SAME: Any = [{"loss": 1.0, "tokens": 2}]
@@ -146,9 +147,8 @@ SAME: Any = [{"loss": 1.0, "tokens": 2}]
         ("classify", rows([True]), [{"labels": ["b"], "predicted": ["b"]}], "on different data"),
         ("classify", rows([True]), None, "predictions.json is missing or unreadable"),
         ("classify", 7, 8, "has another form"),
-        ("lm", [{"loss": 1.0, "tokens": 2}], [{"loss": 1.0, "tokens": 3}], "on different data"),
+        ("lm", SAME, [{"loss": 1.0, "tokens": 3}], "on different data"),
         ("lm", [{"loss": math.nan, "tokens": 2}], [{"loss": 1, "tokens": 2}], "a run has diverged"),
-        ("lm", [{"lost": 1.0}], [{"loss": 1.0}], "has another form"),
         ("squad", {"a": "x"}, {"b": "x"}, "on different data"),
         ("lm", (SAME, {"eval_digest": "other"}), SAME, "on different data"),
         ("lm", (SAME, {"eval_digest": None}), SAME, "does not say what it was evaluated on"),

@@ -1,4 +1,4 @@
-"""A job's receipt: its parts are all of its time, and all of its money."""
+"""A job's receipt: its parts are all of its time and money; what the jobs in a folder have cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from jobs.places.plan import own_folder
 from jobs.report.figures import HourlyPrice
+from jobs.report.history import read_costs, sum_by
 from jobs.report.receipt import Receipt, add_receipt, make_receipt, read_receipt
 from jobs.report.results_folder import PARTS, Run, read_run
 from jobs.worker.runtime.errors import TrainingError
@@ -87,19 +89,16 @@ def test_without_a_record_or_results_there_is_no_more_than_is_known() -> None:
     assert free.as_dict()["usd"] is None
 
 
-@pytest.mark.parametrize(
-    ("waiting", "nodes", "advice"),
-    [
-        (29.0, 4, ""),
-        (100.0, 4, "50 % of training was waiting: 2 nodes instead of 4 would cost about $1.75 "),
-        (100.0, 1, ""),
-    ],
-)
-def test_nodes_that_mostly_wait_are_too_many(waiting: float, nodes: int, advice: str) -> None:
-    seconds = {"other": 50.0, "computing": 100.0, "waiting for ranks": waiting}
-    found = Receipt(seconds, nodes, HourlyPrice(36.0, "a list")).advice
-    assert found.startswith(advice)
-    assert bool(found) is bool(advice)
+def test_nodes_that_mostly_wait_are_too_many() -> None:
+    def advice(waiting: float, nodes: int) -> str:
+        seconds = {"other": 50.0, "computing": 100.0, "waiting for ranks": waiting}
+        return Receipt(seconds, nodes, PRICE).advice
+
+    assert (advice(29.0, 4), advice(100.0, 1)) == ("", "")
+    found = advice(100.0, 4)
+    assert found.startswith(
+        "50 % of training was waiting: 2 nodes instead of 4 would cost about $1.75 "
+    )
 
 
 def test_the_receipt_is_kept_with_the_results(
@@ -133,3 +132,60 @@ def test_the_receipt_is_kept_with_the_results(
     _, failed = read_receipt(folder) or (None, None)
     assert failed
     assert failed.total_s == 1500
+
+
+ENDED: dict[str, Any] = {
+    "cluster": "bert",
+    "owner": "ann",
+    "seconds": 1800.0,
+    "cloud": "aws",
+    "usd_per_hour": 6.0,
+    "price_source": "a list",
+    "nodes": [{"type": "r7iz.metal-16xl"}] * 2,
+}
+
+
+def add(root: Path, job: str, folder: str = "", **changes: Any) -> None:
+    own = own_folder(root / (folder or job))
+    own.mkdir(parents=True)
+    (own / "job.json").write_text(json.dumps({**ENDED, "job": job, **changes}))
+
+
+def test_jobs_are_added_up_by_month_owner_cluster_and_tag(tmp_path: Path) -> None:
+    when = "2026-11-30T23:00:00+00:00"
+    tags = [["team", "nlp"], ["x", "1"], 3]
+    add(tmp_path, "run-1", when=when, ended="2026-12-01", tags=tags)
+    add(tmp_path, "run-1", "an earlier end", when=when, ended="2026-11-30", seconds=9.0)
+    add(tmp_path, "run-1", "sent", seconds=None)
+    add(tmp_path, "run-2", when="2026-12-01T00:00:00+00:00", tags=[["team", "nlp"]], owner="bob")
+    add(tmp_path, "run-3", when="2026-10-01T00:00:00+00:00", cloud="local", cluster="other")
+    add(tmp_path, "run-4", seconds=None)  # it has not ended
+    add(tmp_path, "run-4", "same", seconds=None, tags=7)
+    (tmp_path / "notes.txt").write_text("")
+
+    found, uncounted = read_costs(tmp_path)
+
+    assert uncounted == ["run-4"]
+    assert [each.job for each in found] == ["run-3", "run-1", "run-2"]
+    assert [each.usd for each in found] == [None, pytest.approx(6.0), pytest.approx(6.0)]
+    by_tag = sum_by(found, "tags")
+    assert list(by_tag) == ["team=nlp", "x=1"]
+    both = {"jobs": 2, "node_hours": 2.0, "usd": pytest.approx(12.0), "unpriced": 0}
+    assert by_tag["team=nlp"] == both
+    by_cluster = sum_by(found, "cluster")
+    assert (by_cluster["other"]["usd"], by_cluster["other"]["unpriced"]) == (None, 1)
+    by_owner = sum_by(found, "owner")
+    assert (by_owner["ann"]["usd"], by_owner["ann"]["unpriced"]) == (pytest.approx(6.0), 1)
+    assert list(sum_by(found, "month")) == ["2026-10", "2026-11", "2026-12"]
+    assert {name: one["jobs"] for name, one in by_owner.items()} == {"ann": 2, "bob": 1}
+    assert read_costs(tmp_path / "none") == ([], [])
+
+
+def test_the_steps_of_a_job_are_not_read_for_its_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "run-1", steps=2)
+    (tmp_path / "run-1/job/job.json").write_text(json.dumps({**ENDED, "job": "run-1"}))
+    monkeypatch.setattr("jobs.report.results_folder.read_metrics", Mock(side_effect=AssertionError))
+    ((one,), _) = read_costs(tmp_path)
+    assert one.usd == pytest.approx(6.0)

@@ -98,10 +98,8 @@ ALL = "max_new_tokens, temperature, top_p, seed"
     [
         ({"max_tokens": 5}, f"'max_tokens': a request to this model can have rows, {ALL}"),
         ({"perplexity": True}, f"'perplexity': a request to this model can have rows, {ALL}"),
-        ({"max_new_tokens": 0}, "max_new_tokens: '0': expected a whole number of at least 1"),
         ({"max_new_tokens": 1.5}, "max_new_tokens: '1.5': expected a whole number of at least 1"),
         ({"max_new_tokens": 4097}, "max_new_tokens: expected at most 4096"),
-        ({"temperature": "1"}, "temperature: expected a number"),
         ({"temperature": True}, "temperature: expected a number"),
         ({"temperature": 101}, "temperature: '101': expected 0, or a number from 0.01 to 100"),
         ({"temperature": 1, "top_p": 0}, "top_p: '0': expected a number above 0, at most 1"),
@@ -110,42 +108,33 @@ ALL = "max_new_tokens, temperature, top_p, seed"
             "seed: '-1': expected a whole number from 0 to 2147483647",
         ),
         ({"seed": 0}, "seed: has no effect without temperature"),
-        ({"max_new_tokens": 5, "temperature": 0.5, "top_p": 1, "seed": 0}, None),
-        ({"max_new_tokens": None}, None),
     ],
 )
 def test_a_request_to_a_language_model_can_have_settings(
-    given: dict[str, Any], message: str | None
+    given: dict[str, Any], message: str
 ) -> None:
     model = Played("lm", lambda _: {"completion": "a"})
     model.model = Model("lm", ("text",), settings=(*reversed([*PARSERS]), "perplexity"))
+    good = {"max_new_tokens": 5, "temperature": 0.5, "top_p": 1, "seed": 0}
     with serving(model) as client:
+        for more, settings in ((good, good), ({"max_new_tokens": None}, {})):
+            assert client.post("/predict", json={"rows": [{"text": "a"}], **more}).is_success
+            assert model.settings == settings
         answer = client.post("/predict", json={"rows": [{"text": "a"}], **given})
-    if message:
-        assert answer.json() == {"error": {"message": message, "code": 400}}
-    else:
-        assert answer.status_code == 200
-        assert model.settings == {name: each for name, each in given.items() if each is not None}
+    assert answer.json() == {"error": {"message": message, "code": 400}}
 
 
-def test_a_full_queue_and_a_lost_model_are_temporary(
+def test_a_full_queue_and_a_lost_model_are_temporary_and_a_defect_is_an_error_as_others(
     classifier: tuple[TestClient, Played],
 ) -> None:
     client, model = classifier
-    for error, code in ((FullError(), 429), (LostError(), 503)):
+    for error, code in ((FullError(), 429), (LostError(), 503), (RuntimeError("secret"), 500)):
         model.error = error
         answer = client.post("/predict", json={"rows": [{"text": "one"}]})
         assert answer.status_code == code
-        assert int(answer.headers["retry-after"]) > 0
-
-
-def test_a_defect_is_answered_as_other_errors_are(classifier: tuple[TestClient, Played]) -> None:
-    client, model = classifier
-    model.error = RuntimeError("secret")
-    answer = client.post("/predict", json={"rows": [{"text": "one"}]})
+        assert int(answer.headers.get("retry-after", 0)) in ((0,) if code == 500 else (1, 5))
     message = "internal error, see the log of the server"
     assert answer.json() == {"error": {"message": message, "code": 500}}
-    assert answer.status_code == 500
 
 
 def test_a_model_that_is_loading_is_not_ready() -> None:
@@ -195,17 +184,15 @@ def test_documents_are_ranked() -> None:
             {"index": 1, "relevance_score": 3.0, "document": {"text": "ccc"}},
             {"index": 2, "relevance_score": 2.0, "document": {"text": "bb"}},
         ]
-        assert [each["query"] if "query" in each else each["text"] for each in model.asked[0]] == [
-            "q"
-        ] * 3
+        assert [each["text"] for each in model.asked[0]] == ["q"] * 3
         nothing = {"top_n": None, "return_documents": None}
         every = client.post("/v1/rerank", json={**asked, **nothing}).json()
         assert [each["index"] for each in every["results"]] == [1, 2, 0]
         model.model = Model("score", ("text",), is_ranking=True)
         for path in ("/v2/rerank", "/rerank"):
-            best, *_, last = client.post(path, json={**asked, **nothing}).json()["results"]
-            assert best == {"index": 1, "relevance_score": pytest.approx(1 / (1 + math.exp(-3)))}
-            assert last == {"index": 0, "relevance_score": pytest.approx(1 / (1 + math.exp(-1)))}
+            results = client.post(path, json={**asked, **nothing}).json()["results"]
+            sigmoids = [1 / (1 + math.exp(-score)) for score in (3, 2, 1)]
+            assert [each["relevance_score"] for each in results] == pytest.approx(sigmoids)
         wrong_counts = [{**asked, "top_n": count} for count in ("two", 0, -1, True, 1.5)]
         for bad in ({"query": "q"}, {"documents": ["a"]}, *wrong_counts):
             assert client.post("/v1/rerank", json=bad).status_code == 400

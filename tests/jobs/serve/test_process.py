@@ -59,16 +59,6 @@ def _wait_until_ready(url: str) -> None:
         time.sleep(0.1)
 
 
-def _model_of(process: subprocess.Popen[str]) -> int:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (found,) = [
-        int(each)
-        for each in children
-        if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()
-    ]
-    return found
-
-
 def test_openai_gets_the_vectors_of_the_exported_model(
     model: Path, server: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:
@@ -116,7 +106,10 @@ def test_a_signal_to_all_processes_ends_it_after_the_requests_in_progress(
     server: tuple[subprocess.Popen[str], str],
 ) -> None:
     process, url = server
-    model = _model_of(process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (model,) = (
+        each for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()
+    )
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(httpx.post, f"{url}/predict", json={"rows": LONG}, timeout=60)
         while not _rows(url, "waiting"):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from itertools import chain, repeat
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,25 +38,16 @@ def end_within_an_answer(pipe: Connection, folder: str, _: int | None) -> None:
     pipe.recv()
 
 
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "350000 100000\n"}, 3),
-        ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu.max": "9900000 100000\n"}, 64),
-        ({"cpu.max": "max 100000\n"}, 64),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
-        ({}, 64),
-    ],
-)
-def test_a_container_has_as_many_threads_as_its_quota(
-    tmp_path: Path, files: dict[str, str], cores: int
-) -> None:
+def test_a_container_has_as_many_threads_as_its_quota(tmp_path: Path) -> None:
     (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert within_quota(64, tmp_path) == cores
+    assert within_quota(64, tmp_path) == 64
+    for quota, cores in {"200000": 2, "-1": 64}.items():  # version 1 of cgroups
+        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+        assert within_quota(64, tmp_path) == cores
+    for quota, cores in {"350000": 3, "50000": 1, "9900000": 64, "max": 64}.items():
+        (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
+        assert within_quota(64, tmp_path) == cores
 
 
 def fail_for_odd_rows(pipe: Connection, folder: str, _: int | None) -> None:
@@ -67,6 +59,15 @@ def fail_for_odd_rows(pipe: Connection, folder: str, _: int | None) -> None:
         pipe.send(RuntimeError("odd") if is_odd else found)
 
 
+@asynccontextmanager
+async def working(worker: Worker) -> AsyncIterator[None]:
+    """Have a worker answer what waits."""
+    task = asyncio.create_task(worker.work())
+    yield
+    task.cancel()
+    await asyncio.wait([task])
+
+
 async def ask_all(
     folder: Path, *requests: list[dict[str, Any]], settings: Iterable[dict[str, Any]] = ()
 ) -> list[Any]:
@@ -75,14 +76,11 @@ async def ask_all(
     await worker._load()
     chosen = chain(settings, repeat({}))
     asked = [worker.ask(rows, each) for rows, each in zip(requests, chosen, strict=False)]
-    working = asyncio.create_task(worker.work())
-    found = await asyncio.gather(*asked, return_exceptions=True)
-    working.cancel()
-    await asyncio.wait([working])
-    return found
+    async with working(worker):
+        return await asyncio.gather(*asked, return_exceptions=True)
 
 
-def test_a_request_that_fails_costs_the_others_nothing(
+def test_a_request_that_fails_or_has_other_settings_is_computed_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_run", fail_for_odd_rows)
@@ -90,14 +88,7 @@ def test_a_request_that_fails_costs_the_others_nothing(
     first, failed, last = asyncio.run(ask_all(tmp_path, [{}], [{"odd": 1}], [{}, {}]))
     assert (first, last) == ([{"row": 1}], [{"row": 1}, {"row": 2}])
     assert isinstance(failed, RuntimeError)
-
-
-def test_only_rows_with_the_same_settings_and_nothing_random_are_computed_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_run", fail_for_odd_rows)
-
-    short, hot = {"max_new_tokens": 2}, {"temperature": 0.5}
+    short, hot = {"max_new_tokens": 2}, {"temperature": 0.5}  # batches change what is random
     settings: list[dict[str, Any]] = [short, short, {}, hot, hot]
     rows: list[dict[str, Any]] = [{}]
     answers = asyncio.run(ask_all(tmp_path, *[rows] * len(settings), settings=settings))
@@ -117,11 +108,9 @@ def test_only_rows_that_wait_for_answers_count(
         await asyncio.sleep(0)
         assert worker.waiting == 4 * 2000 + 192
         asked[0].cancel()  # its client has left
-        working = asyncio.create_task(worker.work())
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        assert (worker.waiting, len(await worker.ask([{}] * 2000))) == (0, 2000)
-        working.cancel()
-        await asyncio.wait([working])
+        async with working(worker):
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert (worker.waiting, len(await worker.ask([{}] * 2000))) == (0, 2000)
         return found
 
     left, *found, full, last = asyncio.run(use())
@@ -135,55 +124,43 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
 ) -> None:
     monkeypatch.setattr(module, "_run", end_within_an_answer)
 
+    async def wait_for_start(worker: Worker, restarts: int) -> None:
+        while worker.restarts != restarts or not worker.model:
+            await asyncio.sleep(0.1)
+
     async def use() -> None:
         worker = Worker(tmp_path)
         with pytest.raises(LostError):  # it is still loading
             await worker.ask([{}])
         await worker._load()
         assert worker.model == Model("embed", ("text",))
-        working = asyncio.create_task(worker.work())
-        lost = [worker.ask([{}]), worker.ask([{}, {}])]
-        found = await asyncio.gather(*lost, return_exceptions=True)
-        assert [type(each) for each in found] == [LostError, LostError]
-        with pytest.raises(LostError):
-            await worker.ask([{}])
-        for _ in range(600):
-            await asyncio.sleep(0.1)
-            if worker.model:
-                break
-        assert await worker.ask([{}, {}]) == [{"row": 1}, {"row": 2}]
-        assert worker.restarts == 1
-        worker._process.kill()  # between requests
-        for _ in range(600):
-            await asyncio.sleep(0.1)
-            if worker.restarts == 2 and worker.model:
-                break
-        assert await worker.ask([{}]) == [{"row": 1}]
-        working.cancel()
-        await asyncio.wait([working])
+        async with working(worker):
+            lost = [worker.ask([{}]), worker.ask([{}, {}])]
+            found = await asyncio.gather(*lost, return_exceptions=True)
+            assert [type(each) for each in found] == [LostError, LostError]
+            with pytest.raises(LostError):
+                await worker.ask([{}])
+            await wait_for_start(worker, 1)
+            assert await worker.ask([{}, {}]) == [{"row": 1}, {"row": 2}]
+            worker._process.kill()  # between requests
+            await wait_for_start(worker, 2)
+            assert await worker.ask([{}]) == [{"row": 1}]
         assert not worker._process.is_alive()
 
     asyncio.run(asyncio.wait_for(use(), 120))
 
 
-@pytest.mark.parametrize(
-    ("task", "row", "found", "answer"),
-    [
-        ("classify", {"label": "b"}, {"labels": {"a": 0.5}}, {"label": "a", "probability": 0.5}),
-        (
-            *("squad", {"question": "q", "context": "c", "score": 1}),
-            *({"text": "c", "score": 1}, {"answer": "c", "score": 1}),
-        ),
-    ],
-)
-def test_predictions_are_columns(
-    task: str, row: dict[str, Any], found: dict[str, Any], answer: dict[str, Any]
-) -> None:
+def test_predictions_are_columns() -> None:
     from jobs.serve.rows import to_answer
 
-    kind: Any = TASKS[task]
     loaded = Loaded(SimpleNamespace(config=None))
-    assert to_answer(kind, loaded, found, Row("row 1", row)) == answer
+    asked = {"question": "q", "context": "c", "score": 1}
+    for task, row, found, answer in (
+        ("classify", {"label": "b"}, {"labels": {"a": 0.5}}, {"label": "a", "probability": 0.5}),
+        ("squad", asked, {"text": "c", "score": 1}, {"answer": "c", "score": 1}),
+    ):
+        kind: Any = TASKS[task]
+        assert to_answer(kind, loaded, found, Row("row 1", row)) == answer
 
 
 def test_the_column_of_training_is_a_name_for_a_text() -> None:
@@ -204,18 +181,15 @@ def load_once(pipe: Connection, folder: str, _: int | None) -> None:
     os._exit(1)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_model_that_can_not_be_loaded_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
+def test_a_model_that_can_not_be_loaded_again_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_run", load_once)
-    if is_first:
-        Path(tmp_path, "mark").touch()
 
     async def use() -> None:
         worker = Worker(tmp_path)
         working = asyncio.create_task(worker.work())
-        while not is_first and worker.model is None:
+        while worker.model is None:
             await asyncio.sleep(0.05)
         with pytest.raises(LostError):
             await worker.ask([{}])
@@ -226,15 +200,12 @@ def test_a_model_that_can_not_be_loaded_says_why(
     asyncio.run(asyncio.wait_for(use(), 60))
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [("/model", "model"), ("/r/squad-1/model", "squad-1"), ("/m/mini", "mini"), ("model", "here")],
-)
 def test_a_model_is_named_after_its_results(
-    folder: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from jobs.cli.results.serve import model_name
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert model_name(Path(folder)) == name
+    names = {"/model": "model", "/r/squad-1/model": "squad-1", "/m/mini": "mini", "model": "here"}
+    assert {folder: model_name(Path(folder)) for folder in names} == names

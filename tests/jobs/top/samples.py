@@ -101,8 +101,10 @@ def running_rank(folder: Path, rank: int, job: str = JOB) -> Iterator[None]:
     path.mkdir(parents=True, exist_ok=True)
     environ = {"PATH": os.environ["PATH"], "PMI_RANK": str(rank)}
     with subprocess.Popen(["sleep", "infinity"], cwd=path, env=environ) as process:
-        yield
-        process.kill()
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 @dataclass

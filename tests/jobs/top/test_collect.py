@@ -11,6 +11,7 @@ import pytest
 
 from cluster.nodes import Cluster
 from infra.errors import DeadlineError, HostError, HostKeyError, UsageError
+from infra.wait import wait_until
 from jobs.top import collect
 from jobs.top.collect import Collector, Watched, send_relay
 from jobs.top.queue_and_logs import CONNECTING
@@ -134,21 +135,15 @@ def test_it_says_why_there_is_nothing_new(begin: Begin, first: Stream, problem: 
     assert wait_for(collector, "")
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (UsageError("no cluster 'bert' is running"), UsageError),
-        (HostKeyError("node0", "another key"), HostKeyError),
-    ],
-)
+@pytest.mark.parametrize("error", [UsageError("no cluster"), HostKeyError("node0", "another key")])
 def test_it_gives_up_when_the_cluster_or_its_head_is_another(
-    begin: Begin, error: Exception, kind: type[Exception]
+    begin: Begin, error: Exception
 ) -> None:
     collector = begin(FakeStream([GOOD]), clusters=[whole_cluster(), error])
 
-    with pytest.raises(kind):
+    with pytest.raises(type(error)):
         wait_for(collector, "never")
-    with pytest.raises(kind):
+    with pytest.raises(type(error)):
         collector.first()
 
 
@@ -163,11 +158,11 @@ def test_a_cluster_that_grew_is_watched_as_a_whole(
 
     assert streams[0].closed.wait(60)
     wait_for(collector, "")
-    deadline = time.monotonic() + 60
-    while not streams[1].sent and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert '"node2"' in streams[1].sent[0]
-    assert '"node2"' not in streams[0].sent[0]
+    begun, grown = (
+        streams[0].sent,
+        wait_until("stream", lambda: streams[1].sent or None, deadline_s=60),
+    )
+    assert ['"node2"' in sent[0] for sent in (begun, grown)] == [False, True]
 
 
 def test_a_silent_head_is_said_to_be_silent(begin: Begin) -> None:

@@ -38,6 +38,8 @@ from jobs.places.files import fetch
 from jobs.places.plan import JobPaths
 from jobs.places.queue.history import list_jobs
 from jobs.places.record import read_job_id, read_record
+from jobs.program.packages import find_packages
+from jobs.program.pyproject import read_own_package
 from jobs.reference import plan as reference
 from jobs.reference.plan import PRESETS
 from jobs.top.screen import render as render_screen
@@ -117,6 +119,39 @@ def valid_lock() -> bytes:
     return render_lock(
         STACK, [Pinned(name, version, ("a" * 64,)) for name, version in pairs]
     ).encode()
+
+
+VALID_PROJECT = b"""\
+[project]
+name = "mine"
+version = "1"
+requires-python = ">=3.10"
+dynamic = []
+dependencies = ["einops"]
+[project.optional-dependencies]
+train = ["mine[more]"]
+more = ["tqdm"]
+[project.scripts]
+mine = "mine:main"
+[project.entry-points]
+plugins = {a = "mine:a"}
+[dependency-groups]
+dev = ["pytest", {include-group = "lint"}]
+lint = ["ruff"]
+[tool.uv]
+workspace = {members = ["parts/*"]}
+sources = {other = {path = "other"}}
+[tool.poetry.dependencies]
+tqdm = {version = "1"}
+[tool.setuptools.dynamic]
+dependencies = {file = ["requirements.txt"]}
+"""
+
+
+def read_python_project() -> None:
+    files = read_own_package(Path()).files
+    assert all(".." not in Path(each).parts for each in files)
+    find_packages("pyproject.toml[train,dev]", Path(), None)
 
 
 def predict_on_head() -> None:
@@ -305,6 +340,7 @@ READERS = {
         ),
         read_stacks,
     ),
+    "pyproject.toml": Reader("pyproject.toml", lambda: VALID_PROJECT, read_python_project),
     "lock": Reader(
         "spr-cluster.locks/upstream.txt",
         valid_lock,
@@ -448,7 +484,8 @@ ODD_VALUES: tuple[Any, ...] = (
 )
 ODD_TOML = (
     *("1", "-1", "nan", "inf", "true", '"x"', '""', '"\\u0000"', "[]", "{}", "1979-05-27"),
-    *('[[["x"]]]', "{a.b.c = 1}", f"0x{'f' * 5000}", "[1, 2]", '["x"]', "9" * 5000, '"\\u001b"'),
+    *('[[["x"]]]', "{a.b.c = 1}", f"0x{'f' * 5000}", "[1, 2]", '["x"]', "9" * 5000),
+    *('"\\u001b"', '["/etc/*"]', '["**x"]'),
 )
 ODD_BYTES = (
     *(b"\0", b"\xff", b"\xed\xa0\x80", b"\x1b[31m", b"\n", b"\r", b"\x85"),

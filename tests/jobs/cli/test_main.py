@@ -50,16 +50,8 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (
-            "iam-policy >/dev/full",
-            1,
-            "a file or the output: No space left on device\n  → .*is there sp",
-        ),
-        (
-            "--version >/dev/full",
-            1,
-            "a file or the output: No space left on device\n  → .*is there spa",
-        ),
+        ("iam-policy >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
+        ("--version >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
         ("--version >&-", 0, ""),
     ],
 )
@@ -116,13 +108,6 @@ def test_options_for_experts_are_in_the_advanced_help(
     assert f"`--help --advanced` shows {len(all_ - shown)} more options" in usual
     assert "--advanced" not in full
     assert run(capsys, *command.split(), "--advanced").out == full
-
-
-def test_options_for_experts_work_without_the_word(capsys: pytest.CaptureFixture[str]) -> None:
-    job = "train squad --to slurm-script --demo --nodes 1 --shape cores=8 --wire fp32 --warmup-ratio 0.2"
-    script = run(capsys, *job.split()).out
-    assert '"wire": "fp32"' in script
-    assert '"warmup_ratio": 0.2' in script
 
 
 def test_help_imports_nothing_heavy() -> None:

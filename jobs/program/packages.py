@@ -32,7 +32,7 @@ _HEADER = re.compile(r"(?m)^# /// script\s*$\n(?P<content>(^#(| .*)$\n)+?)^# ///
 _EXPORT_S = 120
 _UNREAD = "pyproject.toml setup.py setup.cfg environment.yml environment.yaml Pipfile"
 _LISTS = re.compile(
-    r"^\[(tool\.(poetry|pixi)\.(pypi-)?dependencies|packages)\]\n([^\[].*\n|\n)*?(?!python\b)[\w\"].*="
+    r"^\[(tool\.(poetry|pixi)\.(pypi-)?dependencies|packages)\]\n([^\[\n].*\n|\n)*?(?!python\b)[\w\"].*="
     r"|\binstall_requires\s*=\s*(?!None|\[\s*\])|^dependencies:",
     re.MULTILINE,
 )

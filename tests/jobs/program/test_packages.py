@@ -315,3 +315,10 @@ def test_the_projects_python_counts_without_packages(tmp_path: Path) -> None:
     assert find(tmp_path) == PackageList("pyproject.toml", (), python=">=3.14")
     (tmp_path / "requirements.txt").write_text("einops\n")
     assert find(tmp_path) == PackageList("requirements.txt", ("einops",), python=">=3.14")
+
+
+@pytest.mark.timeout(20)
+def test_comments_between_blank_lines_take_no_time(tmp_path: Path) -> None:
+    text = '[tool.poetry.dependencies]\npython = "^3"\n' + "\n# no package\n" * 40
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert find(tmp_path) is None

@@ -177,6 +177,9 @@ def test_the_project_is_found_upward(
     (project / "src" / "spr-cluster.toml").unlink()
     monkeypatch.setenv("HOME", str(project))
     assert find_project(below) is None, "a home folder in git is no project"
+    (tmp_path / "home").symlink_to(project)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert find_project(below) is None
 
 
 def test_a_project_too_large_names_its_largest_parts(project: Path) -> None:

@@ -348,6 +348,7 @@ def test_each_answer_for_a_new_file_is_checked_before_the_next_question(
     assert answer("Bert!").startswith("spr-cluster: --name Bert!: expected at most 32")
     assert "] spr-cluster: --cloud azure: expected aws or local" in answer("bert", "azure")
     assert "] spr-cluster: --nodes 0: expected a whole number" in answer("bert", "local", "0")
+    assert "] spr-cluster: --nodes two: expected a whole number" in answer("bert", "local", "two")
     assert answer("bert", "local", "3", "", "").startswith("Which cloud, aws or local")
     file = read_project_file()
     given = {"name": "bert", "cloud": "local", "nodes": 3, "idle-timeout": "1h"}

@@ -19,7 +19,7 @@ from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.history import list_jobs
 from jobs.places.queue.session import JobContext, JobSession, run_job
 from jobs.places.record import JobRecord, read_record
-from jobs.train.request import check_results, require_able_stack, spec_of
+from jobs.train.request import change_options, check_results, require_able_stack, spec_of
 from jobs.train.study import job_packages
 from jobs.train.trackers import find_hub_token, tracker_variables
 from jobs.train.train import name_variables, plan_options, read_results
@@ -318,7 +318,4 @@ def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
         raise JobError(
             f"the options of the job's record are not those of this release: {' '.join(record.argv)}"
         ) from None
-    try:
-        return replace(before, **{**(request.changes or {}), "resume": True})
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    return change_options(before, {**(request.changes or {}), "resume": True})

@@ -14,6 +14,7 @@ from cluster.console.options import (
     Option,
     Request,
     option,
+    parse_number,
     positive_int,
     switch,
 )
@@ -71,14 +72,9 @@ def limit_of_time(text: str) -> timedelta:
 
 
 def limit_of_usd(text: str) -> float:
-    """Parse the value of ``--budget``. Raises :class:`UsageError`."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= MOST_USD:
-        raise UsageError(f"{text!r}: expected US dollars, above 0 and at most {MOST_USD:,}")
-    return found
+    """Parse the value of ``--budget``. Raises ``ValueError``."""
+    expected = f"US dollars, above 0 and at most {MOST_USD:,}"
+    return parse_number(text, lambda found: 0 < found <= MOST_USD, expected)
 
 
 def bucket_url(text: str) -> str:

@@ -288,14 +288,12 @@ def _add_project(words: Sequence[str]) -> CommandWords:
         near = near or difflib.get_close_matches(words[0], [*COMMANDS, *SHORT_FORMS], n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         build_parser().error(f"unknown command {words[0]!r}{meant}")
-    options = import_module("jobs.cli.shared.project_options")
-    project = import_module("infra.project_file")
-    found: CommandWords = options.CommandWords([*words])
-    if project.find_project_file().exists():
-        file = project.read_project_file()
-        found = options.apply_project(words, file)
-        if found.origins and file.path.is_absolute():
-            say(f"options from {file.path}")
+    file = import_module("infra.project_file").read_project_file()
+    found: CommandWords = import_module("jobs.cli.shared.project_options").apply_project(
+        words, file
+    )
+    if found.origins and file.path.is_absolute():
+        say(f"options from {file.path}")
     return found
 
 

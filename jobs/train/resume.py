@@ -45,7 +45,7 @@ class ResumeRequest:
     task: str
     job: str | None
     results: Path | None = None
-    changes: Mapping[str, Any] | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
     spec: JobSpec = field(default_factory=JobSpec)
     """The choices of the resumed run; its work and its number of nodes are the job's."""
     env: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         log(f"using {counted(used, 'node')} of {len(cluster.nodes)}")
     if plan.planned_nodes:
         log(describe_fewer(record, plan))
-    if found.checkpoint and {"epochs", "max_steps"} & (request.changes or {}).keys():
+    if found.checkpoint and {"epochs", "max_steps"} & request.changes.keys():
         said = session.head.run(_FIRST_TOTAL.format(root=paths.root)).stdout
         step = step_of(found.checkpoint)
         require_steps_left(step, said, record, options_again(record, request))
@@ -280,10 +280,8 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
     stage = tuple((str(url), str(target)) for url, target in record.more.get("stage", ()))
     # A study's plan precedes its options.
     study = json.loads(record.argv[-2]) if "worker.study" in record.argv else {}
-    if study:
-        changed = sorted(set(request.changes or {}) & MAY_CHANGE)
-        if changed:
-            raise UsageError(f"{flag(changed[0])}: the trials of a study have the same options")
+    if study and (changed := sorted(request.changes.keys() & MAY_CHANGE)):
+        raise UsageError(f"{flag(changed[0])}: the trials of a study have the same options")
     spec = replace(
         request.spec,
         work=replace(spec_of(options).work, study=study),
@@ -318,4 +316,4 @@ def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
         raise JobError(
             f"the options of the job's record are not those of this release: {' '.join(record.argv)}"
         ) from None
-    return change_options(before, {**(request.changes or {}), "resume": True})
+    return change_options(before, {**request.changes, "resume": True})

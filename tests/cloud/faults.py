@@ -338,7 +338,7 @@ def parse_faults(text: str, source: str = "faults") -> Faults:
         return Faults.model_validate(parse_toml(text, source))
     except ValidationError as error:
         table = Faults.model_fields.get(str(error.errors()[0]["loc"][0]))
-        section = getattr(table, "annotation", None)
+        section: Any = table and table.annotation
         model = section if hasattr(section, "model_fields") else Faults
         raise UsageError(f"{source}: {explain_invalid(error, model)}") from None
 

@@ -133,7 +133,6 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     """Parse TOML; messages start with ``name``. Raises :class:`UsageError`."""
     try:
         content = tomllib.loads(text)
-        repr(content)  # raises ValueError for hexadecimal numbers with thousands of digits
     except ValueError as error:
         raise UsageError(f"{name}: not TOML: {error}") from None
     except RecursionError:

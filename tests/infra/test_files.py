@@ -55,10 +55,9 @@ def test_json_that_could_harm_its_user_is_refused(text: str, message: str) -> No
     ("text", "message"),
     [
         ("a = " + "[" * 100_000, "more than 100 levels"),
-        (f"a = 0x{'f' * 5000}", "not TOML: Exceeds the limit"),
         ("a = ", "not TOML: Invalid value"),
     ],
-    ids=["array", "long", "text"],
+    ids=["array", "text"],
 )
 def test_toml_that_could_harm_its_user_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"^a.toml: .*{message}"):

@@ -30,7 +30,6 @@ FILES = {
     "index.csv": "SPR_ARRAY_INDEX\n1\n",
     "twice.csv": "lr,lr\n1,2\n",
     "quote.csv": 'lr\n"1\n',
-    "null.csv": "lr\na\0b\n",
 }
 
 

@@ -83,6 +83,7 @@ def test_the_nearest_description_of_packages_wins(tmp_path: Path) -> None:
     [
         ("requirements.txt", "--no-index\n", "requirements.txt: --no-index: only"),
         ("requirements.txt", "-r missing.txt\n", "missing.txt"),
+        ("requirements.txt", "-r .\n", "can't be read: Is a directory"),
         ("pyproject.toml", "[project\n", "pyproject.toml: not TOML"),
         ("pyproject.toml", "[project]\ndependencies = 3\n", "dependencies: Input should be a"),
         (
@@ -182,16 +183,6 @@ def test_a_project_is_as_if_installed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     (found,) = distributions(name="my-lib", path=[str(tmp_path / "site")])
     assert (found.version, found.entry_points["go"].value) == ("0", "mine.cli:App.main")
-
-
-@pytest.mark.parametrize("line", ["-e LONG", "-r LONG", "-e \0", "-r \0", "-r ."])
-def test_requirements_that_name_no_file_are_refused(line: str, tmp_path: Path) -> None:
-    line = line.replace("LONG", "x" * 5000)
-    (tmp_path / "requirements.txt").write_text(f"einops\n{line}\n")
-    with pytest.raises(UsageError):
-        find(tmp_path)
-    with pytest.raises(UsageError):
-        find(tmp_path, given=line)
 
 
 SOURCE = '[project]\nname = "a"\nversion = "1"\ndependencies = ["fork"]\n'

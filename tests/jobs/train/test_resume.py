@@ -20,13 +20,14 @@ from jobs.train.resume import (
     ResumeRequest,
     add_spent,
     choose_unfinished,
+    keep_choices,
     parse_stored_job,
     plan_again,
     resume,
     with_login,
 )
 from jobs.worker.runtime.process import PLANNED
-from jobs.worker.spec import Ending, JobSpec, PlacementOptions
+from jobs.worker.spec import Ending, JobSpec, PlacementOptions, Recovery
 from jobs.worker.tasks.squad.task import DEMO
 from jobs.worker.training.options import BASE_MODEL
 from tests.fakes import FakeHost
@@ -161,16 +162,18 @@ def test_the_end_of_an_earlier_run_in_s3_does_not_count_twice() -> None:
     assert log == ["warning: the end of the last run is unknown, so the limits do not count it"]
 
 
-@pytest.mark.parametrize(("asked", "retries"), [(None, 2), (0, 0)])
-def test_a_resumed_job_keeps_its_restarts(tmp_path: Path, asked: int | None, retries: int) -> None:
-    record = replace(RECORD, more={"recovery": {"retries": 2, "least_nodes": 5}})
-    hosts = hosts_with(record, listed(PATHS.job_id, ""))
-
-    run(hosts, ResumeRequest("squad", None, tmp_path / "out", retries=asked))
-
-    launch = json.loads(hosts["node0"].files[PATHS.uploaded("launch.json")])
-    recovery = {"retries": retries, "least_nodes": 3, "resumed_job": PATHS.job_id}
-    assert launch["spec"]["recovery"] == recovery
+@pytest.mark.parametrize(
+    ("had", "asked", "now"),
+    [("", None, ""), ("s3://mine/x", None, "s3://mine/x"), ("s3://mine/x", "", "")],
+)
+@pytest.mark.parametrize(("retries", "kept"), [(None, 2), (0, 0)])
+def test_a_resumed_job_keeps_its_bucket_and_restarts(
+    had: str, asked: str | None, now: str, retries: int | None, kept: int
+) -> None:
+    record = replace(RECORD, bucket=had, more={"recovery": {"retries": 2, "least_nodes": 5}})
+    request, spec = ResumeRequest("squad", None, retries=retries), job_spec(bucket=asked, nodes=3)
+    found = keep_choices(spec, request, record, job("squad-1"))
+    assert (found.storage.bucket, found.recovery) == (now, Recovery(kept, 3, "squad-1"))
 
 
 def test_a_resumed_job_needs_its_variables_again(
@@ -316,29 +319,6 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
         assert f"{PATHS.relative_root}/code/worker/storage/restore.py" in tar.getnames()
     assert f'"bucket": "{BUCKET}"' in head.files[PATHS.uploaded("launch.json")].decode()
     assert f"5.0 MiB of job {PATHS.job_id} came from {url}" in log
-
-
-@pytest.mark.parametrize(
-    ("had", "asked", "now"),
-    [("", None, ""), ("s3://mine/x", None, "s3://mine/x"), ("s3://mine/x", "", "")],
-)
-def test_a_resumed_job_is_stored_where_it_was(
-    tmp_path: Path, had: str, asked: str | None, now: str
-) -> None:
-    hosts = hosts_with(replace(RECORD, bucket=had), listed(PATHS.job_id, "step-000040"))
-    head = hosts["node0"]
-    head.answers[:0] = [("# placing the worker code|push probe", "")]
-    context = job_context(hosts)
-    context = replace(context, cluster=replace(context.cluster, bucket="s3://of-the-cluster"))
-    request = ResumeRequest("squad", None, tmp_path / "out", spec=job_spec(bucket=asked))
-
-    resume(context, request)
-
-    found = [
-        json.loads(head.files[file])
-        for file in (PATHS.uploaded("launch.json"), PATHS.uploaded("job.json"))
-    ]
-    assert [found[0]["spec"]["storage"]["bucket"], found[1]["bucket"]] == [now, now]
 
 
 def test_a_job_that_cannot_be_restored_leaves_nothing() -> None:

@@ -22,7 +22,7 @@ from jobs.places.record import JobRecord, read_record
 from jobs.train.request import change_options, check_results, require_able_stack, spec_of
 from jobs.train.study import job_packages
 from jobs.train.trackers import find_hub_token, tracker_variables
-from jobs.train.train import name_variables, plan_options, read_results
+from jobs.train.train import plan_options, read_results
 from jobs.worker.runtime.checkpoint_names import step_of
 from jobs.worker.spec import JobSpec, Recovery, Resources
 from jobs.worker.tasks import TASKS
@@ -102,7 +102,10 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         said = session.head.run(_FIRST_TOTAL.format(root=paths.root)).stdout
         step = step_of(found.checkpoint)
         require_steps_left(step, said, record, options_again(record, request))
-    _warn_missing(record, request, log)
+    given = {word.partition("=")[0] for word in request.env}
+    if missing := {*record.more.get("env", ())} - given:
+        names = ", ".join(sorted(missing))
+        log(f"warning: the job had {names}: give it again with --env if needed")
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
     spec = keep_choices(plan.spec, request, record, found)
     details = {**plan.details, "spent": add_spent(record, ended or found, log)}
@@ -167,13 +170,6 @@ def with_login(
         return words
     log("sending this machine's Hugging Face login, because the job began with --env HF_TOKEN")
     return (*words, f"HF_TOKEN={token}")
-
-
-def _warn_missing(record: JobRecord, request: ResumeRequest, log: Callable[[str], None]) -> None:
-    missing = {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}
-    if missing:
-        names = ", ".join(sorted(missing))
-        log(f"warning: the job had {names}: give it again with --env if needed")
 
 
 def _restore(session: JobSession, bucket: S3Location, job: str) -> JobEnd | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
+from jobs.program import folder as module
 from jobs.program.folder import (
     choose_folders,
     describe_left_out,
@@ -88,13 +89,23 @@ def test_a_project_below_a_repository(project: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [".", "sub"])
-def test_git_reads_no_unwanted_repository(project: Path, place: str) -> None:
-    root = project / place
-    write(root, "a.py", "skip/y")
+def test_git_walks_no_unwanted_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    root, asked = project / place, dict[Path, str]()
+
+    def ask(folder: Path, *words: str, given: str = "", may_lack: bool = False) -> str:
+        asked[folder] = asked.get(folder, "") + given
+        return run(folder, *words, given=given, may_lack=may_lack)
+
+    run = module._git
+    monkeypatch.setattr(module, "_git", ask)
+    write(root, "a.py", "data/x", "skip/y")
     git(root / "skip", "init", "--quiet")
-    (root / "skip/.git/config").write_text("[core\n")
-    (root / ".sprignore").write_text("skip/\n")
+    (root / ".sprignore").write_text("data/\nskip/\n")
     assert list_project(root) == (".sprignore", "a.py")
+    assert root / "skip" not in asked
+    assert ("data/x" in "".join(asked.values())) is (place == "sub"), "git's paths begin at the top"
 
 
 def fetched(root: Path, *folders: str) -> None:

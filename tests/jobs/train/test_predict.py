@@ -202,6 +202,7 @@ def test_a_jobs_model_is_used_on_the_head_without_a_copy() -> None:
     assert said_here == ["using the model of squad-2, the newest on the cluster"]
     assert found[0]["text"] == text
     assert "/home/ubuntu/spr-jobs/squad-2/output/model <" in host.commands[-2]
+    assert "HF_HUB_OFFLINE=1 " in host.commands[-2]
     assert host.commands[-1].startswith("rm -rf /home/ubuntu/spr-predict-")
 
     OnHead(host, None, "squad-1", said_here.append).predict(WHERE)

@@ -67,6 +67,23 @@ def test_what_a_study_varies(words: str, expected: dict[str, Domain]) -> None:
         assert name in ("learning_rate", "warmup_ratio") or isinstance(each.low, int)
 
 
+def test_what_decides_how_runs_are_compared_does_not_vary() -> None:
+    for name in [
+        "data",
+        "dataset",
+        "eval-fraction",
+        "metric",
+        "backend",
+        "report-to",
+        "trial-seconds",
+        "resume",
+    ]:
+        with pytest.raises(
+            UsageError, match=f"{name}: `train classify` has no such option to vary"
+        ):
+            parse_tune([f"{name}=1"], options())
+
+
 def test_nothing_is_given_twice() -> None:
     for words in ("batch-size=8,8", "ppn=2,4,2", "batch-size=8,16 batch-size=32"):
         with pytest.raises(UsageError, match="twice"):

@@ -68,19 +68,9 @@ def test_what_a_study_varies(words: str, expected: dict[str, Domain]) -> None:
 
 
 def test_what_decides_how_runs_are_compared_does_not_vary() -> None:
-    for name in [
-        "data",
-        "dataset",
-        "eval-fraction",
-        "metric",
-        "backend",
-        "report-to",
-        "trial-seconds",
-        "resume",
-    ]:
-        with pytest.raises(
-            UsageError, match=f"{name}: `train classify` has no such option to vary"
-        ):
+    fixed = ("data", "dataset", "eval-fraction", "metric", "backend", "report-to", "resume")
+    for name in fixed:
+        with pytest.raises(UsageError, match=f"{name}: `train classify` has no such option to"):
             parse_tune([f"{name}=1"], options())
 
 

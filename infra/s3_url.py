@@ -10,7 +10,6 @@ from infra.errors import UsageError
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _EXPECTED = "expected s3://BUCKET or s3://BUCKET/PREFIX"
-_LONGEST_KEY = 1024
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,6 @@ def parse_s3_url(url: str, flag: str = "--push-to") -> S3Location:
     parts = prefix.strip("/").split("/") if prefix.strip("/") else []
     if any(part in ("", ".", "..") or not part.isprintable() for part in parts):
         raise UsageError(f"{flag} {url}: {_EXPECTED}, without empty parts, `.`, or `..`")
-    if len(prefix.encode("utf-8", "replace")) > _LONGEST_KEY - 256:
-        raise UsageError(f"{flag}: the prefix is longer than {_LONGEST_KEY - 256} bytes")
     return S3Location(bucket, "/".join(parts))
 
 

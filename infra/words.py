@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from infra.errors import UsageError
 
@@ -117,28 +117,11 @@ def explain_invalid(
     key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
     known = (expected or {}).get(str(path[0]), "")
     if first["type"] == "extra_forbidden":
-        names = list(_section(model, path[:-1]).model_fields)
-        meant = nearest(str(path[-1]), names)
-        return f"unknown key {key}{meant or '; expected ' + ', '.join(names)}"
+        meant = nearest(key, model.model_fields)
+        return f"unknown key {key}{meant or '; expected ' + ', '.join(model.model_fields)}"
     if first["type"] == "missing":
         return f"{key} is missing" + (f": expected {known}" if known else "")
     message, value = _PREFIX.sub("", first["msg"]), first["input"]
     is_choice = first["type"] == "literal_error" and isinstance(value, str)
     meant = nearest(value, re.findall("'(.+?)'", message)) if is_choice else ""
     return f"{render(key, value)}: expected {known or message}{meant}"
-
-
-def _section(model: type[BaseModel], path: Iterable[int | str]) -> type[BaseModel]:
-    """Return the model of a nested table."""
-    for part in path:
-        if isinstance(part, str):
-            model = next(_models(model.model_fields[part].annotation))
-    return model
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models in an annotation such as ``tuple[Rule, ...]`` or ``Rule | None``."""
-    if hasattr(annotation, "model_fields"):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _models(part)

@@ -141,13 +141,6 @@ def test_every_command_and_function_works_without_other_extras(
     assert {name: each for name, each in found["api"].items() if each} == {}
 
 
-def test_git_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each event in a cluster's log has the version."""
-    found = infra.version.read_version()
-    monkeypatch.setattr(subprocess, "check_output", None)
-    assert infra.version.read_version() == found
-
-
 def test_a_version_says_which_commit_it_came_from(tmp_path: Path) -> None:
     tree = tmp_path / "repository/tree"
     (tree / "infra").mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -94,6 +95,17 @@ def positive_int(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
         raise ValueError(f"{text!r}: expected a whole number of at least 1")
     return int(text)
+
+
+def parse_number(text: str, is_valid: Callable[[float], bool], expected: str) -> float:
+    """Parse a number. Raises ``ValueError`` with what was ``expected``, also for what is no number."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not is_valid(found):
+        raise ValueError(f"{text!r}: expected {expected}")
+    return found
 
 
 def option(help_: str, default: Any = None, **how: Any) -> Any:

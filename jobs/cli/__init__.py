@@ -3,7 +3,6 @@ command from its words to its result. The Python API is another client."""
 
 from __future__ import annotations
 
-import difflib
 import errno
 import io
 import os
@@ -22,6 +21,7 @@ from cluster.console.parser import Command, Parser
 from infra.aws.api_time import API_TIME
 from infra.errors import HangupError, SprError, UsageError
 from infra.version import read_version
+from infra.words import nearest
 
 if TYPE_CHECKING:
     from jobs.cli.shared.project_options import CommandWords
@@ -284,18 +284,16 @@ def expand(words: Sequence[str]) -> list[str]:
 def _add_project(words: Sequence[str]) -> CommandWords:
     """Return the words with the options in ``spr-cluster.toml``."""
     if words[0] not in COMMANDS:
-        near = [_SYNONYMS[words[0]]] if words[0] in _SYNONYMS else []
-        near = near or difflib.get_close_matches(words[0], [*COMMANDS, *SHORT_FORMS], n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        known = _SYNONYMS.get(words[0])
+        near = nearest(words[0], [*COMMANDS, *SHORT_FORMS])
+        meant = f"; did you mean {known}?" if known else near
         build_parser().error(f"unknown command {words[0]!r}{meant}")
-    options = import_module("jobs.cli.shared.project_options")
-    project = import_module("infra.project_file")
-    found: CommandWords = options.CommandWords([*words])
-    if project.find_project_file().exists():
-        file = project.read_project_file()
-        found = options.apply_project(words, file)
-        if found.origins and file.path.is_absolute():
-            say(f"options from {file.path}")
+    file = import_module("infra.project_file").read_project_file()
+    found: CommandWords = import_module("jobs.cli.shared.project_options").apply_project(
+        words, file
+    )
+    if found.origins and file.path.is_absolute():
+        say(f"options from {file.path}")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import make_console
-from cluster.console.options import option, switch
+from cluster.console.options import option, parse_number, switch
 from cluster.console.output import ask, emit, has_terminal
 from cluster.console.parser import Parser, add_request
 from cluster.overview import look_up_prices
@@ -25,13 +24,8 @@ _SHORTEST_S, _LONGEST_S = 0.5, 3600.0
 
 
 def _parse_interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not _SHORTEST_S <= seconds <= _LONGEST_S:
-        raise ValueError(f"{text!r}: expected seconds from {_SHORTEST_S:g} to {_LONGEST_S:g}")
-    return seconds
+    expected = f"seconds from {_SHORTEST_S:g} to {_LONGEST_S:g}"
+    return parse_number(text, lambda found: _SHORTEST_S <= found <= _LONGEST_S, expected)
 
 
 @dataclass(frozen=True, kw_only=True)

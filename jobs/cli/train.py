@@ -25,7 +25,6 @@ from jobs.cli.shared.job_options import (
     ResultsRequest,
     TaskRequest,
     VariableRequest,
-    change_options,
     task_options,
 )
 from jobs.cli.shared.placement_table import as_rows, render_speeds
@@ -46,6 +45,7 @@ from jobs.reference.plan import (
 from jobs.train.elsewhere import plan_for_script, plan_in_pods, plan_reference_in_pods
 from jobs.train.request import (
     TrainRequest,
+    change_options,
     check_inputs,
     check_results,
     check_writable,

@@ -46,7 +46,7 @@ def find_project(folder: Path) -> Path | None:
         return path.absolute().parent
     top = _git(folder, "rev-parse", "--show-toplevel", may_lack=True).strip()
     # Some keep their home folder's settings in git.
-    return Path(top) if top and Path(top) != Path.home() else None
+    return Path(top) if top and Path(top) != Path.home().resolve() else None
 
 
 @dataclass(frozen=True)

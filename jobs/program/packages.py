@@ -24,7 +24,7 @@ from jobs.program.pyproject import (
     read_project,
     split_extras,
 )
-from jobs.program.requirements import Requirements, is_file
+from jobs.program.requirements import Requirements
 from provision.stacks.sources import PYPI, explain
 
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
@@ -32,7 +32,7 @@ _HEADER = re.compile(r"(?m)^# /// script\s*$\n(?P<content>(^#(| .*)$\n)+?)^# ///
 _EXPORT_S = 120
 _UNREAD = "pyproject.toml setup.py setup.cfg environment.yml environment.yaml Pipfile"
 _LISTS = re.compile(
-    r"^\[(tool\.(poetry|pixi)\.(pypi-)?dependencies|packages)\]\n([^\[].*\n|\n)*?(?!python\b)[\w\"].*="
+    r"^\[(tool\.(poetry|pixi)\.(pypi-)?dependencies|packages)\]\n([^\[\n].*\n|\n)*?(?!python\b)[\w\"].*="
     r"|\binstall_requires\s*=\s*(?!None|\[\s*\])|^dependencies:",
     re.MULTILINE,
 )
@@ -59,7 +59,7 @@ def find_packages(
         name, extras = split_extras(given)
         name = os.path.expanduser(name)  # noqa: PTH111 - pathlib's fails for unknown users
         files = dict.fromkeys(folder.absolute() / name for folder in (here or root, root))
-        for file in filter(is_file, files):
+        for file in filter(Path.is_file, files):
             return _read(file, root, extras)
         raise UsageError(
             f"--packages {given}: no such file: {' or '.join(map(str, files))}",

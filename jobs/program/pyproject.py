@@ -218,12 +218,12 @@ def read_own_package(root: Path) -> OwnPackage:
     return OwnPackage((*imports, SITE), files, tuple(entries["console_scripts"]))
 
 
-def needs_packages(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
+def needs_packages(command: Sequence[str], scripts: Sequence[str]) -> bool:
     """Whether a command can need Python packages: `hostname` does not, other programs may run Python."""
     program = Path(command[0]).name if command[0].startswith("/") else command[0]
     return command[0] in scripts or not _PLAIN_TOOL.fullmatch(program)
 
 
-def may_run_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
+def may_run_python(command: Sequence[str], scripts: Sequence[str]) -> bool:
     """Whether a word of a command is Python, a script, or what usually starts one, such as `bash`."""
     return any(word in scripts or _STARTS_PYTHON.fullmatch(Path(word).name) for word in command)

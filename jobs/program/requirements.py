@@ -84,9 +84,9 @@ class Requirements:
         name, extras = split_extras(place)
         # pip's paths begin at its working folder, uv's at the lock.
         places = [each / name for each in (path.parent, self.root)]
-        folder = next((each for each in places if is_file(each / "pyproject.toml")), places[0])
+        folder = next((each for each in places if (each / "pyproject.toml").is_file()), places[0])
         project, root = folder / "pyproject.toml", self.root.resolve()
-        if not is_file(project) or not folder.resolve().is_relative_to(root):
+        if not project.is_file() or not folder.resolve().is_relative_to(root):
             raise UsageError(
                 f"{path}: {line}: only folders of the project with a pyproject.toml are supported",
                 hint="move it to such a folder, a package index, or git; or use another list (--packages)",
@@ -120,10 +120,3 @@ def _expand(line: str, path: Path) -> str:
     if missing := [name for name in _VARIABLE.findall(line) if name not in os.environ]:
         raise UsageError(f"{path}: {missing[0]} is not set here", hint=f"export {missing[0]}=…")
     return _VARIABLE.sub(lambda match: os.environ[match[1]], line)
-
-
-def is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # such as a name that is too long
-        return False

@@ -16,8 +16,8 @@ from infra.files import read_object
 from jobs.places.plan import RECORD, own_folder
 from jobs.places.queue.job_output import JobOutput
 from jobs.places.record import training_options
-from jobs.train.predict import can_answer_here, has_adapters, raising
-from jobs.train.request import local_data, refuse_s3
+from jobs.train.predict import can_answer_here, has_adapters
+from jobs.train.request import local_data, raising, refuse_s3
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.tasks import find_task
 from jobs.worker.tasks.squad.metrics import LONGEST_ANSWER, WINDOW

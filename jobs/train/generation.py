@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cluster.console.options import positive_int
+from cluster.console.options import parse_number, positive_int
 
 
 def temperature(text: str) -> float:
     """Parse 0, or a number from 0.01 to 100. Raises ``ValueError``."""
-    if float(text) != 0 and not 0.01 <= float(text) <= 100:
-        raise ValueError(f"{text!r}: expected 0, or a number from 0.01 to 100")
-    return float(text)
+    expected = "0, or a number from 0.01 to 100"
+    return parse_number(text, lambda found: found == 0 or 0.01 <= found <= 100, expected)
 
 
 def seed(text: str) -> int:
@@ -24,9 +23,7 @@ def seed(text: str) -> int:
 
 def share(text: str) -> float:
     """Parse a number above 0, at most 1. Raises ``ValueError``."""
-    if not 0 < float(text) <= 1:
-        raise ValueError(f"{text!r}: expected a number above 0, at most 1")
-    return float(text)
+    return parse_number(text, lambda found: 0 < found <= 1, "a number above 0, at most 1")
 
 
 PARSERS: Mapping[str, Callable[[str], Any]] = {

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
-from infra.errors import JobError, MissingExtraError, SprError, UsageError
+from infra.errors import JobError, MissingExtraError, UsageError
 from infra.files import check_file, check_folder, parse_object, read_text
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress
@@ -32,6 +32,7 @@ from jobs.train.request import (
     is_model,
     model_in,
     place_data,
+    raising,
     require_able_stack,
 )
 from jobs.train.train import read_results
@@ -41,7 +42,7 @@ from jobs.worker.corpus.options import FORMATS, PredictOptions
 from jobs.worker.corpus.shards import make_converter
 from jobs.worker.data.readers import first_rows
 from jobs.worker.data.table import choose_column, read_records
-from jobs.worker.runtime.errors import DatasetError, WorkerError
+from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.runtime.process import hide_progress_bars
 from jobs.worker.spec import JobSpec
@@ -207,15 +208,6 @@ def merge_here(model: Path, target: Path) -> None:
     with raising(JobError):
         silence_libraries(model)
         merge(str(model), target)
-
-
-@contextmanager
-def raising(kind: type[SprError], only: type[WorkerError] = WorkerError) -> Iterator[None]:
-    """Raise what the worker's code raises as an error of this kind."""
-    try:
-        yield
-    except only as error:
-        raise kind(error.message, hint=error.hint) from None
 
 
 def silence_libraries(model: Path) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
 
-from infra.errors import UsageError
+from infra.errors import SprError, UsageError
 from infra.files import check_file, check_folder, read_object
 from infra.s3_url import parse_s3_url
 from jobs.places.record import require_own_results
 from jobs.worker.data.text_files import READERS
-from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.runtime.errors import DatasetError, WorkerError
 from jobs.worker.spec import JobSpec, PlacementOptions, Work
 from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.adapters import ADAPTERS
@@ -85,6 +86,23 @@ def spec_of(options: TrainOptions, **parts: Any) -> JobSpec:
     return JobSpec(Work(options.task, asdict(options)), **parts)
 
 
+@contextmanager
+def raising(kind: type[SprError], only: type[WorkerError] = WorkerError) -> Iterator[None]:
+    """Raise what the worker's code raises as an error of this kind."""
+    try:
+        yield
+    except only as error:
+        raise kind(error.message, hint=error.hint) from None
+
+
+def change_options(base: Own, given: Mapping[str, Any]) -> Own:
+    """Return options changed by those that the user gave. Raises :class:`UsageError`."""
+    try:
+        return replace(base, **given)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
 def check_inputs(options: TrainOptions) -> str:
     """Return what is unusual about the data, or "".
 
@@ -106,20 +124,16 @@ def check_inputs(options: TrainOptions) -> str:
             config = read_object(model / "config.json")
             _check_architecture(what, config, TASKS[options.task], is_teacher=name == "teacher")
             _check_sizes(what, options, config)
-    try:
+    with raising(UsageError, only=DatasetError):
         return TASKS[options.task](options).check()
-    except DatasetError as error:
-        raise UsageError(error.message, hint=error.hint) from None
 
 
 def require_data(options: TrainOptions) -> None:
     """Raise :class:`UsageError` if a task needs data and has none."""
     task = TASKS[options.task](options)
-    try:
+    with raising(UsageError, only=DatasetError):
         if isinstance(task, TableTask):
             task.require_data()
-    except DatasetError as error:
-        raise UsageError(error.message, hint=error.hint) from None
 
 
 def _check_model(what: str, model: Path) -> None:
@@ -322,10 +336,7 @@ def needs_hub(options: TrainOptions) -> bool:
 
 def options_on_nodes(options: Own, stack: Stack) -> Own:
     """Return the options for the nodes: paths in the job's folder, the stack's backend."""
-    paths: dict[str, Any] = {
-        name: _on_nodes(name, path) for name, path in local_data(options).items()
-    }
-    paths |= {name: target for name, (_, target) in _staged(options).items()}
+    paths: dict[str, Any] = {name: target for name, (_, target) in _places(options).items()}
     if local_model(options):
         paths["model"] = "model"
     return replace(
@@ -339,9 +350,9 @@ def options_on_nodes(options: Own, stack: Stack) -> Own:
 
 def data_files(options: TrainOptions) -> dict[str, Path | bytes]:
     """Return the data and a local model, named relative to the job's folder."""
+    local = [(path, there) for path, there in _places(options).values() if isinstance(path, Path)]
     files: dict[str, Path | bytes] = {
-        _on_nodes(name, path): path.resolve() if path.is_dir() else path
-        for name, path in local_data(options).items()
+        there: path.resolve() if path.is_dir() else path for path, there in local
     }
     model = local_model(options)
     if model:
@@ -351,29 +362,27 @@ def data_files(options: TrainOptions) -> dict[str, Path | bytes]:
 
 def name_data(options: TrainOptions) -> dict[str, str]:
     """Return what the user calls the data, by their paths in the job's folder."""
-    local = {_on_nodes(name, path): str(path) for name, path in local_data(options).items()}
-    return local | {target: url for url, target in staged_data(options)}
+    return {target: str(source) for source, target in _places(options).values()}
 
 
 def staged_data(options: TrainOptions) -> tuple[tuple[str, str], ...]:
     """Return the data that the nodes read from S3, with their places in the job's folder."""
-    return tuple(_staged(options).values())
+    return tuple((url, there) for url, there in _places(options).values() if isinstance(url, str))
 
 
-def _staged(options: TrainOptions) -> dict[str, tuple[str, str]]:
-    found = {}
+def _places(options: TrainOptions) -> dict[str, tuple[Path | str, str]]:
+    """Return local files and folders, and URLs in S3, with their paths in the job's folder, by option."""
+    found: dict[str, tuple[Path | str, str]] = {
+        name: (path, place_data(name, None if path.is_dir() else path))
+        for name, path in local_data(options).items()
+    }
     for name, url in s3_data(options).items():
         # A folder's URL has no suffix, or ends with a slash.
         file = None if url.endswith("/") else PurePosixPath(url.partition("://")[2])
         if not TASKS[options.task].reads_hub:
             file = PurePosixPath("a.json")
-        found[name] = (url, place_data(name, file))
+        found[name] = url, place_data(name, file)
     return found
-
-
-def _on_nodes(option: str, path: Path) -> str:
-    """Return the path of data on the nodes; its suffixes name its format."""
-    return place_data(option, None if path.is_dir() else path)
 
 
 def place_data(option: str, file: PurePath | None) -> str:

@@ -19,10 +19,10 @@ from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.history import list_jobs
 from jobs.places.queue.session import JobContext, JobSession, run_job
 from jobs.places.record import JobRecord, read_record
-from jobs.train.request import check_results, require_able_stack, spec_of
+from jobs.train.request import change_options, check_results, require_able_stack, spec_of
 from jobs.train.study import job_packages
 from jobs.train.trackers import find_hub_token, tracker_variables
-from jobs.train.train import name_variables, plan_options, read_results
+from jobs.train.train import plan_options, read_results
 from jobs.worker.runtime.checkpoint_names import step_of
 from jobs.worker.spec import JobSpec, Recovery, Resources
 from jobs.worker.tasks import TASKS
@@ -45,7 +45,7 @@ class ResumeRequest:
     task: str
     job: str | None
     results: Path | None = None
-    changes: Mapping[str, Any] | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
     spec: JobSpec = field(default_factory=JobSpec)
     """The choices of the resumed run; its work and its number of nodes are the job's."""
     env: tuple[str, ...] = ()
@@ -98,11 +98,14 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         log(f"using {counted(used, 'node')} of {len(cluster.nodes)}")
     if plan.planned_nodes:
         log(describe_fewer(record, plan))
-    if found.checkpoint and {"epochs", "max_steps"} & (request.changes or {}).keys():
+    if found.checkpoint and {"epochs", "max_steps"} & request.changes.keys():
         said = session.head.run(_FIRST_TOTAL.format(root=paths.root)).stdout
         step = step_of(found.checkpoint)
         require_steps_left(step, said, record, options_again(record, request))
-    _warn_missing(record, request, log)
+    given = {word.partition("=")[0] for word in request.env}
+    if missing := {*record.more.get("env", ())} - given:
+        names = ", ".join(sorted(missing))
+        log(f"warning: the job had {names}: give it again with --env if needed")
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
     spec = keep_choices(plan.spec, request, record, found)
     details = {**plan.details, "spent": add_spent(record, ended or found, log)}
@@ -167,13 +170,6 @@ def with_login(
         return words
     log("sending this machine's Hugging Face login, because the job began with --env HF_TOKEN")
     return (*words, f"HF_TOKEN={token}")
-
-
-def _warn_missing(record: JobRecord, request: ResumeRequest, log: Callable[[str], None]) -> None:
-    missing = {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}
-    if missing:
-        names = ", ".join(sorted(missing))
-        log(f"warning: the job had {names}: give it again with --env if needed")
 
 
 def _restore(session: JobSession, bucket: S3Location, job: str) -> JobEnd | None:
@@ -280,10 +276,8 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
     stage = tuple((str(url), str(target)) for url, target in record.more.get("stage", ()))
     # A study's plan precedes its options.
     study = json.loads(record.argv[-2]) if "worker.study" in record.argv else {}
-    if study:
-        changed = sorted(set(request.changes or {}) & MAY_CHANGE)
-        if changed:
-            raise UsageError(f"{flag(changed[0])}: the trials of a study have the same options")
+    if study and (changed := sorted(request.changes.keys() & MAY_CHANGE)):
+        raise UsageError(f"{flag(changed[0])}: the trials of a study have the same options")
     spec = replace(
         request.spec,
         work=replace(spec_of(options).work, study=study),
@@ -318,7 +312,4 @@ def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
         raise JobError(
             f"the options of the job's record are not those of this release: {' '.join(record.argv)}"
         ) from None
-    try:
-        return replace(before, **{**(request.changes or {}), "resume": True})
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    return change_options(before, {**request.changes, "resume": True})

@@ -69,14 +69,18 @@ def parse_tune(words: Sequence[str], options: TrainOptions) -> dict[str, Domain]
     return found
 
 
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
 def _parse_domain(name: str, text: str, options: TrainOptions) -> Domain:
     if name in PLACEMENT:
         return Domain(_parse_counts(name, text))
     known = {each.name: each.metadata["kind"] for each in defined_options(type(options))}
     if name not in known or name in _FIXED:
-        near = nearest(name.replace("_", "-"), [n.replace("_", "-") for n in known.keys() - _FIXED])
+        near = nearest(_dashed(name), map(_dashed, known.keys() - _FIXED))
         raise UsageError(
-            f"--tune {name.replace('_', '-')}: `train {options.task}` has no such option to vary{near}"
+            f"--tune {_dashed(name)}: `train {options.task}` has no such option to vary{near}"
         )
     _require_use(name, options)
     if name == "seed" and getattr(options, "eval_fraction", None):
@@ -87,7 +91,7 @@ def _parse_domain(name: str, text: str, options: TrainOptions) -> Domain:
         domain = Domain(low=low, high=high, log=bool(match["log"]))
         if not low < high or (domain.log and low <= 0):
             raise UsageError(
-                f"--tune {name.replace('_', '-')}={text}: expected a smaller number before a larger one"
+                f"--tune {_dashed(name)}={text}: expected a smaller number before a larger one"
                 + (", both above 0" if domain.log else "")
             )
         return domain
@@ -99,11 +103,11 @@ def _require_use(name: str, options: TrainOptions) -> None:
     """Raise :class:`UsageError` if the option would have no effect without another one."""
     (needs,) = (e.metadata["needs"] for e in defined_options(type(options)) if e.name == name)
     if needs and not getattr(options, needs.removeprefix("--").replace("-", "_")):
-        raise UsageError(f"--tune {name.replace('_', '-')} requires {needs}")
+        raise UsageError(f"--tune {_dashed(name)} requires {needs}")
 
 
 def _parse_value(name: str, word: str, kind: type, options: TrainOptions) -> Any:
-    what = f"--tune {name.replace('_', '-')}"
+    what = f"--tune {_dashed(name)}"
     try:
         value: Any = {"true": True, "false": False}[word.lower()] if kind is bool else kind(word)
     except (ValueError, KeyError):
@@ -119,15 +123,13 @@ def _parse_value(name: str, word: str, kind: type, options: TrainOptions) -> Any
 def _parse_counts(name: str, text: str) -> tuple[int, ...]:
     words = text.split(",") if text else []
     if not all(re.fullmatch(r"[1-9]\d{0,2}", word) for word in words):
-        raise UsageError(
-            f"--tune {name.replace('_', '-')}={text}: expected whole numbers such as 1,2,4"
-        )
+        raise UsageError(f"--tune {_dashed(name)}={text}: expected whole numbers such as 1,2,4")
     return _require_different(name, text, [*map(int, words)])
 
 
 def _require_different(name: str, text: str, values: Sequence[Any]) -> tuple[Any, ...]:
     if len({*values}) < len(values):
-        raise UsageError(f"--tune {name.replace('_', '-')}={text}: a value is there twice")
+        raise UsageError(f"--tune {_dashed(name)}={text}: a value is there twice")
     return tuple(values)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,16 +74,11 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
         variables=request.env,
         details={
             **plan.details,
-            **name_variables(request.env),
+            **({"env": [word.partition("=")[0] for word in request.env]} if request.env else {}),
             **({"hub_token": True} if request.hub_token else {}),
         },
         results=request.results,
     )
-
-
-def name_variables(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of ``NAME=VALUE`` words for a job's record, without the values."""
-    return {"env": [word.partition("=")[0] for word in words]} if words else {}
 
 
 def resume_command(task: str) -> tuple[str, ...]:

@@ -337,7 +337,10 @@ def parse_faults(text: str, source: str = "faults") -> Faults:
     try:
         return Faults.model_validate(parse_toml(text, source))
     except ValidationError as error:
-        raise UsageError(f"{source}: {explain_invalid(error, Faults)}") from None
+        table = Faults.model_fields.get(str(error.errors()[0]["loc"][0]))
+        section: Any = table and table.annotation
+        model = section if hasattr(section, "model_fields") else Faults
+        raise UsageError(f"{source}: {explain_invalid(error, model)}") from None
 
 
 def read_faults(path: Path) -> tuple[Faults, Policy | None]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import argcomplete
 from argcomplete.completers import FilesCompleter, SuppressCompleter
@@ -69,22 +68,14 @@ def complete() -> None:
     argcomplete.autocomplete(parser, default_completer=SuppressCompleter())
 
 
-def _find_completer(option: Option) -> Any:
+def _find_completer(option: Option) -> Callable[..., Iterable[str]] | None:
     """Return the completer of existing names, or of files, for an option."""
     names = _COMPLETERS.get(option.name)
     if names is not None and not option.choices:
-        return _completer(names)
+        # A list such as `--instance-type a,b` completes its last entry.
+        return lambda prefix, **_: [prefix[: prefix.rfind(",") + 1] + name for name in names()]
     is_path = option.name in _PATHS or "PATH" in (option.metavar or "")
     return FilesCompleter() if is_path else None
-
-
-def _completer(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
-    def complete_name(prefix: str, **_: Any) -> list[str]:
-        # A list such as `--instance-type a,b` completes its last entry.
-        head, comma, _last = prefix.rpartition(",")
-        return [f"{head}{comma}{name}" for name in names()]
-
-    return complete_name
 
 
 def _job_names() -> list[str]:

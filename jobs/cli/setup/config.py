@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -177,7 +178,7 @@ def _write_new() -> None:
     nodes = _ask("nodes", "How many nodes?", "2")
     idle = _ask("idle_timeout", "Shut down after how long without a job?", "1h")
     command = ask_for("Which command trains? [python train.py]") or "python train.py"
-    path.write_text(render_new(name, cloud, nodes, idle, command))
+    path.write_text(render_new(name, cloud, nodes, idle, command), encoding="utf-8")
     say(f"{path} is written. Next: spr-cluster up, then: spr-cluster run train")
 
 
@@ -185,7 +186,10 @@ def _ask(key: str, question: str, default: str) -> str:
     """Ask for an option of `up`. Raises :class:`UsageError` for an invalid answer."""
     text = ask_for(f"{question} [{default}]") or default
     if key in OPTIONS:
-        validate_options(**{key: OPTIONS[key].parse(text)})
+        value: Any = text
+        with suppress(ValueError):  # What is no number is refused as the text that it is.
+            value = OPTIONS[key].parse(text)
+        validate_options(**{key: value})
     elif text not in CLOUD_NAMES:
         raise UsageError(f"--cloud {text}: expected {' or '.join(CLOUD_NAMES)}")
     return text

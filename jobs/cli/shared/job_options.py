@@ -14,6 +14,7 @@ from cluster.console.options import (
     Option,
     Request,
     option,
+    parse_number,
     positive_int,
     switch,
 )
@@ -26,7 +27,14 @@ from jobs.cli.shared.when_done import EndRequest
 from jobs.places.plan import new_job_id
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
-from jobs.train.request import FILES, OTHER_FILES, expand_home, expand_model, expand_path
+from jobs.train.request import (
+    FILES,
+    OTHER_FILES,
+    change_options,
+    expand_home,
+    expand_model,
+    expand_path,
+)
 from jobs.train.trackers import HUB_TOKEN, find_hub_token
 from jobs.worker.spec import (
     PLACEMENTS,
@@ -64,14 +72,9 @@ def limit_of_time(text: str) -> timedelta:
 
 
 def limit_of_usd(text: str) -> float:
-    """Parse the value of ``--budget``. Raises :class:`UsageError`."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= MOST_USD:
-        raise UsageError(f"{text!r}: expected US dollars, above 0 and at most {MOST_USD:,}")
-    return found
+    """Parse the value of ``--budget``. Raises ``ValueError``."""
+    expected = f"US dollars, above 0 and at most {MOST_USD:,}"
+    return parse_number(text, lambda found: 0 < found <= MOST_USD, expected)
 
 
 def bucket_url(text: str) -> str:
@@ -249,14 +252,6 @@ class TaskRequest(Request):
         given = {**self.given, **{key: expand_path(path) for key, path in paths.items()}}
         models = {key: given[key] for key in ("model", "teacher") if given.get(key)}
         return change_options(base, {**given, **{key: expand_model(models[key]) for key in models}})
-
-
-def change_options(base: TrainOptions, given: Mapping[str, Any]) -> TrainOptions:
-    """Return options changed by those that the user gave. Raises :class:`UsageError`."""
-    try:
-        return replace(base, **given)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def task_options(task: str) -> Iterator[Option]:

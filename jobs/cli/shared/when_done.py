@@ -247,7 +247,10 @@ class Ends:
             return []
         losses = self._find_losses(outcome)
         lines = [*losses.describe(self.ctx.flags)]
-        return [*lines, *_how_to_resume(losses, self.ctx.flags)] if lines else None
+        for job in (job for what, job in losses.found if what == "checkpoint"):
+            resume = shlex.join(resume_command(task_of(job)))
+            lines.append(f"to continue its training: {resume} {job} {self.ctx.flags}")
+        return lines or None
 
     def _find_losses(self, outcome: Outcome) -> Losses:
         """Return what removing the cluster would lose, once this job has left the queue."""
@@ -283,13 +286,6 @@ class Ends:
         nodes = len(self.job.cluster.nodes)
         usd = f"${cloud.usd_per_hour * nodes:.2f}"
         return f"{text}, and its {counted(nodes, 'machine')} cost {usd} an hour {cloud.market}"
-
-
-def _how_to_resume(losses: Losses, flags: str) -> list[str]:
-    """Return the commands for the unfinished actions."""
-    jobs = [job for what, job in losses.found if what == "checkpoint"]
-    resume = {job: shlex.join(resume_command(task_of(job))) for job in jobs}
-    return [f"to continue its training: {resume[job]} {job} {flags}" for job in jobs]
 
 
 def _join(*lines: str | None) -> str | None:

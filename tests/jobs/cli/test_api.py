@@ -21,9 +21,9 @@ from jobs.places.plan import new_job_id
 from jobs.program.plan import plan_program
 from provision.host import Result
 from spr_cluster import Cluster, Job, JobError, Run, SprError, Training, UsageError, study
+from tests.cluster.cli.test_down_losses import Terminal
 from tests.harness.command_line import CommandLine, StagedHost
 from tests.jobs.cli.test_attach import Head
-from tests.jobs.cli.test_main import Terminal
 from tests.jobs.context import pack_output
 
 _CHANGES = ("age_s", "left_s", "usd_so_far", "minutes", "prices_as_of", "expires")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -17,6 +16,7 @@ import pytest
 from cluster.local_files import ClusterFiles
 from jobs.__main__ import main
 from jobs.cli import COMMANDS, SHORT_FORMS
+from jobs.cli.setup.completion import SHELLS
 
 ROOT = Path(__file__).parents[3]
 # What bash does on TAB: it sets COMP_WORDS and calls the function that `complete` registered.
@@ -75,14 +75,10 @@ def test_bash_offers_what_fits(
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("spr-cluster ver", {"verify"}),
-        ("spr-cluster train squad --learn", {"--learning-rate"}),
         ("spr-cluster study squad --learn", {"--learning-rate"}),
         ("spr-cluster doctor --stack in", {"intel"}),
         ("spr-cluster doct", {"doctor"}),
         ("spr-cluster status --name ", {"bert"}),
-        ("spr-cluster up --stack in", {"intel"}),
-        ("spr-cluster up --instance-type r7iz.metal-1", {"r7iz.metal-16xl"}),
         ("spr-cluster fetch squ", {"squad-20261121-120000"}),
         ("spr-cluster images --del", {"--delete"}),
     ],
@@ -103,10 +99,7 @@ def test_the_program_offers_what_fits(
     assert {word.strip() for word in out.getvalue().split("\n")} == offered
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", SHELLS)
 def test_a_script_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert "spr-cluster" in script
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=script.encode(), check=True, timeout=60)
+    assert "spr-cluster" in capsys.readouterr().out

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ from hypothesis import strategies as st
 
 from cluster.console.options import Option
 from cluster.console.parser import Parser
-from infra.ec2.cluster_record import ClusterRecord, merge_options, parse_record, record_tags
-from infra.errors import SprError, UsageError
+from infra.errors import UsageError
 from infra.iam.policy import build_policy
 from infra.spec import ClusterSpec, build_spec
 from jobs.cli import COMMANDS, build_parser
@@ -233,9 +231,8 @@ def test_every_command_and_option_is_tried() -> None:
     assert options >= {"--nodes", "--ssh-cidr", "--market", "--learning-rate", "--version"}
 
 
-# Below the command line: options and records
+# Below the command line: options
 
-_NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
 _ANY = st.one_of(
     st.none(),
     st.booleans(),
@@ -264,31 +261,3 @@ def test_any_options_make_a_spec_or_a_usage_error(
         with suppress(UsageError):
             spec = build_spec(**{"stack": "intel", **wishes}, name=name, ssh_cidrs=(ssh_cidr,))
             assert 1 <= spec.nodes <= 256
-
-
-_SPEC = build_spec(name="spr", stack="intel", ssh_cidrs=("203.0.113.7/32",), nodes=2)
-_RECORD = ClusterRecord(
-    _SPEC.model_dump(exclude={"name", "ssh_cidrs", "caller"}),
-    _NOW,
-    _NOW + timedelta(hours=8),
-    _NOW + timedelta(hours=9),
-)
-_LABELS = record_tags(_SPEC, _RECORD)
-_VALUES = st.one_of(_ODD, _TEXT, st.sampled_from([v for values in _GOOD.values() for v in values]))
-
-
-@_settings(100)
-@given(
-    changed=st.dictionaries(st.sampled_from(sorted(_LABELS)), _VALUES, max_size=4),
-    gone=st.sets(st.sampled_from(sorted(_LABELS)), max_size=1),
-    wishes=_WISHES,
-)
-def test_any_record_is_read_or_refused(
-    changed: dict[str, str], gone: set[str], wishes: dict[str, Any]
-) -> None:
-    labels = {key: value for key, value in {**_LABELS, **changed}.items() if key not in gone}
-    with suppress(SprError):
-        record = parse_record(labels)
-        wishes.pop("caller", None)  # not an option
-        spec = merge_options("spr", ("203.0.113.7/32",), wishes, record, {"stack": "intel"})
-        assert spec.name == "spr"

@@ -24,17 +24,12 @@ def folder(tmp_path: Path) -> Path:
     return work
 
 
-def test_the_script_is_sent_automatically(folder: Path) -> None:
+def test_the_script_is_sent_automatically_and_no_caches(folder: Path) -> None:
     command = ("python", "-u", "train.py", "--data", "data")
     found = collect_files(command, ("src", "data/a.csv", "src/model.py"), folder)
-
     assert list(found.files) == ["train.py", "src/model.py", "data/a.csv"]
     assert str(found) == "3 files, 15 bytes"
-
-
-def test_caches_and_environments_are_not_sent(folder: Path) -> None:
-    found = collect_files(("hostname",), (".",), folder)
-    assert sorted(found.files) == ["data/a.csv", "src/model.py", "train.py"]
+    assert collect_files(("hostname",), (".",), folder).files == found.files
 
 
 def test_a_file_outside_the_folder_keeps_its_name(folder: Path) -> None:
@@ -47,13 +42,10 @@ def test_a_file_outside_the_folder_keeps_its_name(folder: Path) -> None:
         collect_files(("hostname",), ("nothing",), folder)
 
 
-def test_a_link_keeps_its_name_and_its_target_is_sent(folder: Path) -> None:
+def test_a_link_keeps_its_name_and_a_linked_folder_is_sent_once(folder: Path) -> None:
     (folder / "link.py").symlink_to("../elsewhere.txt")
     (path,) = collect_files(("python", "link.py"), (), folder).files.items()
     assert path == ("link.py", folder.parent / "elsewhere.txt")
-
-
-def test_a_linked_folder_is_sent_once(folder: Path) -> None:
     (folder / "src/data").symlink_to("../data")
     (folder / "data/self").symlink_to("..")
     (folder / "data/back").symlink_to("../src")
@@ -90,20 +82,13 @@ def test_which_word_is_the_script(
     assert find_script(command, folder) == script
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (("python", "trian.py"), r"trian\.py: no such file in"),
-        (("./go", "x"), r"\./go: no such file in"),
-        (("python", "../work2.py"), r"\.\./work2\.py is outside the working folder"),
-    ],
-)
-def test_a_script_that_can_not_be_sent(
-    folder: Path, command: tuple[str, ...], message: str
-) -> None:
+def test_a_script_that_can_not_be_sent(folder: Path) -> None:
     (folder.parent / "work2.py").write_text("")
-    with pytest.raises(UsageError, match=message):
-        find_script(command, folder)
+    for command in (("python", "trian.py"), ("./go", "x")):
+        with pytest.raises(UsageError, match=": no such file in"):
+            find_script(command, folder)
+    with pytest.raises(UsageError, match=r"\.\./work2\.py is outside the working folder"):
+        find_script(("python", "../work2.py"), folder)
 
 
 def test_large_files_are_refused_with_the_largest_named(folder: Path) -> None:

@@ -20,7 +20,7 @@ from jobs.cli.run import build_request
 from jobs.places.plan import JobFolder, JobPaths, new_job_id
 from jobs.places.queue.session import run_job
 from jobs.places.record import JobRecord, read_job_id
-from jobs.program.plan import ProgramFiles, ProgramRequest, check_variables, plan_program
+from jobs.program.plan import ProgramFiles, ProgramRequest, plan_program
 from jobs.worker.spec import PlacementOptions, Resources
 from jobs.worker.supervisor.launch import parse_launch
 from provision.stacks.load import load_stack
@@ -32,6 +32,7 @@ from tests.jobs.context import (
     job_spec,
     make_hosts,
     mpirun_line,
+    pack_output,
     parse_request,
     sent_variables,
 )
@@ -42,19 +43,11 @@ _ASKS = re.compile("# (querying|listing the jobs)")
 """Commands that change nothing on a node."""
 
 
-def hosts_for(
-    lines: list[str], exit_code: int = 0, follow: Callable[[str], str] | None = None
-) -> dict[str, FakeHost]:
+def hosts_for(lines: list[str], exit_code: int = 0) -> dict[str, FakeHost]:
     hosts = make_hosts(lines, exit_code)
     head = hosts["node0"]
     head.answers[:0] = [("# collecting", "at 5\noutput node2\n")]
-    if follow:
-        head.answers[:0] = [("# following a job", follow)]
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in ("log", "workers/node1/output/x"):
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    head.files["results.tar"] = buffer.getvalue()
+    head.files["results.tar"] = pack_output({"log": b"", "workers/node1/output/x": b""})
     return hosts
 
 
@@ -76,15 +69,10 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     script = tmp_path / "my script.py"
     script.write_text("print(1)")
     hosts, log = hosts_for(["hello"]), list[str]()
-    files = ProgramFiles({"my script.py": script})
+    command = ("python", "my script.py", "--lr", "1")
+    sent = {"files": ProgramFiles({"my script.py": script}), "env": ("A=b c",)}
 
-    done = start(
-        hosts,
-        program_request(
-            tmp_path / "out", "python", "my script.py", "--lr", "1", files=files, env=("A=b c",)
-        ),
-        log,
-    )
+    done = start(hosts, program_request(tmp_path / "out", *command, **sent), log)
 
     line = mpirun_line(hosts["node0"], PATHS)
     assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in line
@@ -113,6 +101,19 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     assert done.exit_code == 0
 
 
+def start_with_folder(tmp_path: Path, answer: Callable[[str], str]) -> None:
+    """Start a program with a folder; a node answers thus, and nothing of the job may be left."""
+    hosts = hosts_for([])
+    hosts["node1"].answers[:0] = [("querying the facts", answer)]
+    hosts["node0"].answers[:0] = [("# removing the files", "removed")]
+    folder = JobFolder(tmp_path, "spr-folders/x-1", "work", 1)
+    try:
+        start(hosts, program_request(tmp_path / "out", folders=(folder,)))
+    finally:
+        assert PATHS.upload not in hosts["node0"].files, "its files are not sent anymore"
+        assert not (tmp_path / "out").exists()
+
+
 def test_a_node_that_does_not_answer_is_the_reason_also_if_folders_fail_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,16 +128,8 @@ def test_a_node_that_does_not_answer_is_the_reason_also_if_folders_fail_first(
         raise NoAnswerError("node1", "no SSH")
 
     monkeypatch.setattr("jobs.places.queue.session.send_folders", fail)
-    hosts = hosts_for([])
-    hosts["node1"].answers[:0] = [("querying the facts", stay_silent)]
-    hosts["node0"].answers[:0] = [("# removing the files", "removed")]
-    folder = JobFolder(tmp_path, "spr-folders/x-1", "work", 1)
-
     with pytest.raises(HostsError, match="inspecting the nodes failed on 1 of 3"):
-        start(hosts, program_request(tmp_path / "out", folders=(folder,)))
-
-    assert PATHS.upload not in hosts["node0"].files, "its files are not sent anymore"
-    assert not (tmp_path / "out").exists()
+        start_with_folder(tmp_path, stay_silent)
 
 
 def test_ctrl_c_while_folders_are_sent_does_not_wait_for_a_silent_node(
@@ -154,18 +147,12 @@ def test_ctrl_c_while_folders_are_sent_does_not_wait_for_a_silent_node(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("jobs.places.queue.session.send_folders", press)
-    hosts = hosts_for([])
-    hosts["node1"].answers[:0] = [("querying the facts", stay_silent)]
-    hosts["node0"].answers[:0] = [("# removing the files", "removed")]
-    folder = JobFolder(tmp_path, "spr-folders/x-1", "work", 1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            start(hosts, program_request(tmp_path / "out", folders=(folder,)))
+            start_with_folder(tmp_path, stay_silent)
         assert waited_in_vain == []
     finally:
         answered.set()
-    assert PATHS.upload not in hosts["node0"].files
-    assert not (tmp_path / "out").exists()
 
 
 def test_only_so_many_nodes_are_used(tmp_path: Path) -> None:
@@ -248,18 +235,14 @@ def test_a_job_that_can_not_be_submitted_leaves_nothing(
 
 
 def test_ctrl_c_leaves_the_program_alone_and_keeps_its_record(tmp_path: Path) -> None:
-    hosts = hosts_for([], follow=interrupt)
+    hosts = hosts_for([])
+    hosts["node0"].answers[:0] = [("# following a job", interrupt)]
     with pytest.raises(KeyboardInterrupt):
         start(hosts, program_request(tmp_path))
 
     assert "# following a job" in hosts["node0"].commands[-1]
     kept = json.loads((tmp_path / "job/job.json").read_text())
     assert (kept["exit_code"], kept["ended"], kept["state"]) == (None, None, "")
-
-
-def test_valid_variables_are_accepted() -> None:
-    words = ("A=", "PYTHONPATH=src", "X=a=b\nc", "RANKS=3", "OMP_PROC_BIND=close")
-    assert check_variables(words) == words
 
 
 def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,11 +253,12 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
         return build_request(parse_request("run", *argv), RESULTS)
 
     asked = typed(
-        *("--nodes=2", "--ppn=4", "--env=A=1", "--env=B=2", "--ccl-workers=2"),
+        *("--nodes=2", "--ppn=4", "--env=A=", "--env=RANKS=b=\nc", "--ccl-workers=2"),
         *("--backend=ccl", "--", "python", "x.py", "--nodes", "9", "--", "-v"),
     )
     assert asked.spec.work.program == ("python", "x.py", "--nodes", "9", "--", "-v")
-    assert (asked.spec.resources.nodes, asked.env, asked.backend) == (2, ("A=1", "B=2"), "ccl")
+    assert asked.env == ("A=", "RANKS=b=\nc")
+    assert (asked.spec.resources.nodes, asked.backend) == (2, "ccl")
     assert asked.spec.resources.placement == PlacementOptions("auto", 4, 2)
     published = typed("--placement=reference", "hostname").spec.resources.placement
     assert published == PlacementOptions("reference")
@@ -344,17 +328,12 @@ def test_packages_are_those_named_of_the_script_or_of_the_project(
     assert packages("ls") == ("b",), "a script of the project"
 
 
-def test_a_terminal_has_one_rank_also_on_a_node_with_several_numa_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminal_has_one_rank_and_needs_an_ssh_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.cli.run.has_terminal", lambda: True)
-    argv = ["run", "--pty", "--folder=none", "--", "bash"]
-    request = build_request(parse_request(*argv), RESULTS)
-    assert request.spec.resources == Resources(1, PlacementOptions(nproc_per_node=1))
-
-
-def test_a_terminal_needs_an_ssh_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.cli.run.has_terminal", lambda: True)
+    asked = parse_request("run", "--pty", "--folder=none", "--", "bash")
+    # Also on a node with several NUMA nodes.
+    resources = build_request(asked, RESULTS).spec.resources
+    assert resources == Resources(1, PlacementOptions(nproc_per_node=1))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match="--pty needs ssh on this machine"):
-        build_request(parse_request("run", "--pty", "--", "bash"), RESULTS)
+        build_request(asked, RESULTS)

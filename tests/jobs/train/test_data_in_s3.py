@@ -10,10 +10,8 @@ import pytest
 
 from infra.errors import UsageError
 from infra.files import parse_as
-from jobs.places.kubernetes.request import PodOptions
 from jobs.places.record import JobRecord
 from jobs.program.folder import choose_folders, read_urls
-from jobs.train.elsewhere import plan_for_script, plan_in_pods
 from jobs.train.request import TrainRequest, check_inputs, spec_of, staged_data
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.train import plan_training
@@ -47,6 +45,14 @@ def test_nodes_stage_what_the_options_name(tmp_path: Path, monkeypatch: pytest.M
     assert names == {"data/train.csv.gz": DATA, "data/eval": EVAL}
 
 
+def test_the_name_in_s3_says_the_format() -> None:
+    for folder in ("s3://my-data/v1.2", "s3://my-data/train.txt/", "s3://my-data"):
+        check_inputs(ClassifyOptions(data=folder, model="scratch"))
+    for file in ("s3://my-data/train.jsonl.bz2", "s3://my-data/train.doc.gz"):
+        with pytest.raises(UsageError, match="its name does not say its format"):
+            check_inputs(ClassifyOptions(data=file, model="scratch"))
+
+
 def test_squad_reads_an_object_as_json() -> None:
     options = SquadOptions(data="s3://my-data/squad", model="scratch")
     check_inputs(options)
@@ -64,26 +70,6 @@ def test_a_teacher_in_s3_is_checked_on_the_nodes(tmp_path: Path) -> None:
     data.write_text("text,label\none,a\ntwo\n")
     with pytest.raises(UsageError, match="line 3: has 1 columns"):
         check_inputs(options)
-
-
-@pytest.mark.parametrize("url", ["s3://my-data/v1.2", "s3://my-data/train.txt/", "s3://my-data"])
-def test_other_names_are_folders(url: str) -> None:
-    check_inputs(ClassifyOptions(data=url, model="scratch"))
-
-
-@pytest.mark.parametrize("url", ["s3://my-data/train.jsonl.bz2", "s3://my-data/train.doc.gz"])
-def test_formats_that_are_not_read_are_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="its name does not say its format"):
-        check_inputs(ClassifyOptions(data=url, model="scratch"))
-
-
-def test_other_clusters_do_not_read_s3() -> None:
-    options = ClassifyOptions(data=DATA, model="scratch", backend="gloo")
-    with pytest.raises(UsageError, match="not on another Slurm cluster"):
-        plan_for_script(plan_of(options), STACK)
-    pods = PodOptions("job", 2, "image")
-    with pytest.raises(UsageError, match="not on Kubernetes"):
-        plan_in_pods(options, PlacementOptions(), pods, STACK)
 
 
 def test_resumed_job_stages_its_data_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ from jobs.train.predict import (
 )
 from jobs.worker.corpus.options import PredictOptions
 from jobs.worker.runtime.errors import TrainingError
-from jobs.worker.spec import JobSpec, Recovery, Resources
+from jobs.worker.spec import JobSpec, Resources
 from jobs.worker.tasks.adapters import ADAPTERS
 from provision.host import Result
 from provision.stacks.load import load_stack
@@ -84,13 +85,10 @@ def test_answers_are_parts_of_the_text(model: Path) -> None:
         assert TEXT[each["start"] :].startswith(each["text"])
 
 
-def test_a_question_without_a_context_is_explained(model: Path) -> None:
+def test_what_can_not_be_answered_is_explained(model: Path, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="answers questions about a context") as refused:
         predict_here(model, make_rows(["Where?"], None))
     assert refused.value.hint == "`spr-cluster predict` takes it as --context"
-
-
-def test_a_folder_that_is_no_model_is_explained(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(JobError):
         predict_here(tmp_path, WHERE)
@@ -135,11 +133,21 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
 
 
 def test_the_head_answers_with_a_model_of_this_machine_and_keeps_nothing(
-    head: Head, model: Path
+    head: Head, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question = "Since 'when' is it \"there\"; $(id) é?"
     rows = make_rows([question], TEXT)
     assert on_head(head, model).predict(rows) == predict_here(model, rows)
+    with pytest.raises(JobError, match="the head could not answer"):
+        on_head(head, tmp_path).predict(WHERE)
+
+    def run_out(_: object, __: object, path: str) -> None:
+        Path(path).touch()
+        raise JobError("no space left")
+
+    monkeypatch.setattr("jobs.train.predict.upload_archive", run_out)
+    with pytest.raises(JobError, match="no space left"):
+        on_head(head, tmp_path).predict(WHERE)
     assert list(head.home.glob("spr-predict*")) == []
 
 
@@ -179,46 +187,22 @@ def test_the_head_gets_the_model_of_adapters(
     assert list(head.home.glob("spr-predict*")) == []
 
 
-def test_an_error_about_the_model_is_passed_on(
-    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(JobError, match="the head could not answer"):
-        on_head(head, tmp_path).predict(WHERE)
-    assert list(head.home.glob("spr-predict*")) == []
-
-    def run_out(_: object, __: object, path: str) -> None:
-        Path(path).touch()
-        raise JobError("no space left")
-
-    monkeypatch.setattr("jobs.train.predict.upload_archive", run_out)
-    with pytest.raises(JobError, match="no space left"):
-        on_head(head, tmp_path).predict(WHERE)
-    assert list(head.home.glob("spr-predict*")) == []
-
-
-def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None:
-    def listing(_: str) -> str:
-        return (
-            listed("squad-1", has_model=True, submitted=100)
-            + listed("squad-2", has_model=True, submitted=200)
-            + listed("squad-3", submitted=300)
-        )
-
+def test_a_jobs_model_is_used_on_the_head_without_a_copy() -> None:
+    listing = "".join(listed(f"squad-{n}", has_model=n < 3, submitted=100 * n) for n in range(1, 4))
     text = "in Delft\u2028\x85"
     said = json.dumps({"text": text, "score": 1.5, "start": 19}, ensure_ascii=False)
-    host = FakeHost(
-        "node0",
-        [
-            ("listing the jobs", listing),
-            ("worker.tasks.predict", f"noise\n{said}\n"),
-            ("", ""),
-        ],
-    )
+    answers: list[Any] = [
+        ("listing the jobs", listing),
+        ("worker.tasks.predict", f"noise\n{said}\n"),
+        ("", ""),
+    ]
+    host = FakeHost("node0", answers)
     said_here: list[str] = []
     found = OnHead(host, None, None, said_here.append).predict(WHERE)
     assert said_here == ["using the model of squad-2, the newest on the cluster"]
     assert found[0]["text"] == text
     assert "/home/ubuntu/spr-jobs/squad-2/output/model <" in host.commands[-2]
+    assert "HF_HUB_OFFLINE=1 " in host.commands[-2]
     assert host.commands[-1].startswith("rm -rf /home/ubuntu/spr-predict-")
 
     OnHead(host, None, "squad-1", said_here.append).predict(WHERE)
@@ -355,16 +339,12 @@ def test_a_folder_that_is_done_has_no_speed(
         assert capsys.readouterr().out.rstrip().endswith(ending)
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
-def test_a_place_that_can_not_be_written_is_refused_before(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--output /proc: .*write to /proc"):
-        check_prediction(PredictOptions("", rows_in(tmp_path), "/proc/out.csv"))
-
-
-def test_a_column_is_looked_up_before_anything_starts(tmp_path: Path) -> None:
+def test_output_and_columns_are_looked_up_before_anything_starts(tmp_path: Path) -> None:
     options = PredictOptions("", rows_in(tmp_path), str(tmp_path / "o.csv"), {"text": "reviews"})
     with pytest.raises(UsageError, match=r"rows\.csv: has no column 'reviews'; it has rev"):
         check_prediction(options)
+    with pytest.raises(UsageError, match=r"--output /proc: .*write to /proc"):
+        check_prediction(replace(options, output="/proc/out.csv"))
 
 
 @pytest.mark.parametrize(
@@ -388,24 +368,19 @@ def test_rows_are_checked_before_anything_starts(
 
 def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: Path) -> None:
     options = PredictOptions("", "s3://my-data/rows.csv.gz", "out.parquet", {"text": "review"})
-    request = PredictRequest(options, tmp_path, spec=JobSpec(recovery=Recovery(1)))
-    plan = plan_prediction(
-        request, load_stack("upstream"), ("/home/ubuntu/spr-jobs/a-1/output/model", "")
-    )
-    assert plan.head_folders == {"model": "/home/ubuntu/spr-jobs/a-1/output/model"}
-    assert (plan.reads, plan.spec.storage.stage, plan.files) == (
-        (("s3://my-data/rows.csv.gz", "data/rows.csv.gz"),),
-        (),
-        {},
-    )
-    sent = PredictOptions(**json.loads(plan.argv[0]))
-    assert sent == PredictOptions(
-        *("model", options.data, "output/predictions.parquet", {"text": "review"}, False),
-        *({}, "data/base"),
-    )
-    assert plan.resumes
+    folder, stack = "/home/ubuntu/spr-jobs/a-1/output/model", load_stack("upstream")
+    plan = plan_prediction(PredictRequest(options, tmp_path), stack, (folder, ""))
+    assert plan.head_folders == {"model": folder}
+    assert plan.reads == ((options.data, "data/rows.csv.gz"),)
+    assert (plan.spec.storage.stage, plan.files, plan.resumes) == ((), {}, True)
+    there: dict[str, Any] = {
+        "model": "model",
+        "output": "output/predictions.parquet",
+        "base": "data/base",
+    }
+    assert PredictOptions(**json.loads(plan.argv[0])) == replace(options, **there)
     local = PredictOptions("", rows_in(tmp_path), "out.csv")
-    plan = plan_prediction(PredictRequest(local, tmp_path, model), load_stack("upstream"))
+    plan = plan_prediction(PredictRequest(local, tmp_path, model), stack)
     assert plan.files == {"data/rows.csv": tmp_path / "rows.csv", "model": model}
 
 
@@ -437,13 +412,7 @@ def test_a_jobs_file_comes_home(
     assert " -n 2 " in (command := mpirun_line(head, JobPaths(new_job_id("predict", NOW))))
     assert '"usd_per_hour": 6.0' in command, "for half of each node"
     # The model that was fetched from the head is not sent to it again, nor that of its adapters.
-    copied = [
-        line.split(" && ")[-1]
-        for each in head.commands
-        if "# distributing a folder" in each
-        for line in each.splitlines()
-        if "cp -r" in line
-    ]
+    copied = re.findall(r"(?m)^.*(cp -r .*)", "\n".join(head.commands))
     root = "/home/ubuntu/spr-jobs/squad-1"
     expected = [f"cp -r {root}/output/model model", *([f"cp -r {base} data/base"] * bool(base))]
     assert copied == expected * is_on_head

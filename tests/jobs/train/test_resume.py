@@ -20,12 +20,14 @@ from jobs.train.resume import (
     ResumeRequest,
     add_spent,
     choose_unfinished,
+    keep_choices,
     parse_stored_job,
     plan_again,
     resume,
+    with_login,
 )
 from jobs.worker.runtime.process import PLANNED
-from jobs.worker.spec import Ending, JobSpec, PlacementOptions
+from jobs.worker.spec import Ending, JobSpec, PlacementOptions, Recovery
 from jobs.worker.tasks.squad.task import DEMO
 from jobs.worker.training.options import BASE_MODEL
 from tests.fakes import FakeHost
@@ -160,24 +162,29 @@ def test_the_end_of_an_earlier_run_in_s3_does_not_count_twice() -> None:
     assert log == ["warning: the end of the last run is unknown, so the limits do not count it"]
 
 
-@pytest.mark.parametrize(("asked", "retries"), [(None, 2), (0, 0)])
-def test_a_resumed_job_keeps_its_restarts(tmp_path: Path, asked: int | None, retries: int) -> None:
-    record = replace(RECORD, more={"recovery": {"retries": 2, "least_nodes": 5}})
-    hosts = hosts_with(record, listed(PATHS.job_id, ""))
+@pytest.mark.parametrize(
+    ("had", "asked", "now"),
+    [("", None, ""), ("s3://mine/x", None, "s3://mine/x"), ("s3://mine/x", "", "")],
+)
+@pytest.mark.parametrize(("retries", "kept"), [(None, 2), (0, 0)])
+def test_a_resumed_job_keeps_its_bucket_and_restarts(
+    had: str, asked: str | None, now: str, retries: int | None, kept: int
+) -> None:
+    record = replace(RECORD, bucket=had, more={"recovery": {"retries": 2, "least_nodes": 5}})
+    request, spec = ResumeRequest("squad", None, retries=retries), job_spec(bucket=asked, nodes=3)
+    found = keep_choices(spec, request, record, job("squad-1"))
+    assert (found.storage.bucket, found.recovery) == (now, Recovery(kept, 3, "squad-1"))
 
-    run(hosts, ResumeRequest("squad", None, tmp_path / "out", retries=asked))
 
-    launch = json.loads(hosts["node0"].files[PATHS.uploaded("launch.json")])
-    recovery = {"retries": retries, "least_nodes": 3, "resumed_job": PATHS.job_id}
-    assert launch["spec"]["recovery"] == recovery
-
-
-def test_a_resumed_job_needs_its_variables_again(tmp_path: Path) -> None:
-    record = replace(RECORD, more={"env": ["HF_TOKEN", "OTHER"]})
+def test_a_resumed_job_needs_its_variables_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    record = replace(RECORD, more={"env": ["HF_TOKEN", "OTHER"], "hub_token": True})
     hosts = hosts_with(record, listed(PATHS.job_id, "step-000040"))
     log: list[str] = []
 
-    run(hosts, ResumeRequest("squad", None, tmp_path, env=("HF_TOKEN=hf_secret",)), log)
+    run(hosts, ResumeRequest("squad", None, tmp_path), log)
 
     assert "warning: the job had OTHER: give it again with --env if needed" in log
     assert sent_variables(hosts["node0"]) == ["HF_TOKEN=hf_secret"]
@@ -185,48 +192,29 @@ def test_a_resumed_job_needs_its_variables_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "login", "given", "sent"),
+    ("asked", "login", "given", "expected"),
     [
-        (True, "hf_mine", (), ["HF_TOKEN=hf_mine"]),
-        (True, "hf_mine", ("HF_TOKEN=other",), ["HF_TOKEN=other"]),
-        (True, "", (), []),
-        (False, "hf_mine", (), []),
+        (True, "hf_mine", (), ("HF_TOKEN=hf_mine",)),
+        (True, "hf_mine", ("HF_TOKEN=other",), ("HF_TOKEN=other",)),
+        (True, "", (), ()),
+        (False, "hf_mine", (), ()),
     ],
 )
 def test_the_login_of_the_hub_is_sent_again_only_if_the_job_began_with_it(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    *,
     asked: bool,
     login: str,
     given: tuple[str, ...],
-    sent: list[str],
+    expected: tuple[str, ...],
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", login)
-    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("HF_TOKEN_PATH", "/none")
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
-    more = {"env": ["HF_TOKEN"], **({"hub_token": True} if asked else {})}
-    hosts = hosts_with(replace(RECORD, more=more), listed(PATHS.job_id, "step-000040"))
+    record = replace(RECORD, more={"env": ["HF_TOKEN"], "hub_token": asked})
     log: list[str] = []
-
-    run(hosts, ResumeRequest("squad", None, tmp_path, env=given), log)
-
-    assert sent_variables(hosts["node0"]) == sent
-    assert any("give it again with --env if needed" in line for line in log) is not bool(sent)
-    assert any("because the job began with --env HF_TOKEN" in line for line in log) is (
-        sent == ["HF_TOKEN=hf_mine"]
-    )
-    assert not any("hf_mine" in line for line in log)
-
-
-def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> None:
-    two_each = replace(RECORD, nnodes=1, placement=replace(RECORD.placement, nproc_per_node=3))
-    hosts = hosts_with(two_each, listed(PATHS.job_id, ""))
-    changes = {"learning_rate": 1e-5}
-
-    run(hosts, ResumeRequest("squad", PATHS.job_id, tmp_path, changes, spec=with_ppn(1)))
-
-    assert '"learning_rate": 1e-05' in mpirun_line(hosts["node0"])
+    assert with_login(record, given, log.append) == expected
+    said = "sending this machine's Hugging Face login, because the job began with --env HF_TOKEN"
+    assert log == ([said] if expected == ("HF_TOKEN=hf_mine",) else [])
 
 
 @pytest.mark.parametrize(("total", "refused"), [("90\n", True), ("900\n", False), ("", False)])
@@ -259,22 +247,18 @@ def test_a_job_resumes_on_a_larger_or_smaller_cluster(
     hosts = hosts_with(replace(RECORD, nnodes=began), listed(PATHS.job_id, "step-000001"))
     log: list[str] = []
 
-    run(hosts, ResumeRequest("squad", None, tmp_path), log)
+    run(hosts, ResumeRequest("squad", None, tmp_path, {"learning_rate": 1e-5}), log)
 
     assert any(line.startswith(said) for line in log)
     script = mpirun_line(hosts["node0"])
+    assert '"learning_rate": 1e-05' in script
     assert f"-ppn 1 -wdir {PATHS.root} -n {now} " in script
     assert (f"{PLANNED} {began}" in script) is (now < began)
 
 
 def test_an_uneven_share_of_the_ranks_is_refused() -> None:
-    hosts = hosts_with(replace(RECORD, nnodes=4), listed(PATHS.job_id, "step-000001"))
-    with pytest.raises(UsageError) as caught:
-        run(hosts, ResumeRequest("squad", None, spec=with_ppn(3)))
-    assert str(caught.value) == (
-        f"--ppn 3: job {PATHS.job_id} has 4 ranks, 1 on each of 4 nodes\n"
-        "  → omit it, or use one by which 4 can be divided"
-    )
+    with pytest.raises(UsageError, match=r"^--ppn 3: job a has 4 ranks, 1 on each of 4 nodes\n"):
+        plan_again(replace(RECORD, nnodes=4), ResumeRequest("squad", "a", spec=with_ppn(3)), 4, "a")
 
 
 @pytest.mark.parametrize(
@@ -337,29 +321,6 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
     assert f"5.0 MiB of job {PATHS.job_id} came from {url}" in log
 
 
-@pytest.mark.parametrize(
-    ("had", "asked", "now"),
-    [("", None, ""), ("s3://mine/x", None, "s3://mine/x"), ("s3://mine/x", "", "")],
-)
-def test_a_resumed_job_is_stored_where_it_was(
-    tmp_path: Path, had: str, asked: str | None, now: str
-) -> None:
-    hosts = hosts_with(replace(RECORD, bucket=had), listed(PATHS.job_id, "step-000040"))
-    head = hosts["node0"]
-    head.answers[:0] = [("# placing the worker code|push probe", "")]
-    context = job_context(hosts)
-    context = replace(context, cluster=replace(context.cluster, bucket="s3://of-the-cluster"))
-    request = ResumeRequest("squad", None, tmp_path / "out", spec=job_spec(bucket=asked))
-
-    resume(context, request)
-
-    found = [
-        json.loads(head.files[file])
-        for file in (PATHS.uploaded("launch.json"), PATHS.uploaded("job.json"))
-    ]
-    assert [found[0]["spec"]["storage"]["bucket"], found[1]["bucket"]] == [now, now]
-
-
 def test_a_job_that_cannot_be_restored_leaves_nothing() -> None:
     url = f"s3://results/team/{PATHS.job_id}"
     hosts = restoring({"message": f"{url}: no checkpoint", "hint": f"fetch {url}"}, "")
@@ -382,23 +343,10 @@ def test_a_stored_job_is_named_by_its_url() -> None:
             parse_stored_job(url, "--resume")
 
 
-def test_a_running_job_is_not_resumed() -> None:
-    hosts = hosts_with(RECORD, listed(PATHS.job_id, end={}, queue=["RUNNING", "None", "node0"]))
-    with pytest.raises(UsageError, match=f"job {PATHS.job_id} is running"):
-        run(hosts, ResumeRequest("squad", PATHS.job_id))
-    with pytest.raises(UsageError, match="no unfinished squad job"):
-        run(hosts, ResumeRequest("squad", None))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ['{"argv": []}', "", '{"placement": 3}', "[" * 10**5],
-    ids=["part", "empty", "other", "deep"],
-)
-def test_a_record_that_cannot_be_read_is_named(text: str) -> None:
+def test_a_record_that_cannot_be_read_is_named() -> None:
     record = JobPaths(PATHS.job_id).record
     with pytest.raises(JobError, match=f"record on node0 can't be read: {record}"):
-        run(hosts_with(text, listed(PATHS.job_id, "")), ResumeRequest("squad", None))
+        run(hosts_with('{"argv": []}', listed(PATHS.job_id, "")), ResumeRequest("squad", None))
 
 
 DONE = "job squad-2 has nothing to resume: it is finished, or not a training job"

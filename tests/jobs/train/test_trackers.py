@@ -53,56 +53,35 @@ def test_the_shells_variables_go_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -
     assert given.env == (f"{URI}=https://there", *more)
 
 
-@pytest.mark.parametrize(
-    ("report_to", "words", "missing"),
-    [
-        ("mlflow", (), URI),
-        ("tensorboard,wandb", ("WANDB_MODE=online",), "WANDB_API_KEY or WANDB_MODE=offline"),
-    ],
-)
-def test_a_tracker_without_an_address_or_a_login_is_refused(
-    report_to: str, words: tuple[str, ...], missing: str
-) -> None:
-    with pytest.raises(UsageError, match=f"needs {missing}") as refused:
-        tracker_variables(report_to, words)
-    assert "export " in str(refused.value.hint)
+def test_a_tracker_without_a_login_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs WANDB_API_KEY or WANDB_MODE=offline\n  → export"):
+        tracker_variables("tensorboard,wandb", ("WANDB_MODE=online",))
 
 
-@pytest.mark.parametrize(
-    ("uri", "shown"),
-    [
-        ("mlruns", "mlruns"),
-        ("file:///tmp/runs", "file"),
-        (f"postgresql://me:{SECRET}@db/runs", "postgresql"),
-        ("arn:aws:sagemaker:eu-west-1:1:mlflow-tracking-server/a", "arn"),
-    ],
-)
-def test_mlflow_without_a_server_is_refused_before_a_node_fails(uri: str, shown: str) -> None:
-    with pytest.raises(UsageError, match=f"{URI}: expected the address of a server, not {shown}\n"):
-        tracker_variables("mlflow", (f"{URI}={uri}",))
-
-
-@pytest.mark.parametrize("word", ["https://a", "databricks", "databricks://team", "offline"])
-def test_other_places_are_left_to_the_client(word: str) -> None:
-    kind, name = ("wandb", "WANDB_MODE") if word == "offline" else ("mlflow", URI)
-    assert tracker_variables(kind, (f"{name}={word}",)) == (f"{name}={word}",)
+def test_mlflow_without_a_server_is_refused_before_a_node_fails() -> None:
+    for uri, shown in ((f"postgresql://me:{SECRET}@db/runs", "postgresql"), ("mlruns", "mlruns")):
+        with pytest.raises(UsageError, match=f"expected the address of a server, not {shown}\n"):
+            tracker_variables("mlflow", (f"{URI}={uri}",))
+    for word in ("https://a", "databricks", "databricks://team"):
+        assert tracker_variables("mlflow", (f"{URI}={word}",)) == (f"{URI}={word}",)
+    assert tracker_variables("wandb", ("WANDB_MODE=offline",))
 
 
 @pytest.mark.parametrize(
     ("place", "how"),
     [
         (
-            ("kubernetes-yaml",),
-            "add it to env in job.yaml, from a secret: {name: WANDB_API_KEY, valueFrom: {",
+            "kubernetes-yaml",
+            "add it to env in job.yaml, from a secret: {name: WANDB_API_KEY, valueF",
         ),
-        (("slurm-script", "--shape=cores=8"), "before sbatch, run `export WANDB_API_KEY=…`"),
+        ("slurm-script --shape=cores=8", "before sbatch, run `export WANDB_API_KEY=…`"),
     ],
 )
 def test_elsewhere_the_user_is_told_to_add_the_login(
-    capsys: pytest.CaptureFixture[str], place: tuple[str, ...], how: str
+    capsys: pytest.CaptureFixture[str], place: str, how: str
 ) -> None:
-    words = "train squad --demo --nodes=2 --dry-run --report-to=wandb --to"
-    result = run_line(capsys, *words.split(), *place)
+    words = f"train squad --demo --nodes=2 --dry-run --report-to=wandb --to {place}"
+    result = run_line(capsys, *words.split())
     assert result.code == 0
     assert f"--report-to wandb needs WANDB_API_KEY or WANDB_MODE=offline: {how}" in result.err
 

@@ -58,12 +58,9 @@ def run(
     return train(job_context(hosts, events=events, log=log), TrainRequest(spec, results))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\x00\udcff", "[" * 10**5], ids=range(4))
-def test_damaged_results_are_one_line(tmp_path: Path, text: str) -> None:
+def test_damaged_results_are_one_line(tmp_path: Path) -> None:
     hosts = make_hosts([event(**RESULT)])
-    hosts["node0"].files["results.tar"] = pack_output(
-        {"output/results.json": text.encode(errors="surrogateescape")}
-    )
+    hosts["node0"].files["results.tar"] = pack_output({"output/results.json": b"{"})
 
     with pytest.raises(JobError, match=r"results\.json: ") as caught:
         run(hosts, tmp_path)
@@ -177,17 +174,6 @@ def test_a_path_with_a_dot_is_no_name_on_the_hub() -> None:
     assert local_data(options) == {"data": Path("reviews"), "teacher": Path("t")}
     options = parse_request(*words[:3], "reviews", "--teacher", "t").read_options()
     assert local_data(options) == {}
-
-
-def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:
-    hosts = make_hosts([event(**RESULT)])
-    log: list[str] = []
-
-    run(hosts, tmp_path, log=log, placement=PlacementOptions("reference"))
-
-    assert [line.startswith("warning: ") for line in log] == [True] * 4
-    assert "node2 is oversubscribed: 48 busy threads on 2 cores" in log[3]
-    assert f"-ppn 2 -wdir {PATHS.root} -n 6 " in mpirun_line(hosts["node0"])
 
 
 @pytest.mark.parametrize(

@@ -198,19 +198,14 @@ def job(name: str, state: str = "failed", **more: Any) -> JobSummary:
     return JobSummary(state, job=name, submitted=at, **more)
 
 
-def test_a_job_is_chosen_by_its_id_or_is_the_newest() -> None:
-    jobs = (job("a", has_model=True), job("b"))
-    assert choose_job(jobs, "a").job == "a"
-    assert choose_job(jobs, None).job == "b"
-    with pytest.raises(UsageError, match="there is no job c on the head") as caught:
-        choose_job(jobs, "c")
-    assert caught.value.hint == "the last ones are a, b"
-    with pytest.raises(UsageError, match="there is no job on the head"):
-        choose_job((), None)
-
-
 def test_the_only_active_job_is_the_default() -> None:
     over, runs = job("a", "lost"), job("b", "running")
+    assert choose_job((over, runs), None) == runs
+    with pytest.raises(UsageError, match="there is no job on the head"):
+        choose_job((), None)
+    with pytest.raises(UsageError, match="there is no job c on the head") as caught:
+        choose_job((over, runs), "c")
+    assert caught.value.hint == "the last ones are a, b"
     assert choose_active((over, runs), None) == runs
     assert choose_active((over, runs), "a") == over
     assert choose_active((over,), None) is None

@@ -117,15 +117,12 @@ def test_a_record_that_was_fetched_is_completed_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "squad-1"}'])
 def test_a_damaged_record_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    complete_record(tmp_path, json.dumps(END.as_dict()))
+    assert list(tmp_path.iterdir()) == []
     own_folder(tmp_path).mkdir()
     (own_folder(tmp_path) / RECORD).write_text(text)
     complete_record(tmp_path, json.dumps(END.as_dict()))
     assert (own_folder(tmp_path) / RECORD).read_text() == text
-
-
-def test_no_record_is_no_reason_to_fail(tmp_path: Path) -> None:
-    complete_record(tmp_path, json.dumps(END.as_dict()))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_end_round_trips_and_ignores_what_it_does_not_know() -> None:

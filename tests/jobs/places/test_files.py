@@ -122,21 +122,6 @@ def test_a_job_that_was_not_submitted_leaves_no_files(
     assert kept.exists()
 
 
-def test_results_are_fetched_and_stay_inside_the_target(
-    head: ThisMachine, paths: JobPaths, tmp_path: Path
-) -> None:
-    write(f"{paths.root}/output/results.json", "{}")
-    write(f"{paths.root}/output/model/w", "w")
-    target = tmp_path / "results 'here'"
-
-    fetch(head, paths, target, print)
-
-    assert files_in(target) == ["job/log", "model/w", "results.json"]
-    assert Path(paths.root, "fetched").is_file(), (
-        "`down` asks about results that were never fetched"
-    )
-
-
 _BLOCK = b"x" * (100 << 10)
 
 
@@ -187,7 +172,7 @@ def test_a_fetch_that_fails_leaves_nothing_on_the_head_and_no_half_of_a_file_her
     failure: Exception,
 ) -> None:
     write(f"{paths.root}/output/model/w", "w" * 5000)
-    target, before = tmp_path / "results", files_in(head.home)
+    target, before = tmp_path / "results 'here'", files_in(head.home)
     download = head.download
 
     def cut(command: str) -> Iterator[bytes]:

@@ -51,7 +51,6 @@ from jobs.places.queue.job_output import JobOutput
 from jobs.places.plan import JobPaths
 from jobs.places.queue.session import JobSession
 from tests.jobs.context import job_context
-from tests.jobs.places.this_machine import wait_for
 
 LOG = Path(sys.argv[1])
 

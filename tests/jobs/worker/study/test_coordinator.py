@@ -111,11 +111,12 @@ def test_the_best_output_is_kept(
 
 
 def test_of_equal_trials_the_first_to_end_is_the_best(state: Path) -> None:
-    study = make(state)
+    study = make(state, {**RATES, "batch_size": Domain((8, 16))})
     numbers = [study.ask()["number"] for _ in range(2)]
     for number in reversed(numbers):
         end(study, number, scores={"accuracy": 50.0})
     assert study.best().number == best_of(study) == 1
+    assert study.results()["importance"] == {}, "equal scores say nothing of the options"
 
 
 def test_a_trial_ends_early_unless_it_is_in_the_best_third_so_far(state: Path) -> None:
@@ -222,17 +223,6 @@ def test_a_restart_has_the_rest_of_the_time(
     assert study.join(0, "a")[2] == pytest.approx(540, abs=5)
     (tmp_path / "launch.json").unlink()
     assert make(tmp_path / "b").join(0, "a")[2] is None
-
-
-def test_it_is_over_when_every_rank_knows(state: Path) -> None:
-    study = make(state, trials=2, ranks=2)
-    numbers = [study.ask()["number"] for _ in range(2)]
-    assert study.ask() == {}
-    for number in numbers:
-        end(study, number, scores={"accuracy": 1.0})
-    assert not study.is_over()
-    assert study.ask() == {}
-    assert study.is_over()
 
 
 def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
@@ -347,12 +337,6 @@ def test_only_a_best_trial_of_this_attempt_counts_in_its_times(
     assert seconds["total"] - seconds["other trials"] == pytest.approx(sum(own.values()))
 
 
-def test_equal_scores_say_nothing_of_the_options(state: Path) -> None:
-    study = make(state, {**RATES, "batch_size": Domain((8, 16))})
-    run(study, 10.0, 10.0, 10.0, 10.0)
-    assert study.results()["importance"] == {}
-
-
 def test_a_warning_of_several_trials_is_noted_once(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -381,12 +365,20 @@ def test_a_best_trial_that_can_not_be_sent_is_a_lost_peer(
         runner._send(7)
 
 
-def test_the_ranks_hosts_are_announced_when_all_have_joined(
+def test_a_study_knows_which_ranks_have_come_and_which_have_nothing_left_to_do(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = make(state, ranks=3)
+    study = make(state, trials=2, ranks=3)
     study.join(2, "b")
     study.join(0, "a")
     assert '"start"' not in capsys.readouterr().out
     study.join(1, "a")
     assert '"world_size": 3, "hosts": ["a", "b"]' in capsys.readouterr().out
+    numbers = [study.ask()["number"] for _ in range(2)]
+    assert study.ask() == {}
+    for number in numbers:
+        end(study, number, scores={"accuracy": 1.0})
+    assert study.ask() == {}
+    assert not study.is_over()
+    assert study.ask() == {}
+    assert study.is_over()

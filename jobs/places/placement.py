@@ -234,7 +234,7 @@ def _common(what: str, by_node: Mapping[str, T]) -> T:
 
 _NODE = "a node"
 _KEYS = {"cores": "cores", "numa": "numa", "threads": "threads_per_core", "memory": "memory_gib"}
-_MOST = {"cores": 4096, "numa": 64, "threads": 8, "memory": 1 << 20}
+_LIMITS = {"cores": (1, 4096), "numa": (1, 64), "threads": (1, 8), "memory": (2, 1 << 20)}
 _SHAPE = re.compile(r"[a-z]+=[0-9]{1,9}(,[a-z]+=[0-9]{1,9})*")
 
 
@@ -249,8 +249,8 @@ class NodeShape:
     threads_per_core: int = 2
 
     def __post_init__(self) -> None:
-        for key, most in _MOST.items():
-            value, least = getattr(self, _KEYS[key]), 2 if key == "memory" else 1
+        for key, (least, most) in _LIMITS.items():
+            value = getattr(self, _KEYS[key])
             if not least <= value <= most:
                 raise UsageError(f"--shape {key}={value} is out of range: {least} to {most}")
         if self.cores % self.numa:

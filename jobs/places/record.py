@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -51,8 +52,8 @@ class CloudInfo:
         return cloud_flag(self.cloud)
 
 
-@dataclass(frozen=True)
-class JobRecord:
+@dataclass(frozen=True, kw_only=True)
+class JobRecord(CloudInfo):
     """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
 
     Times are ISO 8601 in UTC; ``when`` is the submission. Until the
@@ -79,11 +80,6 @@ class JobRecord:
     job: str
     kind: str
     cluster: str
-    cloud: str
-    region: str
-    billed: bool | None
-    usd_per_hour: float | None
-    price_source: str
     command: str
     argv: tuple[str, ...]
     mpirun: str
@@ -104,9 +100,6 @@ class JobRecord:
     exit_code: int | None = None
     state: str = ""
     bucket: str = ""
-    market: str = "on demand"
-    owner: str = ""
-    tags: tuple[tuple[str, str], ...] = ()
     boot_s: float = 0.0
     idle_s: float = 0.0
     former_s: float = 0.0
@@ -172,6 +165,12 @@ def write_record(folder: Path, text: str) -> None:
     """Write the content of ``job.json`` into a results folder atomically."""
     with new_file(own_folder(folder) / RECORD, f".{os.getpid()}") as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def results_option(job: str, results: Path | None) -> str:
+    """Return the option for a results folder other than a job's default one: " --results here", or ""."""
+    is_default = results in (None, Path("results", job))
+    return "" if is_default else f" --results {shlex.quote(str(results))}"
 
 
 def read_job_id(folder: Path) -> str:

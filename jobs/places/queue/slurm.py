@@ -8,7 +8,7 @@ import secrets
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -128,6 +128,7 @@ def build_launch(
             f"--elastic {least}: the job starts on {counted(planned, 'node')}",
             hint="it is the minimum number of nodes to continue with after a loss",
         )
+    given = {word.partition("=")[0].lower() for word in plan.variables}  # in any case
     return Launch(
         spec=plan.spec,
         folder=paths.root,
@@ -137,7 +138,7 @@ def build_launch(
         resumes=plan.resumes,
         nproc_per_node=placement.nproc_per_node,
         env={
-            **_without_given(cluster.environment, plan.variables),
+            **{k: v for k, v in cluster.environment.items() if k.lower() not in given},
             **rank_environment(plan, placement, paths.code, stack),
             MARK: mark_of(paths.job_id),
         },
@@ -148,12 +149,6 @@ def build_launch(
         setup=CCL_SETUP if plan.backend == "ccl" else (),
         planned_nodes=max(planned, plan.planned_nodes),
     )
-
-
-def _without_given(environment: Mapping[str, str], words: Iterable[str]) -> dict[str, str]:
-    """Return the cluster's variables without those that the user sets, in upper or lower case."""
-    given = {word.partition("=")[0].lower() for word in words}
-    return {name: value for name, value in environment.items() if name.lower() not in given}
 
 
 def render_command(launch: Launch, address: str) -> str:

@@ -202,7 +202,7 @@ _FULL = OSError(errno.ENOSPC, "No space left on device")
             {},
             "--on-finish was not run: the results are not here\n"
             r"  → not all results are here: the output of node1 could not be fetched\n"
-            r"  → to try again: spr-cluster fetch run-1 ",
+            r"  → to try again: spr-cluster fetch run-1 --name spr --results here\n",
         ),
         ({}, {f"{__name__}.pack_output": lambda _: b"not a tar"}, ".* arrived damaged"),
         ({"lost": lambda _: _raise(_CUT)}, {}, r"The head could not be asked .* lost: \[node0\]"),

@@ -206,9 +206,11 @@ def test_the_only_active_job_is_the_default() -> None:
     with pytest.raises(UsageError, match="there is no job c on the head") as caught:
         choose_job((over, runs), "c")
     assert caught.value.hint == "the last ones are a, b"
-    assert choose_active((over, runs), None) == runs
-    assert choose_active((over, runs), "a") == over
-    assert choose_active((over,), None) is None
+    assert (
+        choose_active((over, runs), None) == choose_active((over, runs), None, every=True) == [runs]
+    )
+    assert choose_active((over, runs), "a") == [over]
+    assert choose_active((over,), None) == []
     with pytest.raises(UsageError, match="2 jobs are running or queued") as caught:
         choose_active((over, runs, job("c", "requeued")), None)
     assert caught.value.hint == "name one of them: b, c"

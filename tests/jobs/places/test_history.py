@@ -152,14 +152,11 @@ def test_jobs_are_listed_while_slurm_does_not_answer(head: ThisMachine) -> None:
     ]
 
 
-def test_a_head_without_jobs_has_none(head: ThisMachine) -> None:
+def test_a_damaged_file_is_none(head: ThisMachine) -> None:
     assert list_jobs(head) == ()
     (head.home / "spr-jobs").mkdir()
     (head.home / "spr-jobs" / "a file").touch()
     assert list_jobs(head) == ()
-
-
-def test_a_damaged_file_is_none(head: ThisMachine) -> None:
     for job, text in (("squad-1", "{"), ("squad-2", "[]"), ("squad-3", '{"state": 3}')):
         folder = make_job(head.home, job)
         for name in ("begin.json", "end.json"):

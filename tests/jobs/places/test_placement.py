@@ -32,14 +32,6 @@ def cpus(placement: Placement, node: int = 0) -> list[tuple[int, ...]]:
     return [share.cpus for share in placement.shares[node]]
 
 
-@pytest.mark.parametrize(
-    ("ppn", "workers", "threads"),
-    [(1, 1, 31), (2, 1, 15), (2, 2, 14), (2, 0, 16), (1, 0, 32), (None, 1, 31), (4, 1, 7)],
-)
-def test_the_32_cores_of_an_r7iz_metal_16xl(ppn: int | None, workers: int, threads: int) -> None:
-    assert plan(R7IZ, ppn=ppn, workers=workers).omp_threads == threads
-
-
 @pytest.mark.parametrize("smt", [False, True])
 @pytest.mark.parametrize(
     ("facts", "ppn", "threads"),
@@ -64,40 +56,41 @@ def test_one_rank_per_numa_node_is_the_default(
     assert cpus(placement) == [tuple(range(i * each + 1, (i + 1) * each)) for i in range(ppn)]
 
 
-def test_one_rank_over_two_sockets_takes_memory_where_its_threads_are() -> None:
-    (share,) = plan(machine(64, sockets=2, numa=2), ppn=1).shares[0]
-
-    assert share.cpus == tuple(range(64))
-    assert share.numa is None
-
-
-def test_a_rank_gets_whole_numa_nodes_of_one_socket() -> None:
-    # The nodes' numbers alternate between the sockets.
-    rows = [(cpu, cpu, cpu // 4 % 2, cpu // 4) for cpu in range(16)]
-
-    assert cpus(plan(from_rows(rows), ppn=2)) == [
-        (0, 1, 2, 3, 8, 9, 10, 11),
-        (4, 5, 6, 7, 12, 13, 14, 15),
-    ]
+@pytest.mark.parametrize(
+    ("facts", "ppn", "workers", "threads"),
+    [
+        *((R7IZ, ppn, 1, threads) for ppn, threads in ((1, 31), (2, 15), (None, 31), (4, 7))),
+        *((R7IZ, ppn, 0, threads) for ppn, threads in ((1, 32), (2, 16))),
+        (R7IZ, 2, 2, 14),
+        (machine(4, numa=4), None, 1, 3),  # as many cores as workers on each NUMA node
+    ],
+)
+def test_threads_of_a_rank(facts: HostFacts, ppn: int | None, workers: int, threads: int) -> None:
+    assert plan(facts, ppn=ppn, workers=workers).omp_threads == threads
 
 
-def test_interleaved_cpu_numbers() -> None:
-    assert cpus(plan(interleaved(8))) == [(0, 2, 4, 6), (1, 3, 5, 7)]
-    assert cpus(plan(interleaved(8, smt=True))) == [(0, 4, 8, 12), (2, 6, 10, 14)]
+_IN_TURN = from_rows([(cpu, cpu, cpu // 4 % 2, cpu // 4) for cpu in range(16)])
+"""The NUMA nodes' numbers alternate between the sockets."""
+_GAPS = from_rows([(8 + 3 * i, 40 + 2 * i, 0, 7) for i in range(4)])
 
 
-def test_cpu_numbers_with_gaps() -> None:
-    rows = [(8 + 3 * i, 40 + 2 * i, 0, 7) for i in range(4)]
-
-    (share,) = plan(from_rows(rows), workers=1).shares[0]
-
-    assert (share.workers, share.cpus, share.numa) == ((8,), (11, 14, 17), 7)
-
-
-def test_only_allowed_cpus_are_used_even_if_only_a_sibling_is() -> None:
-    placement = plan(machine(4, smt=True, allowed="1,2,6-7"))
-
-    assert cpus(placement) == [(1, 2, 7)]
+@pytest.mark.parametrize(
+    ("facts", "ppn", "expected"),
+    [
+        (machine(64, sockets=2, numa=2), 1, [(tuple(range(64)), None)]),
+        (_IN_TURN, 2, [((0, 1, 2, 3, 8, 9, 10, 11), None), ((4, 5, 6, 7, 12, 13, 14, 15), None)]),
+        (interleaved(8), None, [((0, 2, 4, 6), 0), ((1, 3, 5, 7), 1)]),
+        (interleaved(8, smt=True), None, [((0, 4, 8, 12), 0), ((2, 6, 10, 14), 1)]),
+        (_GAPS, None, [((8, 11, 14, 17), 7)]),
+        (machine(4, smt=True, allowed="1,2,6-7"), None, [((1, 2, 7), 0)]),  # or only a sibling
+        (machine(8, numa=2, allowed="0-2,7"), None, [((0, 1, 2, 7), None)]),  # uneven nodes
+    ],
+)
+def test_cores_and_memory_of_each_rank(
+    facts: HostFacts, ppn: int | None, expected: list[tuple[Any, ...]]
+) -> None:
+    """A rank over several NUMA nodes has its memory where its threads are."""
+    assert [(share.cpus, share.numa) for share in plan(facts, ppn=ppn).shares[0]] == expected
 
 
 def test_the_smallest_node_decides_and_idle_cores_are_reported() -> None:
@@ -107,11 +100,6 @@ def test_the_smallest_node_decides_and_idle_cores_are_reported() -> None:
     assert cpus(placement, 0) == cpus(placement, 1) == [tuple(range(8))]
     (warning,) = placement.warnings
     assert warning.startswith("node0 computes on 8 of its 32 cores")
-
-
-def test_uneven_or_too_small_numa_nodes_become_one_rank() -> None:
-    assert plan(machine(4, numa=4), workers=1).omp_threads == 3
-    assert cpus(plan(machine(8, numa=2, allowed="0-2,7"))) == [(0, 1, 2, 7)]
 
 
 @pytest.mark.parametrize(

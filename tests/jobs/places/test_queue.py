@@ -48,6 +48,8 @@ def test_a_job_is_followed_until_it_ends(head: ThisMachine) -> None:
     assert end.seconds is not None
     assert 0.4 < end.seconds < 10
     wait_for(lambda: head.jobs_in_queue() == [])
+    assert SlurmLauncher(head).cancel(paths, STOP_SECONDS) == ()
+    assert follow(head, paths)[0] == end, "it keeps its end"
 
 
 def test_a_broken_connection_loses_neither_the_job_nor_a_line(head: ThisMachine) -> None:
@@ -623,32 +625,17 @@ def test_cancel_kills_what_ignores_signals(head: ThisMachine, grace_s: int) -> N
 
 
 def test_a_waiting_job_is_cancelled_before_it_starts(head: ThisMachine) -> None:
-    submit(head, "sleep 60", "first", nodes=3)
-    paths = submit(head, "touch ran", "second")
+    other = submit(head, "sleep 60", "squad-11", nodes=3)
+    paths = submit(head, "touch ran", "squad-1")
 
     assert SlurmLauncher(head).cancel(paths, STOP_SECONDS) == ()
 
-    assert head.jobs_in_queue() == [("first", "RUNNING")]
-    assert [(job.job, job.state) for job in list_jobs(head)][1] == ("second", "cancelled")
+    assert head.jobs_in_queue() == [("squad-11", "RUNNING")]
+    assert not Path(other.end).exists()
+    assert [(job.job, job.state) for job in list_jobs(head)][1] == ("squad-1", "cancelled")
     end, lines, _ = follow(head, paths)
     assert (end.state, end.exit_code, lines) == ("cancelled", None, [])
     assert not Path(paths.root, "ran").exists()
-
-
-def test_a_job_that_has_ended_keeps_its_end(head: ThisMachine) -> None:
-    paths = submit(head, "exit 4")
-    end, _, _ = follow(head, paths)
-    assert SlurmLauncher(head).cancel(paths, STOP_SECONDS) == ()
-    assert follow(head, paths)[0] == end
-
-
-def test_another_job_is_left_alone(head: ThisMachine) -> None:
-    head.connect("node1")
-    other = submit(head, "sleep 60", "squad-11")
-    paths = submit(head, "sleep 60", "squad-1")
-    SlurmLauncher(head).cancel(paths, 0)
-    assert head.jobs_in_queue() == [("squad-11", "RUNNING")]
-    assert not Path(other.end).exists()
 
 
 def test_a_user_may_cancel_with_slurms_own_command(head: ThisMachine) -> None:

@@ -52,8 +52,7 @@ class Placement:
 
     ``shares`` are by node, in rank order, and by local rank; empty if nothing is pinned. ``interface`` is
     the network interface that has the nodes' private addresses; each rank chooses its own of several
-    names. ``tcmalloc`` and ``iomp5`` are the paths
-    of libraries to preload.
+    names. ``tcmalloc`` and ``iomp5`` are the paths of libraries to preload.
     """
 
     nproc_per_node: int
@@ -77,7 +76,6 @@ def plan_placement(
     """Divide each node's physical cores among its ranks: never more threads than cores.
 
     Of a job with only some ``cores`` of each node, these are numbered from 0: the queue chooses them.
-
     ``addresses`` are the nodes' private addresses. The rule is that of Intel's ``ipexrun``: one rank
     per NUMA node, and oneCCL's workers take cores from the computing threads. The smallest node sets
     the thread count, because every step waits for the slowest rank. Raises :class:`UsageError` if the

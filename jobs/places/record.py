@@ -56,22 +56,20 @@ class CloudInfo:
 class JobRecord(CloudInfo):
     """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
 
-    Times are ISO 8601 in UTC; ``when`` is the submission. Until the
-    job ends, ``ended``, ``seconds``, and ``exit_code`` are ``None``, and ``state`` is empty. ``nodes`` and
-    ``placement`` are those it may use and, once it has ended, those it used; it starts on ``nnodes`` of
-    them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
-    ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
+    Times are ISO 8601 in UTC; ``when`` is the submission. Until the job ends, ``ended``, ``seconds``, and
+    ``exit_code`` are ``None``, and ``state`` is empty. ``nodes`` and ``placement`` are those it may use and,
+    once it has ended, those it used; it starts on ``nnodes`` of them. ``options`` are the user's choices,
+    ``env`` is what this kind of job sets for its ranks. ``resumable``: it can continue from a checkpoint;
+    ``gather_output``: the workers' output is fetched. ``bucket`` is the S3 URL below which its folder is
+    stored, as JOB; "" for none. ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share``
+    is the share of each node's price that a job with ``cores`` pays.
     ``seconds`` is how long the last attempt ran, ``earlier_s`` what passed before it since the first one
     began, ``earlier_node_s`` the same in seconds of one node, and ``resumed_s`` what the runs that it resumes
-    took, with what was before them.
+    took, with what was before them. ``run_nodes`` is the number of nodes on which a resumed job starts, and
+    of which these are seconds; 0 for ``nnodes``.
     What the cluster cost before, in seconds of each of the job's nodes: ``boot_s`` is the time since their
     launch, for the first job there, and ``idle_s``, for a later job, since the end of the jobs before; 0 if
     one was running or waiting. ``former_s`` is that of machines which the cluster no longer has.
-    ``run_nodes`` is the number of nodes on which a resumed job starts, and of which these are seconds; 0 for
-    ``nnodes``.
-    ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
-    ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
-    price that a job with ``cores`` pays.
     ``more`` holds further fields of this kind of job. Of one with limits, ``limit`` has them, a node's price,
     and when it begins to keep all nodes; ``spent`` is what the runs that a job resumes took of its limits,
     and ``recovery`` what it keeps of its restarts.

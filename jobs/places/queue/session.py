@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -501,9 +501,11 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     if context.detach:
         raise DetachedError(session.paths.job_id, context.cluster.flags)
     nodes = len(context.cluster.first(plan.spec.resources.nodes).nodes)
-    with _job_phase(context, f"{plan.title} on {counted(nodes, 'node')}"):
+    title = f"{plan.title} on {counted(nodes, 'node')}"
+    with suppress(_UnsuccessfulError), context.progress.phase(title):
         result = session.follow(plan, record)
-        _show_failure(result.end)
+        if result.end.state != SUCCEEDED:
+            raise _UnsuccessfulError
     session.finish(result.end, result.output, plan.results, plan.resume_command)
     return result
 
@@ -529,26 +531,16 @@ def attach(context: JobContext, found: JobSummary, results: Path) -> JobEnd:
     job, kept = found.job, (found.bucket, found.unfinished)
     session = open_session(context, job, starts=False)
     output = JobOutput(context.on_event, context.on_log, job)
-    with _job_phase(context, f"Follow {job}"):
+    with suppress(_UnsuccessfulError), context.progress.phase(f"Follow {job}"):
         end = session.watch(output, results, is_limited=found.max_time_s > 0, kept=kept)
-        _show_failure(end)
+        if end.state != SUCCEEDED:
+            raise _UnsuccessfulError
     session.finish(end, output, results)
     return end
 
 
 class _UnsuccessfulError(Exception):
     """Ends the phase of a failed job, so that its results are fetched before its error is reported."""
-
-
-@contextmanager
-def _job_phase(context: JobContext, title: str) -> Iterator[None]:
-    with suppress(_UnsuccessfulError), context.progress.phase(title):
-        yield
-
-
-def _show_failure(end: JobEnd) -> None:
-    if end.state != SUCCEEDED:
-        raise _UnsuccessfulError
 
 
 def _require_all_nodes(cluster: Cluster) -> None:

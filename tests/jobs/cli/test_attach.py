@@ -249,7 +249,6 @@ _ELEMENT = "--element can't be used with --rank, --since, or --follow"
             "--since 10m --rank 1",
             "--since needs event timestamps, which only the log of rank 0 has",
         ),
-        ("--rank 2", "--rank 2: job squad-1 has the ranks 0 to 1"),
         ("--rank -1", "--rank -1: job squad-1 has the ranks 0 to 1"),
         *((f"--element 3 {more}", _ELEMENT) for more in ("--rank=0", "--follow", "--since=5m")),
     ],

@@ -52,12 +52,20 @@ def test_another_rendering_replaces_the_first_and_keeps_the_rest(
     (job / results).mkdir()
     # The data is the folder's own.
     words = ("--data", str(job / "data/train.json"), "--model", str(model), "--output", str(job))
+    words += ("--token-cache", "~/c")
     again = run(capsys, *RENDER, *words)
     assert again.code == 0
     assert again.err.startswith(f"warning: {job} has results of an earlier job")
     assert "move output/ and output.state/ away" in again.err
 
-    assert '"data": "data/train.json"' in (job / "job.sbatch").read_text()
+    script = (job / "job.sbatch").read_text()
+    assert '"data": "data/train.json"' in script
+    assert '"model": "model"' in script
+    assert '"token_cache": "~/c"' in script
+    assert script.count("HF_HUB_OFFLINE") == 1
+    # The results and the model's card have the user's own names.
+    assert f"export SPR_BASE_MODEL={model}\n" in script
+    assert f'"data/train.json": "{job}/data/train.json"' in script
     assert not (job / "code/worker/old.py").exists()
     assert {path.name for path in (job / "model").iterdir()} == {"config.json", "tokenizer.json"}
     assert (job / "data/train.json").stat().st_size

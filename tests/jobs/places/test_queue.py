@@ -102,30 +102,6 @@ def test_what_the_queue_does_not_take_is_an_error_with_its_words(head: ThisMachi
     assert Path(paths.log).read_text() == ""
 
 
-def test_jobs_run_side_by_side_or_in_their_order(head: ThisMachine) -> None:
-    head.connect("node1", "node2")
-    first = submit(head, "until [ -e go ]; do sleep 0.05; done", "first", nodes=2)
-    second = submit(head, "sleep 0.3", "second", nodes=2)
-    third = submit(head, "true", "third")
-    reasons = list[str]()
-
-    def note(reason: str) -> None:
-        reasons.append(reason)
-        Path(first.root, "go").touch()
-
-    waiting = [(job.job, job.waits_for) for job in list_jobs(head) if job.state == "queued"]
-    after = SlurmLauncher(head).follow(second, lambda _: None, note)
-    last, before = (follow(head, paths)[0] for paths in (third, first))
-
-    assert waiting == [("second", "Resources"), ("third", "Priority")]
-    assert set(reasons) == {"Resources"}
-    for end in (after, last):
-        assert end.began
-        assert before.ended
-        assert before.ended <= end.began
-    assert (after.nodes, last.nodes) == (("node0", "node1"), ("node2",))
-
-
 def test_the_head_gets_log_and_results_of_a_job_on_other_nodes(head: ThisMachine) -> None:
     head.connect("node1", "node2")
     submit(head, "sleep 60", "first")

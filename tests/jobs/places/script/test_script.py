@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from jobs.places.placement import NodeShape
 from jobs.places.script.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.elsewhere import plan_for_script
 from jobs.train.request import TrainRequest, spec_of
-from jobs.worker.tasks.squad.task import DEMO, SquadOptions
+from jobs.worker.tasks.squad.task import SquadOptions
 from provision.stacks.load import load_stack
 from tests.golden import check_golden, compare
 from tests.jobs.context import parse_request
@@ -67,34 +66,6 @@ def test_a_locked_stack_needs_the_python_of_its_lock() -> None:
     assert "condition='sys.version_info[:2] == (3, 12)'" in install
     assert "options='--require-hashes --no-deps'" in install
     assert text_of(script, "requirements.txt").splitlines()[-1] == line
-
-
-def test_only_the_default_token_cache_is_replaced() -> None:
-    assert '"token_cache": "cache/tokens"' in rendered("--demo").text
-    assert '"token_cache": "~/c"' in rendered("--demo", "--token-cache", "~/c").text
-
-
-def test_the_files_of_the_user_are_in_the_folder(tmp_path: Path) -> None:
-    model = tmp_path / "encoder"
-    model.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (model / name).write_text("{}")
-    script = rendered("--demo", "--model", str(model), "--eval", str(DEMO.data))
-    write_files(script.files, tmp_path / "job")
-
-    paths = {"model": "model", "data": "data/train.json", "eval": "data/eval.json"}
-    assert json.dumps(paths)[1:-1] in script.text
-    assert script.text.count("HF_HUB_OFFLINE") == 1
-    # The results and the model's card have the user's own names.
-    assert f"export SPR_BASE_MODEL={model}\n" in script.text
-    assert f'"data/eval.json": "{DEMO.data}"' in script.text
-    names = (
-        "model/config.json",
-        "data/train.json",
-        "data/eval.json",
-        "code/worker/tasks/squad/task.py",
-    )
-    assert [name for name in names if not (tmp_path / "job" / name).is_file()] == []
 
 
 # `srun` trains: it ends by itself (RESULT), or after the signal, with or without a checkpoint (SAVED).

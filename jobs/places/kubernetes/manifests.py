@@ -249,14 +249,12 @@ def job_comments(
     pods: PodOptions, placement: Placement, size: PodSize, *, reference: bool
 ) -> dict[str, str]:
     """Return the comments of a job's manifest by the key they explain."""
-    placed = _describe_placement(pods.shape, placement, size)
     comments = {
         "numProcPerNode": "Unset, it would become the number of CPUs.",
         "runtimeRef": "Part of Kubeflow Trainer. Its own image is for CUDA.",
         "image": "Built from the Dockerfile; pushed to a registry that the nodes reach.",
         "args": "A restarted pod resumes from the newest checkpoint of this output folder.",
         "LD_PRELOAD": "tcmalloc, by a name that the image makes.",
-        "OMP_NUM_THREADS": "",
         "command": "oneCCL's environment is loaded before the ranks start.",
         "CCL_ATL_TRANSPORT": "Not MPI: torchrun starts the ranks, not mpirun.",
         "CCL_PROCESS_LAUNCHER": "Likewise: oneCCL would ask mpirun for the ranks' places.",
@@ -267,10 +265,6 @@ def job_comments(
         "backoffLimit": "Restarts of all pods together. After a failure, all restart; this permits "
         f"{RETRIES} failures.",
         "sidecar.istio.io/inject": "Ranks can't connect through a mesh's proxy.",
-    }
-    comments |= _REFERENCE if reference else {}
-    comments["OMP_NUM_THREADS"] = f"{placed} {comments['OMP_NUM_THREADS']}".strip()
-    comments |= {
         "limits": "Equal to the requests, in whole CPUs: QoS class Guaranteed, so that a node with the "
         "static CPU manager gives the pod exclusive cores. "
         f"The rest of {pods.shape.memory_gib} GiB is for the system, kubelet, and its eviction threshold.",
@@ -281,6 +275,9 @@ def job_comments(
         "automountServiceAccountToken": "The job does not call the cluster's API.",
         "fsGroup": "So that the image's user may write to the claim. Not all kinds of storage obey.",
     }
+    comments |= _REFERENCE if reference else {}
+    placed = _describe_placement(pods.shape, placement, size)
+    comments["OMP_NUM_THREADS"] = f"{placed} {comments.get('OMP_NUM_THREADS', '')}".strip()
     if placement.backend != "ccl":
         del comments["command"]
     if pods.kind != TRAIN_JOB and pods.nodes > 1:

@@ -291,18 +291,15 @@ class SlurmLauncher:
     def _find_end(self, paths: JobPaths) -> JobEnd:
         """Return a job's end. If it was killed, the head's keeper records it soon."""
         until = time.monotonic() + END_S
-        while True:
-            if end := parse_end(self.head.run(f"cat {paths.end}", check=False).stdout):
-                return end
-            found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
-            if not found or time.monotonic() > until:
-                break
+        while not (end := parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)):
+            states = {job.job: job.state for job in list_jobs(self.head)}
+            if paths.job_id not in states or time.monotonic() > until:
+                raise JobError(
+                    f"job {paths.job_id} is {states.get(paths.job_id, 'gone')}: it left the queue without "
+                    "an exit code, for example because the head node was shut down, or the job was killed"
+                )
             time.sleep(_END_POLL_S)
-        state = found[0].state if found else "gone"
-        raise JobError(
-            f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
-            "because the head node was shut down, or the job was killed"
-        )
+        return end
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
         """End a job on all nodes; kill it after ``grace_s`` seconds.
@@ -316,7 +313,7 @@ class SlurmLauncher:
             job=paths.job_id,
             grace=grace_s,
             most=max(grace_s, _MOST_GRACE_S) if saves else grace_s,
-            checkpoints=CHECKPOINTS if saves else 0,
+            checkpoints=CHECKPOINTS,
             checkpoint=_CHECKPOINT % prefix_of(mark_of(paths.job_id)),
             secrets=SECRETS,
         )

@@ -51,8 +51,8 @@ def test_another_rendering_replaces_the_first_and_keeps_the_rest(
     (job / "model/old.bin").touch()
     (job / results).mkdir()
     # The data is the folder's own.
-    words = ("--data", str(job / "data/train.json"), "--model", str(model), "--output", str(job))
-    words += ("--token-cache", "~/c")
+    words = ["--data", str(job / "data/train.json"), "--model", str(model), "--output", str(job)]
+    words += ["--token-cache", "~/c"]
     again = run(capsys, *RENDER, *words)
     assert again.code == 0
     assert again.err.startswith(f"warning: {job} has results of an earlier job")

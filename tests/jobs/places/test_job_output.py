@@ -175,8 +175,9 @@ _ASKED = (
 
 
 def test_a_second_ctrl_c_ends_a_job_at_once_and_nodes_out_of_reach_are_named() -> None:
-    stops = [raising(KeyboardInterrupt()), lambda: ("node1", "node3"), raising(HangupError())]
-    launcher, log = StandIn(cancels=stops), list[str]()
+    launcher, log = StandIn(), list[str]()
+    launcher.cancels[:] = [raising(KeyboardInterrupt()), lambda: ("node1", "node3")]
+    launcher.cancels.append(raising(HangupError()))
     assert stop_job(launcher, PATHS, 120, log.append) == ("node1", "node3")
     assert log == [
         _ASKED,

@@ -28,7 +28,7 @@ def test_the_yaml_of_each_kind_recipe_and_stack(name: str) -> None:
     check_golden(GOLDEN / f"{name}.yaml", render_golden(name).partition("    Worker:\n")[0])
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.diff")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*Job-*.diff")))
 def test_how_the_yaml_of_another_stack_differs(name: str) -> None:
     base, text = map(render_golden, (f"{name.rpartition('-')[0]}-intel", name))
 

@@ -608,7 +608,7 @@ def test_a_waiting_job_is_cancelled_before_it_starts(head: ThisMachine) -> None:
 
     assert head.jobs_in_queue() == [("squad-11", "RUNNING")]
     assert not Path(other.end).exists()
-    assert [(job.job, job.state) for job in list_jobs(head)][1] == ("squad-1", "cancelled")
+    assert {job.job: job.state for job in list_jobs(head)}["squad-1"] == "cancelled"
     end, lines, _ = follow(head, paths)
     assert (end.state, end.exit_code, lines) == ("cancelled", None, [])
     assert not Path(paths.root, "ran").exists()

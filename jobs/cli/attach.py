@@ -30,7 +30,6 @@ from jobs.places.launcher import (
     LostFilesError,
     Outcome,
     choose_active,
-    choose_several,
     require_files,
 )
 from jobs.places.queue.history import list_jobs
@@ -89,7 +88,7 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
         context = open_job_context(request, now, show_cost=True, on_cluster=on_cluster)
         outcome, place = context.outcome, f"on cluster {context.cluster.name}"
         listed = list_jobs(context.open_host(context.cluster.head))
-        found = choose_active(listed, request.job, place)
+        found = next(iter(choose_active(listed, request.job, place)), None)
         if found:
             require_files(found, context.cluster.flags)
     except (NoClusterError, LostFilesError) as error:
@@ -129,7 +128,7 @@ def run_wait(request: WaitRequest) -> int:
     progress, begun = make_progress(), time.monotonic()
     launcher = open_launcher(request, progress)
     listed = launcher.list_jobs()
-    chosen = choose_several(listed, request.job, launcher.place, every=request.all)
+    chosen = choose_active(listed, request.job, launcher.place, every=request.all)
     # Otherwise `run --detach … && wait && …` would continue after a job that failed quickly.
     chosen = chosen or ([] if request.all else [*listed[-1:]])
     done = [_wait_for(launcher, job, request.timeout, begun, progress) for job in chosen]

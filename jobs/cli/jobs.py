@@ -37,8 +37,8 @@ from jobs.places.launcher import (
     REQUEUED,
     RUNNING,
     JobSummary,
+    choose_active,
     choose_job,
-    choose_several,
 )
 from jobs.places.plan import JobPaths
 from jobs.places.queue.launcher import QueueLauncher
@@ -286,7 +286,7 @@ def _describe(job: JobSummary, now: datetime, expires: datetime | None) -> str:
 def run_cancel(request: CancelRequest) -> int:
     progress = make_progress()
     launcher = open_launcher(request, progress)
-    chosen = choose_several(launcher.list_jobs(), request.job, launcher.place, every=request.all)
+    chosen = choose_active(launcher.list_jobs(), request.job, launcher.place, every=request.all)
     results: list[dict[str, object]] = []
     # Waiting jobs first: they would start on the others' nodes.
     ordered = sorted(chosen, key=lambda job: job.state == RUNNING)

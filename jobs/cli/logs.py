@@ -16,6 +16,7 @@ from infra.words import parse_duration
 from jobs.cli.shared.chosen_job import JobRequest, job_argument, open_launcher
 from jobs.cli.shared.job_display import render_event
 from jobs.places.launcher import choose_active, choose_job, require_files
+from jobs.places.queue.history import read_element, read_log
 from jobs.worker.runtime.events import mark_of, parse_event
 
 
@@ -60,13 +61,16 @@ def run_logs(request: LogsRequest) -> int:
     launcher = open_launcher(request)
     asked = launcher.list_jobs(), request.job, launcher.place
     # Without a name: the only active job or, if none is, the newest.
-    found = choose_active(*asked) or choose_job(*asked)
+    (found,) = choose_active(*asked) or [choose_job(*asked)]
     show = request.sink or _show_line
     printer = LogPrinter(found.job, show, utc_now() - since if since else None)
     if request.element is not None:
-        launcher.read_element(found, printer.take, request.element)
+        read_element(launcher.head, found, printer.take, request.element)
         return 0
-    launcher.read_log(found, printer.take, request.rank, follow=request.follow)
+    try:
+        read_log(launcher.head, found, printer.take, request.rank, follow=request.follow)
+    finally:
+        launcher.head.close()
     if not printer.has_shown:
         require_files(found, launcher.flags)
     if request.rank and not printer.has_shown:

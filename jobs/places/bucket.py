@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -24,6 +24,7 @@ from jobs.places.record import JobRecord, complete_record, has_own_results
 from jobs.worker.runtime.checkpoint_names import newest_complete
 from jobs.worker.storage import ownership
 from jobs.worker.supervisor.launch import CHECKPOINTS, END
+from provision.host import TextSink
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -99,13 +100,15 @@ def _find_folders(s3: S3Client, place: S3Location) -> dict[str, tuple[S3Location
 def fetch_records(s3: S3Client, place: S3Location, results: Path) -> None:
     """Download what is known of each job in ``place``, without its files, to folders in ``results``."""
     for job, (where, sizes) in _find_folders(s3, place).items():
-        few = {name: sizes[name] for name in (RECORD, END) if name in sizes}
         try:
+            record = parse_as(JobRecord, _read(s3, where, RECORD), f"{where}/{RECORD}")
+            names = [
+                RECORD,
+                END,
+                *(["output/results.json"] if has_own_results(vars(record)) else []),
+            ]
+            few = {name: sizes[name] for name in names if name in sizes}
             fetch_stored(s3, where, few, results / job, lambda _: None)
-            record = own_folder(results / job) / RECORD
-            known = parse_as(JobRecord, record.read_text(encoding="utf-8"), str(record))
-            if (name := "output/results.json") in sizes and has_own_results(vars(known)):
-                fetch_stored(s3, where, {name: sizes[name]}, results / job, lambda _: None)
         except (SprError, ValueError):  # its record is damaged, or it has disappeared
             shutil.rmtree(results / job, ignore_errors=True)
 
@@ -122,7 +125,7 @@ def fetch_stored(
     place: S3Location,
     sizes: Mapping[str, int],
     results: Path,
-    note: Callable[[str], None],
+    note: TextSink,
     *,
     all_checkpoints: bool = False,
 ) -> Fetched:
@@ -150,11 +153,7 @@ def fetch_stored(
 
 
 def _download(
-    s3: S3Client,
-    place: S3Location,
-    sizes: Mapping[str, int],
-    folder: Path,
-    note: Callable[[str], None],
+    s3: S3Client, place: S3Location, sizes: Mapping[str, int], folder: Path, note: TextSink
 ) -> None:
     wanted = {name: local for name in sizes if (local := _local_name(name))}
     total, done = sum(sizes[name] for name in wanted), 0

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,9 +22,9 @@ from infra.words import format_size
 from jobs import worker
 from jobs.places.launcher import Fetched
 from jobs.places.plan import FETCHED, JobPaths, own_folder
-from jobs.places.record import complete_record
+from jobs.places.record import complete_record, results_option
 from jobs.worker.storage import ownership
-from provision.host import Host
+from provision.host import Host, TextSink
 from provision.install import VENV
 from provision.run_on_nodes import send
 
@@ -112,7 +112,7 @@ def restore_files(
     head: Host,
     paths: JobPaths,
     url: str,
-    note: Callable[[str], None],
+    note: TextSink,
     *,
     is_new: bool,
     cloud: str = "",
@@ -129,8 +129,7 @@ def restore_files(
         upload_archive(head, named, paths.upload)
         unpack = f"tar -C ~ -xf {paths.upload} && rm -f {paths.upload}"
         head.run(f"# placing the worker code on the head\n{unpack}")
-    words = shlex.join([f"{VENV}/bin/python", "-m", "worker.storage.restore", url, "."])
-    script = f"# restoring the job\ncd {paths.root} && PYTHONPATH=code {words}"
+    script = f"# restoring the job\n{_worker_command(paths, 'restore', url, '.')}"
     done = head.run(script, timeout_s=_RESTORE_TIMEOUT_S, on_text=lambda line: _show(line, note))
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if "message" in found:
@@ -141,7 +140,12 @@ def restore_files(
     return found
 
 
-def _show(line: str, note: Callable[[str], None]) -> None:
+def _worker_command(paths: JobPaths, module: str, *words: str) -> str:
+    argv = [f"{VENV}/bin/python", "-m", f"worker.storage.{module}", *words]
+    return f"cd {shlex.quote(paths.root)} && PYTHONPATH=code {shlex.join(argv)}"
+
+
+def _show(line: str, note: TextSink) -> None:
     for each in line.splitlines():
         if each.strip() and not each.startswith("{"):
             note(each.strip())
@@ -153,8 +157,7 @@ def check_stage(head: Host, paths: JobPaths, stage: Sequence[tuple[str, str]]) -
     Raises :class:`UsageError` for data that the nodes can't read, or whose format is unknown.
     """
     for url, target in stage:
-        words = [f"{VENV}/bin/python", "-m", "worker.storage.stage", "--check", url]
-        script = f"cd {shlex.quote(paths.root)} && PYTHONPATH=code {shlex.join(words)}"
+        script = _worker_command(paths, "stage", "--check", url)
         found: dict[str, Any] = json.loads(head.run(script).stdout.splitlines()[-1])
         if "message" in found:
             raise UsageError(found["message"], hint=found["hint"])
@@ -170,15 +173,13 @@ def check_places(head: Host, paths: JobPaths, bucket: str, outputs: Iterable[str
 
     Raises :class:`UsageError` if the nodes may not.
     """
-    words = [f"{VENV}/bin/python", "-m", "worker.storage.push", "probe", "."]
     hint = "`up --bucket s3://…` gives a cluster's nodes access"
     places = {url: (f"--output {url}", hint) for url in outputs}
     if bucket:
         known = f"--bucket {bucket}", f"{hint}; `--bucket none` stores nothing"
         places[f"{bucket}/{paths.job_id}"] = known
     for place, (option, remedy) in places.items():
-        script = f"cd {shlex.quote(paths.root)} && PYTHONPATH=code {shlex.join([*words, place])}"
-        done = head.run(script, check=False)
+        done = head.run(_worker_command(paths, "push", "probe", ".", place), check=False)
         if done.exit_code:
             why = (done.stderr.strip().splitlines() or ["the nodes can't write there"])[-1]
             why = why.removeprefix(f"{place.rstrip('/')}: ")
@@ -224,7 +225,7 @@ def fetch(
     head: Host,
     paths: JobPaths,
     target: Path,
-    note: Callable[[str], None],
+    note: TextSink,
     flags: str = "",
     *,
     all_checkpoints: bool = False,
@@ -234,9 +235,8 @@ def fetch(
     Nothing is written on the nodes. ``note`` receives the progress; ``flags`` name the cluster in
     messages. Raises :class:`JobError` if the files arrive damaged, or can't be written.
     """
-    elsewhere = f" --results {shlex.quote(str(target))}"
     hint = f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip()
-    hint += elsewhere if target != Path("results", paths.job_id) else ""
+    hint += results_option(paths.job_id, target)
     try:
         return _fetch(head, paths, target, note, all_checkpoints=all_checkpoints)
     except OSError as error:
@@ -249,12 +249,7 @@ def fetch(
 
 
 def _fetch(
-    head: Host,
-    paths: JobPaths,
-    target: Path,
-    note: Callable[[str], None],
-    *,
-    all_checkpoints: bool,
+    head: Host, paths: JobPaths, target: Path, note: TextSink, *, all_checkpoints: bool
 ) -> Fetched:
     rows = head.run(_COLLECT.format(root=paths.root, job=paths.job_id)).stdout.splitlines()
     asked = [tuple(row.split()) for row in rows if row.count(" ") == 1]
@@ -322,7 +317,7 @@ def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:
 
 
 def unpack_results(
-    chunks: Iterator[bytes], target: Path, job: str, note: Callable[[str], None]
+    chunks: Iterator[bytes], target: Path, job: str, note: TextSink
 ) -> dict[str, Any]:
     """Extract a job's archive into its results folder while it arrives: all of its files, or none.
 
@@ -362,7 +357,7 @@ class _Arriving:
     """What arrives, as a file for :mod:`tarfile`."""
 
     chunks: Iterator[bytes]
-    note: Callable[[str], None]
+    note: TextSink
     size: int = 0
 
     def read(self, _: int) -> bytes:

@@ -204,34 +204,25 @@ def choose_job(
     return found[-1]
 
 
-def choose_several(
-    jobs: tuple[JobSummary, ...], job_id: str | None, place: str, *, every: bool
-) -> list[JobSummary]:
-    """Return all jobs that run or wait, or else the result of :func:`choose_active` in a list.
-
-    Raises :class:`UsageError` for both a job ID and ``--all``.
-    """
-    if not every:
-        found = choose_active(jobs, job_id, place)
-        return [found] if found else []
-    if job_id is not None:
-        raise UsageError("JOB and --all can't be used together")
-    return [job for job in jobs if job.is_active]
-
-
 def choose_active(
-    jobs: tuple[JobSummary, ...], job_id: str | None, place: str = "on the head"
-) -> JobSummary | None:
-    """Return the job with that ID, or the only one that runs or waits; ``None`` if there is none.
+    jobs: tuple[JobSummary, ...],
+    job_id: str | None,
+    place: str = "on the head",
+    *,
+    every: bool = False,
+) -> list[JobSummary]:
+    """Return the job with that ID, or the only one that runs or waits, if any; with ``every``, all of these.
 
-    Raises :class:`UsageError` if there are several.
+    Raises :class:`UsageError` if there are several, and for both a job ID and ``--all``.
     """
+    if job_id is not None and every:
+        raise UsageError("JOB and --all can't be used together")
     if job_id is not None:
-        return choose_job(jobs, job_id, place)
+        return [choose_job(jobs, job_id, place)]
     active = [job for job in jobs if job.is_active]
-    if len(active) > 1:
+    if len(active) > 1 and not every:
         raise UsageError(
             f"{len(active)} jobs are running or queued",
             hint=f"name one of them: {', '.join(job.job for job in active[:5])}",
         )
-    return active[0] if active else None
+    return active

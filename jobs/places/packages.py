@@ -16,7 +16,7 @@ import re
 import shlex
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -27,7 +27,7 @@ from infra.ec2.images import RELEASES
 from infra.errors import HostError, UsageError
 from infra.words import counted
 from jobs.places.plan import JobPaths, PackageList
-from provision.host import Host
+from provision.host import Host, TextSink
 from provision.install import VENV, stack_digest, with_environment
 from provision.stacks.sources import (
     NodePython,
@@ -99,11 +99,7 @@ def check_packages(packages: PackageList, stack: Stack, resolver: Resolver) -> N
 
 
 def install_packages(
-    head: Host,
-    packages: PackageList,
-    stack: Stack,
-    note: Callable[[str], None],
-    environment: Mapping[str, str],
+    head: Host, packages: PackageList, stack: Stack, note: TextSink, environment: Mapping[str, str]
 ) -> str:
     """Install packages on the head, unless it has them; return their folder's name, "" for none.
 
@@ -257,11 +253,6 @@ def _name(line: str) -> str:
 
 
 def _parse(text: str) -> dict[str, str]:
-    """Return the pins in ``uv pip compile``'s output, by name."""
-    lines = [line.partition(" #")[0].strip() for line in text.splitlines()]
-    found: dict[str, str] = {}
-    for line in lines:
-        if line and not line.startswith(("#", "-")):
-            requirement = Requirement(line)
-            found[canonicalize_name(requirement.name)] = line.partition(";")[0].strip()
-    return found
+    """Return the pins in ``uv pip compile``'s output without comments, by name."""
+    pins = [line.partition(";")[0].strip() for line in text.splitlines()]
+    return {canonicalize_name(Requirement(pin).name): pin for pin in pins if pin}

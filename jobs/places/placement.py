@@ -52,8 +52,7 @@ class Placement:
 
     ``shares`` are by node, in rank order, and by local rank; empty if nothing is pinned. ``interface`` is
     the network interface that has the nodes' private addresses; each rank chooses its own of several
-    names. ``tcmalloc`` and ``iomp5`` are the paths
-    of libraries to preload.
+    names. ``tcmalloc`` and ``iomp5`` are the paths of libraries to preload.
     """
 
     nproc_per_node: int
@@ -77,7 +76,6 @@ def plan_placement(
     """Divide each node's physical cores among its ranks: never more threads than cores.
 
     Of a job with only some ``cores`` of each node, these are numbered from 0: the queue chooses them.
-
     ``addresses`` are the nodes' private addresses. The rule is that of Intel's ``ipexrun``: one rank
     per NUMA node, and oneCCL's workers take cores from the computing threads. The smallest node sets
     the thread count, because every step waits for the slowest rank. Raises :class:`UsageError` if the
@@ -234,7 +232,7 @@ def _common(what: str, by_node: Mapping[str, T]) -> T:
 
 _NODE = "a node"
 _KEYS = {"cores": "cores", "numa": "numa", "threads": "threads_per_core", "memory": "memory_gib"}
-_MOST = {"cores": 4096, "numa": 64, "threads": 8, "memory": 1 << 20}
+_LIMITS = {"cores": (1, 4096), "numa": (1, 64), "threads": (1, 8), "memory": (2, 1 << 20)}
 _SHAPE = re.compile(r"[a-z]+=[0-9]{1,9}(,[a-z]+=[0-9]{1,9})*")
 
 
@@ -249,8 +247,8 @@ class NodeShape:
     threads_per_core: int = 2
 
     def __post_init__(self) -> None:
-        for key, most in _MOST.items():
-            value, least = getattr(self, _KEYS[key]), 2 if key == "memory" else 1
+        for key, (least, most) in _LIMITS.items():
+            value = getattr(self, _KEYS[key])
             if not least <= value <= most:
                 raise UsageError(f"--shape {key}={value} is out of range: {least} to {most}")
         if self.cores % self.numa:

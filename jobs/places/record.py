@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -51,26 +52,24 @@ class CloudInfo:
         return cloud_flag(self.cloud)
 
 
-@dataclass(frozen=True)
-class JobRecord:
+@dataclass(frozen=True, kw_only=True)
+class JobRecord(CloudInfo):
     """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
 
-    Times are ISO 8601 in UTC; ``when`` is the submission. Until the
-    job ends, ``ended``, ``seconds``, and ``exit_code`` are ``None``, and ``state`` is empty. ``nodes`` and
-    ``placement`` are those it may use and, once it has ended, those it used; it starts on ``nnodes`` of
-    them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
-    ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
+    Times are ISO 8601 in UTC; ``when`` is the submission. Until the job ends, ``ended``, ``seconds``, and
+    ``exit_code`` are ``None``, and ``state`` is empty. ``nodes`` and ``placement`` are those it may use and,
+    once it has ended, those it used; it starts on ``nnodes`` of them. ``options`` are the user's choices,
+    ``env`` is what this kind of job sets for its ranks. ``resumable``: it can continue from a checkpoint;
+    ``gather_output``: the workers' output is fetched. ``bucket`` is the S3 URL below which its folder is
+    stored, as JOB; "" for none. ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share``
+    is the share of each node's price that a job with ``cores`` pays.
     ``seconds`` is how long the last attempt ran, ``earlier_s`` what passed before it since the first one
     began, ``earlier_node_s`` the same in seconds of one node, and ``resumed_s`` what the runs that it resumes
-    took, with what was before them.
+    took, with what was before them. ``run_nodes`` is the number of nodes on which a resumed job starts, and
+    of which these are seconds; 0 for ``nnodes``.
     What the cluster cost before, in seconds of each of the job's nodes: ``boot_s`` is the time since their
     launch, for the first job there, and ``idle_s``, for a later job, since the end of the jobs before; 0 if
     one was running or waiting. ``former_s`` is that of machines which the cluster no longer has.
-    ``run_nodes`` is the number of nodes on which a resumed job starts, and of which these are seconds; 0 for
-    ``nnodes``.
-    ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
-    ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
-    price that a job with ``cores`` pays.
     ``more`` holds further fields of this kind of job. Of one with limits, ``limit`` has them, a node's price,
     and when it begins to keep all nodes; ``spent`` is what the runs that a job resumes took of its limits,
     and ``recovery`` what it keeps of its restarts.
@@ -79,11 +78,6 @@ class JobRecord:
     job: str
     kind: str
     cluster: str
-    cloud: str
-    region: str
-    billed: bool | None
-    usd_per_hour: float | None
-    price_source: str
     command: str
     argv: tuple[str, ...]
     mpirun: str
@@ -104,9 +98,6 @@ class JobRecord:
     exit_code: int | None = None
     state: str = ""
     bucket: str = ""
-    market: str = "on demand"
-    owner: str = ""
-    tags: tuple[tuple[str, str], ...] = ()
     boot_s: float = 0.0
     idle_s: float = 0.0
     former_s: float = 0.0
@@ -172,6 +163,12 @@ def write_record(folder: Path, text: str) -> None:
     """Write the content of ``job.json`` into a results folder atomically."""
     with new_file(own_folder(folder) / RECORD, f".{os.getpid()}") as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def results_option(job: str, results: Path | None) -> str:
+    """Return the option for a results folder other than a job's default one: " --results here", or ""."""
+    is_default = results in (None, Path("results", job))
+    return "" if is_default else f" --results {shlex.quote(str(results))}"
 
 
 def read_job_id(folder: Path) -> str:

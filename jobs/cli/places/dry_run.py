@@ -57,11 +57,10 @@ def imagine(type_name: str, nodes: int, stack: str, now: datetime) -> Target:
     """Return new nodes of a type in the table. Raises :class:`UsageError` for another one."""
     machine = find_type(type_name)
     names = [f"node{rank}" for rank in range(nodes)]
-    instances = [
-        Instance("", "", "", name, "", rank, now, machine.name, "", {})
+    every = tuple(
+        Node(rank, Instance("", "", "", name, "", rank, now, machine.name, "", {}))
         for rank, name in enumerate(names)
-    ]
-    every = tuple(Node(rank, instance) for rank, instance in enumerate(instances))
+    )
     shapes = dict.fromkeys(names, shape_of(machine))
     options = ClusterOptions(volume_throughput=default_throughput([machine.name])).model_dump()
     return Target(Cluster("spr", every, nodes, options=options), load_stack(stack), shapes)

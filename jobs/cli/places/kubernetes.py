@@ -15,7 +15,7 @@ from infra.words import counted
 from jobs.cli.places.folder import Result, check_output_folder, write_files
 from jobs.cli.places.options import ANY, KUBERNETES, PlaceRequest
 from jobs.places.kubernetes.manifests import AMX_LABEL, Rendered
-from jobs.places.kubernetes.request import JOB_KINDS, TRAIN_JOB, Claim, PodOptions
+from jobs.places.kubernetes.request import JOB_KINDS, TRAIN_JOB, PodOptions
 from jobs.places.placement import NodeShape
 from jobs.worker.runtime.output import LOGS, METRICS
 from jobs.worker.training.options import flag
@@ -40,7 +40,6 @@ LOGIN = (
     "{{name: {key}, valueFrom: {{secretKeyRef: {{name: SECRET, key: {key}}}}}}}"
 )
 """What a user does for a variable with a login."""
-_CLAIM_SIZE = "100Gi"
 # A claim's modes, and those of its volume, if it has one.
 _MODES, _SHARED = "--output=jsonpath={.spec.accessModes}{.status.accessModes}", "ReadWriteMany"
 _NO_REGISTRY = "  # on each node; for a registry: --image REGISTRY/NAME"
@@ -63,7 +62,7 @@ def read_pods(request: PlaceRequest, nodes: int | None, name: str, stack: str) -
         image=request.image or f"spr-cluster:{stack}",
         kind=JOB_KINDS[request.kind] if request.kind else TRAIN_JOB,
         namespace=request.namespace,
-        claim=Claim(request.claim) if request.claim else Claim(size=_CLAIM_SIZE),
+        claim=request.claim,
         shape=request.find_shape() or NodeShape(),
         node_labels={**amx, **dict(own)},
     )
@@ -99,9 +98,9 @@ def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
     creates = [f"{kubectl} create -f {job}"]
     # Without a folder, the claim is in the job's file. Not `apply`: most of a claim's fields can't change.
     if rendered.claim and not folder:
-        creates[0] += f"  # with the claim; for later jobs, --claim {pods.claim.name} omits it"
+        creates[0] += f"  # with the claim; for later jobs, --claim {pods.claim_name} omits it"
     elif rendered.claim:
-        creates.insert(0, f"{kubectl} get pvc {pods.claim.name} || {kubectl} create -f {claim}")
+        creates.insert(0, f"{kubectl} get pvc {pods.claim_name} || {kubectl} create -f {claim}")
     own = f"results/{pods.name}"
     # Transformers' script has no metrics of ours, and `report` can't read its results.
     ours = () if rendered.is_reference else (METRICS,)
@@ -158,7 +157,7 @@ def summarize(rendered: Rendered) -> str:
     return (
         f"{pods.kind.name} {pods.name}: {counted(pods.nodes, 'pod')} of {size.cpus} CPUs and "
         f"{size.memory_gib} GiB, each with {ranks} of {counted(placement.omp_threads, 'thread')}; "
-        f"image {pods.image}; {claim} claim {pods.claim.name}"
+        f"image {pods.image}; {claim} claim {pods.claim_name}"
     )
 
 
@@ -171,7 +170,7 @@ def apply(rendered: Rendered, *, yes: bool, dry_run: bool) -> Result:
     if not shutil.which("kubectl"):
         hint = "install it, or omit --apply and give the YAML to `kubectl create -f -` elsewhere"
         raise UsageError("--apply: kubectl is not installed here", hint=hint)
-    context, name = _kubectl("config", "current-context").strip(), rendered.pods.claim.name
+    context, name = _kubectl("config", "current-context").strip(), rendered.pods.claim_name
     namespace = rendered.pods.namespace
     where = ("--namespace", namespace) if namespace else ()
     modes = _kubectl("get", "pvc", name, "--ignore-not-found", _MODES, *where)

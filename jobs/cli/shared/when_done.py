@@ -28,6 +28,7 @@ from infra.words import counted
 from jobs.places.launcher import QUEUED, Outcome
 from jobs.places.queue.job_output import how_to_come_back
 from jobs.places.queue.session import DetachedError, JobContext
+from jobs.places.record import results_option
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import SUCCEEDED
 from provision.run_on_nodes import Program, query_all
@@ -240,6 +241,7 @@ class Ends:
         outcome = self.job.outcome
         if outcome.missing:
             again = f"to try again: spr-cluster fetch {outcome.job} {self.ctx.flags}"
+            again += results_option(outcome.job, outcome.results)
             return [f"not all results are here: {'; '.join(outcome.missing)}", again]
         # A failed job has also ended. Any other failure left something undone.
         is_expected = isinstance(failure, JobError) and outcome.state != SUCCEEDED

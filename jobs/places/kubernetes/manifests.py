@@ -25,6 +25,7 @@ STACK = "spr-cluster/stack"
 """Annotation that names a job's stack."""
 AMX_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
 RETRIES = 3
+_CLAIM_SIZE = "100Gi"
 # A mesh's proxy in the pods breaks the ranks' connections, and keeps pods alive that have ended.
 # https://github.com/kubeflow/trainer/issues/2794
 _POD_METADATA: dict[str, Any] = {"labels": {"sidecar.istio.io/inject": "false"}}
@@ -56,14 +57,13 @@ _WORKSPACE_MOUNT = {"name": "workspace", "mountPath": CLAIM_PATH}
 
 def render_claim(pods: PodOptions) -> Manifest | None:
     """Return the new claim; ``None`` if the job uses an existing one."""
-    claim = pods.claim
-    if claim.size is None:
+    if pods.claim:
         return None
     spec: Manifest = {
         "accessModes": ["ReadWriteMany" if pods.nodes > 1 else "ReadWriteOnce"],
-        "resources": {"requests": {"storage": claim.size}},
+        "resources": {"requests": {"storage": _CLAIM_SIZE}},
     }
-    metadata = {**_metadata(pods), "name": claim.name}
+    metadata = {**_metadata(pods), "name": pods.claim_name}
     kind = "PersistentVolumeClaim"
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}
 
@@ -188,7 +188,7 @@ def render_copy_pod(pods: PodOptions) -> Manifest:
         "containers": [container],
         "volumes": [_workspace(pods)],
     }
-    if pods.node_labels and pods.nodes == 1 and pods.claim.size:
+    if pods.node_labels and pods.nodes == 1 and not pods.claim:
         # A disk is created in the zone of its first pod.
         spec["nodeSelector"] = {**pods.node_labels}
     metadata = {**_metadata(pods), "name": "copy"}
@@ -196,7 +196,7 @@ def render_copy_pod(pods: PodOptions) -> Manifest:
 
 
 def _workspace(pods: PodOptions) -> Manifest:
-    return {"name": "workspace", "persistentVolumeClaim": {"claimName": pods.claim.name}}
+    return {"name": "workspace", "persistentVolumeClaim": {"claimName": pods.claim_name}}
 
 
 def _metadata(pods: PodOptions) -> Manifest:
@@ -234,7 +234,6 @@ _REFERENCE = {
     "OMP_NUM_THREADS": "Corrected: the original has 56 threads per rank, on a line that a stray hyphen makes "
     "invalid YAML, and 200 CPUs per pod, regardless of the node.",
     "CCL_ATL_TRANSPORT": "Corrected: oneCCL's default is MPI, but torchrun starts the ranks, not mpirun.",
-    "CCL_PROCESS_LAUNCHER": "Likewise: oneCCL would ask mpirun for the ranks' places.",
     "HF_HOME": "Corrected: one variable instead of TRANSFORMERS_CACHE, which is deprecated, and "
     "HF_DATASETS_CACHE.",
     AMX_LABEL: "Corrected: node-feature-discovery sets this label where the processor has AMX. The "
@@ -250,14 +249,12 @@ def job_comments(
     pods: PodOptions, placement: Placement, size: PodSize, *, reference: bool
 ) -> dict[str, str]:
     """Return the comments of a job's manifest by the key they explain."""
-    placed = _describe_placement(pods.shape, placement, size)
     comments = {
         "numProcPerNode": "Unset, it would become the number of CPUs.",
         "runtimeRef": "Part of Kubeflow Trainer. Its own image is for CUDA.",
         "image": "Built from the Dockerfile; pushed to a registry that the nodes reach.",
         "args": "A restarted pod resumes from the newest checkpoint of this output folder.",
         "LD_PRELOAD": "tcmalloc, by a name that the image makes.",
-        "OMP_NUM_THREADS": "",
         "command": "oneCCL's environment is loaded before the ranks start.",
         "CCL_ATL_TRANSPORT": "Not MPI: torchrun starts the ranks, not mpirun.",
         "CCL_PROCESS_LAUNCHER": "Likewise: oneCCL would ask mpirun for the ranks' places.",
@@ -268,10 +265,6 @@ def job_comments(
         "backoffLimit": "Restarts of all pods together. After a failure, all restart; this permits "
         f"{RETRIES} failures.",
         "sidecar.istio.io/inject": "Ranks can't connect through a mesh's proxy.",
-    }
-    comments |= _REFERENCE if reference else {}
-    comments["OMP_NUM_THREADS"] = f"{placed} {comments['OMP_NUM_THREADS']}".strip()
-    comments |= {
         "limits": "Equal to the requests, in whole CPUs: QoS class Guaranteed, so that a node with the "
         "static CPU manager gives the pod exclusive cores. "
         f"The rest of {pods.shape.memory_gib} GiB is for the system, kubelet, and its eviction threshold.",
@@ -282,6 +275,9 @@ def job_comments(
         "automountServiceAccountToken": "The job does not call the cluster's API.",
         "fsGroup": "So that the image's user may write to the claim. Not all kinds of storage obey.",
     }
+    comments |= _REFERENCE if reference else {}
+    placed = _describe_placement(pods.shape, placement, size)
+    comments["OMP_NUM_THREADS"] = f"{placed} {comments.get('OMP_NUM_THREADS', '')}".strip()
     if placement.backend != "ccl":
         del comments["command"]
     if pods.kind != TRAIN_JOB and pods.nodes > 1:

@@ -35,14 +35,6 @@ CLAIM_PATH = "/workspace"
 
 
 @dataclass(frozen=True)
-class Claim:
-    """The volume for data, models, and results: an existing one or, with a ``size``, a new one."""
-
-    name: str = "spr-cluster"
-    size: str | None = None
-
-
-@dataclass(frozen=True)
 class PodOptions:
     """A job's requests besides its training. ``nodes`` is the number of pods."""
 
@@ -51,10 +43,15 @@ class PodOptions:
     image: str
     kind: JobKind = TRAIN_JOB
     namespace: str | None = None
-    claim: Claim = field(default_factory=Claim)
+    claim: str | None = None
+    """An existing volume for data, models, and results; a new one without it."""
     shape: NodeShape = field(default_factory=NodeShape)
     node_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that a node must have."""
+
+    @property
+    def claim_name(self) -> str:
+        return self.claim or "spr-cluster"
 
     @property
     def folder(self) -> str:

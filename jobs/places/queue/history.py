@@ -201,7 +201,7 @@ def read_log(
 ) -> None:
     """Stream the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
 
-    Raises :class:`UsageError` if the job has no such rank.
+    Raises :class:`UsageError` if the job has no such rank, or no log yet.
     """
     paths = JobPaths(job.job)
     name = "log" if rank is None else f"{STATE}/{LOGS}/rank-{rank}.log"

@@ -56,22 +56,6 @@ class QueueLauncher:
             return ""
         return describe_expiry(self.expires, self.context.now(), self.flags, self.job_ends)
 
-    def read_log(
-        self, job: JobSummary, on_text: TextSink, rank: int | None = None, *, follow: bool
-    ) -> None:
-        """Stream the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
-
-        Raises :class:`UsageError` if the job has no such rank, or no log yet.
-        """
-        try:
-            history.read_log(self.head, job, on_text, rank, follow=follow)
-        finally:
-            self.head.close()
-
-    def read_element(self, job: JobSummary, on_text: TextSink, number: int) -> None:
-        """Print the log of an element or trial so far. Raises :class:`UsageError` if there is none."""
-        history.read_element(self.head, job, on_text, number)
-
     def cancel(self, job: JobSummary, on_log: TextSink, *, now: bool) -> tuple[str, ...]:
         """End a job on all nodes; unless ``now``, one that trains saves a checkpoint first.
 

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -26,14 +26,7 @@ from jobs.places.folders import send_folders
 from jobs.places.launcher import CANCELLED, JobEnd, JobSummary, Outcome
 from jobs.places.packages import install_packages
 from jobs.places.placement import Placement, check_part, plan_placement
-from jobs.places.plan import (
-    RECORD,
-    STOP_SECONDS,
-    JobPaths,
-    JobPlan,
-    new_job_id,
-    own_folder,
-)
+from jobs.places.plan import RECORD, STOP_SECONDS, JobPaths, JobPlan, new_job_id, own_folder
 from jobs.places.queue.history import (
     ExpiryWatch,
     LostHeadError,
@@ -56,6 +49,7 @@ from jobs.places.record import (
     claim_results,
     read_record,
     release_results,
+    results_option,
 )
 from jobs.worker.spec import Resources
 from jobs.worker.supervisor.attempt import SUCCEEDED
@@ -422,13 +416,35 @@ class JobSession:
             outcome.is_home = not outcome.missing
             context.add_receipt(results)
 
-    def how_to_resume(self, command: Sequence[str], results: Path | None, checkpoint: str) -> str:
-        """Return one line with the checkpoint and the command that resumes the job."""
-        job = self.paths.job_id
-        words = [*command, job, *self.context.cluster.flags.split()]
-        if results and results != Path("results", job):
-            words += ["--results", str(results)]
-        return f"checkpoint {checkpoint} is saved; to resume the job: {shlex.join(words)}"
+    def finish(
+        self, end: JobEnd, output: JobOutput, results: Path | None, resume: Sequence[str] = ()
+    ) -> None:
+        """Fetch the results of a job that has ended. Raises :class:`JobError` unless it succeeded.
+
+        ``resume`` is the command that resumes it, up to its ID; empty if it can't be resumed.
+        """
+        if results:
+            self.bring_home(results)
+        if end.state == SUCCEEDED:
+            return
+        job, flags, cancelled = (
+            self.paths.job_id,
+            self.context.cluster.flags,
+            end.state == CANCELLED,
+        )
+        log = own_folder(results) / "log" if results else f"{self.paths.log} on node0"
+        hint = f"the whole log is {log}"
+        if resume:
+            kept = next((at.checkpoint for at in list_jobs(self.head) if at.job == job), None)
+            if kept:
+                again = f"{shlex.join([*resume, job])} {flags}{results_option(job, results)}"
+                how = f"checkpoint {kept} is saved; to resume the job: {again}"
+                hint = how if cancelled else f"{hint}; {how}"
+            elif cancelled:
+                hint = f"it had no checkpoint yet, so there is nothing to resume; {hint}"
+        if cancelled:
+            raise JobError(f"job {job} was cancelled", hint=hint)
+        raise explain(end, output, hint)
 
 
 def _argv(plan: JobPlan) -> tuple[str, ...]:
@@ -485,12 +501,12 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     if context.detach:
         raise DetachedError(session.paths.job_id, context.cluster.flags)
     nodes = len(context.cluster.first(plan.spec.resources.nodes).nodes)
-    with _job_phase(context, f"{plan.title} on {counted(nodes, 'node')}"):
+    title = f"{plan.title} on {counted(nodes, 'node')}"
+    with suppress(_UnsuccessfulError), context.progress.phase(title):
         result = session.follow(plan, record)
-        _show_failure(result.end)
-    if plan.results:
-        session.bring_home(plan.results)
-    _require_success(session, result.end, result.output, plan.results, plan.resume_command)
+        if result.end.state != SUCCEEDED:
+            raise _UnsuccessfulError
+    session.finish(result.end, result.output, plan.results, plan.resume_command)
     return result
 
 
@@ -515,50 +531,16 @@ def attach(context: JobContext, found: JobSummary, results: Path) -> JobEnd:
     job, kept = found.job, (found.bucket, found.unfinished)
     session = open_session(context, job, starts=False)
     output = JobOutput(context.on_event, context.on_log, job)
-    with _job_phase(context, f"Follow {job}"):
+    with suppress(_UnsuccessfulError), context.progress.phase(f"Follow {job}"):
         end = session.watch(output, results, is_limited=found.max_time_s > 0, kept=kept)
-        _show_failure(end)
-    session.bring_home(results)
-    _require_success(session, end, output, results)
+        if end.state != SUCCEEDED:
+            raise _UnsuccessfulError
+    session.finish(end, output, results)
     return end
 
 
 class _UnsuccessfulError(Exception):
     """Ends the phase of a failed job, so that its results are fetched before its error is reported."""
-
-
-@contextmanager
-def _job_phase(context: JobContext, title: str) -> Iterator[None]:
-    with suppress(_UnsuccessfulError), context.progress.phase(title):
-        yield
-
-
-def _show_failure(end: JobEnd) -> None:
-    if end.state != SUCCEEDED:
-        raise _UnsuccessfulError
-
-
-def _require_success(
-    session: JobSession,
-    end: JobEnd,
-    output: JobOutput,
-    results: Path | None,
-    resume: Sequence[str] = (),
-) -> None:
-    if end.state == SUCCEEDED:
-        return
-    job, cancelled = session.paths.job_id, end.state == CANCELLED
-    hint = f"the whole log is {own_folder(results) / 'log' if results else f'{session.paths.log} on node0'}"
-    if resume:
-        kept = next((at.checkpoint for at in list_jobs(session.head) if at.job == job), None)
-        if kept:
-            how = session.how_to_resume(resume, results, kept)
-            hint = how if cancelled else f"{hint}; {how}"
-        elif cancelled:
-            hint = f"it had no checkpoint yet, so there is nothing to resume; {hint}"
-    if cancelled:
-        raise JobError(f"job {job} was cancelled", hint=hint)
-    raise explain(end, output, hint)
 
 
 def _require_all_nodes(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ import secrets
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -128,6 +128,7 @@ def build_launch(
             f"--elastic {least}: the job starts on {counted(planned, 'node')}",
             hint="it is the minimum number of nodes to continue with after a loss",
         )
+    given = {word.partition("=")[0].lower() for word in plan.variables}  # in any case
     return Launch(
         spec=plan.spec,
         folder=paths.root,
@@ -137,7 +138,7 @@ def build_launch(
         resumes=plan.resumes,
         nproc_per_node=placement.nproc_per_node,
         env={
-            **_without_given(cluster.environment, plan.variables),
+            **{k: v for k, v in cluster.environment.items() if k.lower() not in given},
             **rank_environment(plan, placement, paths.code, stack),
             MARK: mark_of(paths.job_id),
         },
@@ -148,12 +149,6 @@ def build_launch(
         setup=CCL_SETUP if plan.backend == "ccl" else (),
         planned_nodes=max(planned, plan.planned_nodes),
     )
-
-
-def _without_given(environment: Mapping[str, str], words: Iterable[str]) -> dict[str, str]:
-    """Return the cluster's variables without those that the user sets, in upper or lower case."""
-    given = {word.partition("=")[0].lower() for word in words}
-    return {name: value for name, value in environment.items() if name.lower() not in given}
 
 
 def render_command(launch: Launch, address: str) -> str:
@@ -296,18 +291,15 @@ class SlurmLauncher:
     def _find_end(self, paths: JobPaths) -> JobEnd:
         """Return a job's end. If it was killed, the head's keeper records it soon."""
         until = time.monotonic() + END_S
-        while True:
-            if end := parse_end(self.head.run(f"cat {paths.end}", check=False).stdout):
-                return end
-            found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
-            if not found or time.monotonic() > until:
-                break
+        while not (end := parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)):
+            states = {job.job: job.state for job in list_jobs(self.head)}
+            if paths.job_id not in states or time.monotonic() > until:
+                raise JobError(
+                    f"job {paths.job_id} is {states.get(paths.job_id, 'gone')}: it left the queue without "
+                    "an exit code, for example because the head node was shut down, or the job was killed"
+                )
             time.sleep(_END_POLL_S)
-        state = found[0].state if found else "gone"
-        raise JobError(
-            f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
-            "because the head node was shut down, or the job was killed"
-        )
+        return end
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
         """End a job on all nodes; kill it after ``grace_s`` seconds.
@@ -321,7 +313,7 @@ class SlurmLauncher:
             job=paths.job_id,
             grace=grace_s,
             most=max(grace_s, _MOST_GRACE_S) if saves else grace_s,
-            checkpoints=CHECKPOINTS if saves else 0,
+            checkpoints=CHECKPOINTS,
             checkpoint=_CHECKPOINT % prefix_of(mark_of(paths.job_id)),
             secrets=SECRETS,
         )

@@ -22,7 +22,7 @@ from provision.stacks.stack import Stack, pip_options, render_import_check, rend
 
 SCRIPT, INSTALL, REQUIREMENTS = "job.sbatch", "install.sh", "requirements.txt"
 OURS = (SCRIPT, INSTALL, REQUIREMENTS, "code")
-"""Subfolders of every job's folder."""
+"""What is in every job's folder."""
 # The ranks finish a step, agree to stop, save the checkpoint, and exit.
 _STOP_SECONDS = CHECKPOINT_SECONDS + 60
 _OLDEST_PYTHON = "3.10"

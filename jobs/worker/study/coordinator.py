@@ -91,7 +91,8 @@ class Coordinator:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         wanted = self.options.metric
         self._metrics = [wanted] if wanted else list(self.options.metrics)
-        self.direction = f"{self.options.metrics[self._metrics[0]]}imize"
+        best = self.options.metrics[self._metrics[0]]
+        self._sign = 1 if best == "max" else -1
         self.folder.mkdir(parents=True, exist_ok=True)
         storage = JournalStorage(JournalFileBackend(str(self.folder / JOURNAL)))
         is_new = not (self.folder / JOURNAL).stat().st_size
@@ -100,7 +101,7 @@ class Coordinator:
             storage=storage,
             pruner=pruner if self._is_comparable() else optuna.pruners.NopPruner(),
             study_name="study",
-            direction=self.direction,
+            direction=f"{best}imize",
             load_if_exists=True,
         )
         self._ended_before = {each.number for each in self.ended()}
@@ -223,10 +224,6 @@ class Coordinator:
         best, score = self.best(), scores[self.metric(scores)]
         return best is None or self._sign * score > self._sign * best.value
 
-    @property
-    def _sign(self) -> int:
-        return 1 if self.direction == "maximize" else -1
-
     def best(self) -> Any:
         """Return the best trial, of equal ones the first to end; ``None`` if none has succeeded."""
         every = sorted(self._in_state(TrialState.COMPLETE), key=lambda each: each.datetime_complete)
@@ -266,7 +263,8 @@ class Coordinator:
             metric = self.metric(scores)
             what = f"{metric} {format_score(metric, scores[metric], 2)}"
             what += ", the best so far" if self.best().number == number else ""
-        tried = " ".join(f"{flag(name)} {_shorten(value)}" for name, value in trial.params.items())
+        values = {k: f"{v:.3g}" if isinstance(v, float) else v for k, v in trial.params.items()}
+        tried = " ".join(f"{flag(name)} {value}" for name, value in values.items())
         self.events.note(
             f"trial {number + 1} ({ended} of {self.plan.trials} have ended): {what} ({tried}; "
             f"{attributes['seconds']:.0f} s on {attributes['host']})"
@@ -370,10 +368,6 @@ def _suggest(trial: Any, name: str, domain: Domain) -> Any:
     ends = (domain.low, domain.high)
     suggest = trial.suggest_int if all(isinstance(e, int) for e in ends) else trial.suggest_float
     return suggest(name, *ends, log=domain.log)
-
-
-def _shorten(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def restore(state: Path) -> bool:

@@ -44,17 +44,13 @@ class TrialRunner:
     _offline: bool = False
     """Whether a trial has succeeded, so that the node has all it needs from the hub."""
 
-    @property
-    def _folder(self) -> Path:
-        return _TRIALS / str(self.rank)
-
     def _output(self, number: int) -> Path:
         # Trackers name a run after this folder.
-        return self._folder / f"{Path.cwd().name}-trial-{number + 1}"
+        return _TRIALS / str(self.rank) / f"{Path.cwd().name}-trial-{number + 1}"
 
     def run_all(self) -> None:
         """Run trials until none is left, or this process is to stop."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(_TRIALS / str(self.rank), ignore_errors=True)
         host, node, left = self.remote.call("join", self.rank, socket.gethostname())
         # SSH knows nodes by Slurm's names.
         self._to = "" if host == socket.gethostname() else node or host

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cluster.context import Context
 from infra.errors import ConnectionLostError
 from provision.host import Result
 from tests.harness.command_line import Act, CommandLine, StagedHost
@@ -106,25 +105,21 @@ def test_the_only_job_is_followed_from_its_beginning_and_fetched(
         "job squad-1 succeeded after 7.5 s\noutput, log, and job.json: results/squad-1/\n"
     )
     assert Path("results/squad-1/results.json").exists()
-
-
-@pytest.mark.parametrize("max_time_s", [0.0, 480.0])
-def test_the_warning_is_about_the_nodes_end_for_this_job(
-    line: CommandLine, head: Head, monkeypatch: pytest.MonkeyPatch, max_time_s: float
-) -> None:
-    head.limits["max_time_s"] = max_time_s
-    asked: list[str] = []
-    monkeypatch.setattr(Context, "find_job_end", lambda _: asked.append("asked"))
-    line.must("attach")
-    assert bool(asked) == bool(max_time_s)
-
-
-def test_a_job_that_is_over_can_be_attached_to_as_well(line: CommandLine, head: Head) -> None:
-    head.over = True
+    # It is over; the newest job is waited for, but not attached to without its name.
     found = json.loads(line.must("attach", "squad-1", "--results", "here", "--json").out)
     assert (found["job"], found["state"], found["results"]) == ("squad-1", "succeeded", "here")
     assert (found["exit_code"], found["nodes"]) == (0, ["node0"])
     assert Path("here/job/log").exists()
+    assert json.loads(line.must("wait", "--json").out)["job"] == "squad-1"
+    assert line.must("wait", "--all").out == "No job is running or queued.\n"
+    nothing = line.run("attach")
+    assert (
+        nothing.code == line.run("attach", "squad-9").code == line.run("attach", "$(id)").code == 2
+    )
+    assert nothing.message == (
+        "no job is running or queued on cluster spr\n  → `spr-cluster jobs` lists the earlier ones, "
+        "`spr-cluster fetch JOB` downloads one"
+    )
 
 
 def test_a_failure_is_explained_as_by_the_command_that_submitted_the_job(
@@ -133,7 +128,12 @@ def test_a_failure_is_explained_as_by_the_command_that_submitted_the_job(
     head.state, head.output = "failed", [_ERROR]
     record = {"job": "squad-1", "seconds": 7.5, "nodes": [{}]}
     head.files |= {"output/results.json": b'{"failed": 1}', "job.json": json.dumps(record).encode()}
-    result = line.run("attach")
+    waited = line.run("wait", "squad-1", "--json")
+    assert (waited.code, json.loads(waited.out)["exit_code"]) == (1, 3)
+    assert waited.message == (
+        "job squad-1 is failed: rank 1 on ip-5: NaN\n  → its log: spr-cluster logs squad-1 --name spr"
+    )
+    result = line.run("attach", "squad-1")
     assert result.code == 1
     assert result.message == (
         "rank 1 on ip-5: NaN\n  → lower it; the whole log is results/squad-1/job/log"
@@ -173,26 +173,6 @@ def test_a_lost_head_is_replaced_or_its_job_continues_from_the_bucket(
     ]
 
 
-@pytest.mark.parametrize("exit_code", [143, None])
-def test_a_cancelled_job_is_no_failure_of_its_program(
-    line: CommandLine, head: Head, exit_code: int | None
-) -> None:
-    head.state, head.end = "cancelled", {"exit_code": exit_code}
-    assert line.run("attach").message.startswith("job squad-1 was cancelled")
-
-
-def test_there_may_be_nothing_to_attach_to(line: CommandLine, head: Head) -> None:
-    head.over = True
-    result = line.run("attach")
-    assert result.code == 2
-    assert result.message == (
-        "no job is running or queued on cluster spr\n  → `spr-cluster jobs` lists the earlier ones, "
-        "`spr-cluster fetch JOB` downloads one"
-    )
-    assert line.run("attach", "squad-9").code == 2
-    assert line.run("attach", "$(id)").code == 2
-
-
 def test_wait_ends_with_the_job(line: CommandLine, head: Head) -> None:
     assert line.must("wait").out == (
         "Job squad-1 succeeded. To download its results: spr-cluster fetch squad-1 --name spr\n"
@@ -200,15 +180,6 @@ def test_wait_ends_with_the_job(line: CommandLine, head: Head) -> None:
     assert head.asked_until_end < 0
     found = json.loads(line.must("wait", "squad-1", "--json").out)
     assert (found["job"], found["state"]) == ("squad-1", "succeeded")
-
-
-def test_wait_fails_with_the_job(line: CommandLine, head: Head) -> None:
-    head.state, head.output = "failed", [_ERROR]
-    result = line.run("wait", "--json")
-    assert (result.code, json.loads(result.out)["exit_code"]) == (1, 3)
-    assert result.message == (
-        "job squad-1 is failed: rank 1 on ip-5: NaN\n  → its log: spr-cluster logs squad-1 --name spr"
-    )
 
 
 def test_wait_gives_up(line: CommandLine, head: Head) -> None:
@@ -242,13 +213,6 @@ def test_all_jobs_share_the_timeout(
     line.machines.staged.insert(0, ("node0", "# listing the jobs", list_two))
     assert line.must("wait", "--all", "--timeout", "9").out.count("succeeded") == 2
     assert 9 > limits[0] > limits[1] + 0.009
-
-
-def test_wait_ends_with_the_newest_job_if_none_runs(line: CommandLine, head: Head) -> None:
-    head.over = True
-    assert "Job squad-1 succeeded." in line.must("wait").out
-    assert json.loads(line.must("wait", "--json").out)["job"] == "squad-1"
-    assert line.must("wait", "--all").out == "No job is running or queued.\n"
 
 
 def test_logs_show_events_as_text(line: CommandLine, head: Head) -> None:
@@ -285,7 +249,6 @@ _ELEMENT = "--element can't be used with --rank, --since, or --follow"
             "--since 10m --rank 1",
             "--since needs event timestamps, which only the log of rank 0 has",
         ),
-        ("--rank 2", "--rank 2: job squad-1 has the ranks 0 to 1"),
         ("--rank -1", "--rank -1: job squad-1 has the ranks 0 to 1"),
         *((f"--element 3 {more}", _ELEMENT) for more in ("--rank=0", "--follow", "--since=5m")),
     ],

@@ -29,6 +29,7 @@ from jobs.__main__ import main
 from jobs.places.bucket import fetch_stored
 from jobs.places.launcher import Outcome
 from jobs.places.queue.history import parse_jobs
+from tests.fakes import FakeHost
 from tests.jobs.context import SUBMITTED, ended, listed
 
 HOUR = timedelta(hours=1)
@@ -314,8 +315,9 @@ def test_a_job_whose_files_a_lost_head_had_is_found_in_the_bucket(
     typed: Typed, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (stub,) = parse_jobs(listed("squad-1", on_lost_head=True, bucket=_BUCKET))
+    head = FakeHost("node0", [("reading", "")])
     cluster: Any = SimpleNamespace(
-        list_jobs=lambda: (stub,), read_log=lambda *_, **__: None, place="here", flags="--name spr"
+        list_jobs=lambda: (stub,), head=head, place="here", flags="--name spr"
     )
     context: Any = SimpleNamespace(
         cluster=SimpleNamespace(name="spr", head=None, flags="--name spr"),

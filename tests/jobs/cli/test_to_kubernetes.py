@@ -50,13 +50,9 @@ def test_without_a_folder_it_prints_what_kubectl_takes(render: K8s) -> None:
         # Not by the file, which also has the claim.
         "# kubectl delete trainjob bert",
     ]
-
-
-def test_the_published_recipe_has_no_report(render: K8s) -> None:
-    shown = render(*RENDER, "--recipe", "reference").out
-
-    assert "output.state/logs results/bert/job/logs\n# kubectl delete" in shown
-    assert "metrics" not in shown
+    published = render(*RENDER, "--recipe", "reference").out
+    assert "output.state/logs results/bert/job/logs\n# kubectl delete" in published, "no report"
+    assert "metrics" not in published
 
 
 def test_json_has_the_same_manifests_and_their_numbers(render: K8s) -> None:

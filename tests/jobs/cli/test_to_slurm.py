@@ -36,47 +36,40 @@ def test_it_prints_the_script_that_it_writes(
     assert names == {"job.sbatch", "install.sh", "requirements.txt", "code", "data"}
 
 
+@pytest.mark.parametrize("results", ["output", "output.state"])
 def test_another_rendering_replaces_the_first_and_keeps_the_rest(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, results: str
 ) -> None:
     model = tmp_path / "encoder"
     model.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (model / name).write_text("{}")
     job = tmp_path / "job"
-    assert run(capsys, *RENDER, "--demo", "--model", str(model), "--output", str(job)).code == 0
+    first = run(capsys, *RENDER, "--demo", "--model", str(model), "--output", str(job))
+    assert (first.code, first.err) == (0, "")
     (job / "code/worker/old.py").touch()
     (job / "model/old.bin").touch()
-    (job / "output").mkdir()
+    (job / results).mkdir()
     # The data is the folder's own.
-    again = ("--data", str(job / "data/train.json"), "--model", str(model), "--output", str(job))
-    assert run(capsys, *RENDER, *again).code == 0
+    words = ["--data", str(job / "data/train.json"), "--model", str(model), "--output", str(job)]
+    words += ["--token-cache", "~/c"]
+    again = run(capsys, *RENDER, *words)
+    assert again.code == 0
+    assert again.err.startswith(f"warning: {job} has results of an earlier job")
+    assert "move output/ and output.state/ away" in again.err
 
-    assert '"data": "data/train.json"' in (job / "job.sbatch").read_text()
+    script = (job / "job.sbatch").read_text()
+    assert '"data": "data/train.json"' in script
+    assert '"model": "model"' in script
+    assert '"token_cache": "~/c"' in script
+    assert script.count("HF_HUB_OFFLINE") == 1
+    # The results and the model's card have the user's own names.
+    assert f"export SPR_BASE_MODEL={model}\n" in script
+    assert f'"data/train.json": "{job}/data/train.json"' in script
     assert not (job / "code/worker/old.py").exists()
     assert {path.name for path in (job / "model").iterdir()} == {"config.json", "tokenizer.json"}
     assert (job / "data/train.json").stat().st_size
-    assert (job / "output").is_dir()
-
-
-@pytest.mark.parametrize("name", ["output", "output.state"])
-def test_results_of_an_earlier_job_are_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
-) -> None:
-    first = run(capsys, *RENDER, "--demo", "--output", str(tmp_path))
-    (tmp_path / name).mkdir()
-    again = run(capsys, *RENDER, "--demo", "--output", str(tmp_path))
-
-    assert (first.code, first.err, again.code) == (0, "", 0)
-    assert again.err.startswith(f"warning: {tmp_path} has results of an earlier job")
-    assert "move output/ and output.state/ away" in again.err
-
-
-def test_an_instance_type_describes_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = ("--nodes", "2", "--instance-type", "m7i.metal-48xl", "--demo", "--json")
-    found = json.loads(run(capsys, *SLURM, *nodes).out)
-
-    assert (found["nproc_per_node"], found["omp_threads"]) == (2, 48)
+    assert (job / results).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -116,9 +109,8 @@ def test_a_folder_with_other_files_stays_as_it_is(
 
 
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    result = run(
-        capsys, *RENDER, "--demo", "--ppn", "2", "--dry-run", "--output", str(tmp_path / "job")
-    )
+    nodes = ("--nodes", "2", "--job-name", "bert", "--instance-type", "m7i.metal-48xl")
+    result = run(capsys, *SLURM, *nodes, "--demo", "--dry-run", "--output", str(tmp_path / "job"))
 
-    assert result.out == "job bert: 2 nodes, each with 2 ranks of 16 threads\n"
+    assert result.out == "job bert: 2 nodes, each with 2 ranks of 48 threads\n"
     assert not (tmp_path / "job").exists()

@@ -134,20 +134,6 @@ def test_nothing_is_left_and_the_model_is_here(
     assert json.loads(Path("here/job/job.json").read_text())["state"] == "succeeded"
 
 
-def test_a_failed_job_without_a_checkpoint_keeps_no_cluster(
-    line: CommandLine, job: StagedJob, removed: Removed
-) -> None:
-    job.state = "failed"
-
-    result = line.run(*_RUN, "--", "hostname")
-
-    assert result.code == 1
-    assert result.message.startswith("the job ended with exit code 1")
-    assert "stays" not in result.err
-    assert removed == [("spr", False)]
-    assert Path("here/job/log").exists()
-
-
 def test_a_checkpoint_that_is_only_on_the_nodes_keeps_the_cluster(
     line: CommandLine, job: StagedJob, removed: Removed
 ) -> None:
@@ -214,18 +200,14 @@ _FULL = OSError(errno.ENOSPC, "No space left on device")
         (
             {"missing": "output node1\n"},
             {},
-            r"not all results are here: the output of node1 could not be fetched\n"
-            r"  → to try again: spr-cluster fetch run-1 ",
+            "--on-finish was not run: the results are not here\n"
+            r"  → not all results are here: the output of node1 could not be fetched\n"
+            r"  → to try again: spr-cluster fetch run-1 --name spr --results here\n",
         ),
         ({}, {f"{__name__}.pack_output": lambda _: b"not a tar"}, ".* arrived damaged"),
-        (
-            {},
-            {"jobs.places.files.complete_record": lambda *_: _raise(_FULL)},
-            r".* could not be written to here: No space left on device\n",
-        ),
         ({"lost": lambda _: _raise(_CUT)}, {}, r"The head could not be asked .* lost: \[node0\]"),
     ],
-    ids=["running", "waiting", "itself", "missing", "damaged", "full disk", "unreachable"],
+    ids=["running", "waiting", "itself", "missing", "damaged", "unreachable"],
 )
 def test_the_cluster_stays_as_long_as_something_would_be_lost(
     line: CommandLine,
@@ -241,11 +223,12 @@ def test_the_cluster_stays_as_long_as_something_would_be_lost(
         monkeypatch.setattr(place, stand_in)
     vars(job).update(job_changes)
 
-    result = line.run(*_RUN, "--", "hostname")
+    result = line.run(*_RUN, "--on-finish", "touch said", "--", "hostname")
 
     assert result.code == 1
     assert re.match(message, result.message), result.message
     assert "cluster spr stays" in result.message
+    assert Path("said").exists() is not (job.missing or bool(replaced))
     assert "As long as that is so" not in result.err  # a running job will have ended by then
     assert removed == []
 
@@ -374,52 +357,30 @@ def test_nodes_end_without_aws_when_its_credentials_have_expired(
     assert "spr-cluster down --name spr" in result.message
 
 
-@pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
-def test_the_command_knows_its_job(
-    line: CommandLine, job: StagedJob, removed: Removed, state: str, code: int
+@pytest.mark.parametrize(
+    ("state", "more", "code"),
+    [("succeeded", "exit 3", 1), ("succeeded", "true", 0), ("failed", "true", 1)],
+)
+def test_the_command_knows_its_job_and_the_cluster_is_removed_whatever_happened(
+    line: CommandLine, job: StagedJob, removed: Removed, state: str, more: str, code: int
 ) -> None:
+    """Also without a checkpoint, and with an exit code of the command that is not the job's."""
     job.state = state
     names = ("SPR_JOB", "SPR_STATE", "SPR_RESULTS", "SPR_CLUSTER")
     tell = f"printf '%s\\n' {' '.join(f'${name}' for name in names)} > said"
 
-    result = line.run("run", "--results", "here", "--on-finish", tell, "--", "hostname")
+    result = line.run(
+        *_RUN, "--json", "--on-finish", f"{tell}; echo said; {more}", "--", "hostname"
+    )
 
     assert result.code == code
-    assert Path("said").read_text().splitlines() == [
-        json.loads(Path("here/job/job.json").read_text())["job"],
-        state,
-        str(Path("here").absolute()),
-        "spr",
-    ]
-    assert removed == []
-
-
-def test_without_all_results_the_command_is_not_run(line: CommandLine, job: StagedJob) -> None:
-    job.missing = "output node1\n"
-
-    result = line.run("run", "--results", "here", "--on-finish", "touch said", "--", "hostname")
-
-    assert (result.code, Path("said").exists()) == (1, False)
-    assert "--on-finish was not run: the results are not here" in result.message
-
-
-def test_the_failure_of_the_command_is_not_the_jobs(
-    line: CommandLine, job: StagedJob, removed: Removed
-) -> None:
-    result = line.run(*_RUN, "--on-finish", "exit 3", "--", "hostname")
-
-    assert result.code == 1
-    assert "--on-finish failed with exit code 3: exit 3\n" in result.err
-    assert json.loads(Path("here/job/job.json").read_text())["state"] == "succeeded"
-    assert removed == [("spr", False)]
-
-
-def test_with_json_stdout_has_nothing_else(
-    line: CommandLine, job: StagedJob, removed: Removed
-) -> None:
-    result = line.must(*_RUN, "--json", "--on-finish", "echo finished", "--", "hostname")
-
-    assert json.loads(result.out)["state"] == "succeeded"
+    assert state == "failed" or json.loads(result.out)["state"] == "succeeded"
+    assert result.message.startswith("the job ended with exit code 1") is (state == "failed")
+    assert ("--on-finish failed with exit code 3" in result.err) is (more == "exit 3")
+    record = json.loads(Path("here/job/job.json").read_text())
+    assert (record["state"], Path("here/job/log").exists()) == (state, True)
+    here = str(Path("here").absolute())
+    assert Path("said").read_text().splitlines() == [record["job"], state, here, "spr"]
     assert removed == [("spr", False)]
 
 
@@ -443,14 +404,6 @@ def test_attach_ends_the_same_way(
     assert removed == [("spr", False)]
 
 
-def test_nodes_end_by_themselves_only_with_a_bucket(line: CommandLine, job: StagedJob) -> None:
-    result = line.run("run", "--detach", "--down-when-done", "--", "hostname")
-
-    assert result.code == 2
-    assert "--detach --down-when-done needs a bucket" in result.message
-    assert "up --bucket s3://" in result.message
-
-
 def test_somebody_elses_cluster_needs_its_name(
     line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,6 +415,9 @@ def test_somebody_elses_cluster_needs_its_name(
     assert result.code == 2
     assert "cluster 'spr' belongs to " in result.message
     assert not Path("here").exists()
+    refused = line.run("run", "--detach", _DOWN, "--name", "spr", "--", "hostname")
+    assert (refused.code, "needs a bucket" in refused.message) == (2, True)
+    assert "up --bucket s3://" in refused.message
     line.must(*_RUN, "--name", "spr", "--", "hostname")
     assert removed == [("spr", False)]
 

@@ -122,21 +122,6 @@ def test_a_job_that_was_not_submitted_leaves_no_files(
     assert kept.exists()
 
 
-def test_results_are_fetched_and_stay_inside_the_target(
-    head: ThisMachine, paths: JobPaths, tmp_path: Path
-) -> None:
-    write(f"{paths.root}/output/results.json", "{}")
-    write(f"{paths.root}/output/model/w", "w")
-    target = tmp_path / "results 'here'"
-
-    fetch(head, paths, target, print)
-
-    assert files_in(target) == ["job/log", "model/w", "results.json"]
-    assert Path(paths.root, "fetched").is_file(), (
-        "`down` asks about results that were never fetched"
-    )
-
-
 _BLOCK = b"x" * (100 << 10)
 
 
@@ -187,7 +172,7 @@ def test_a_fetch_that_fails_leaves_nothing_on_the_head_and_no_half_of_a_file_her
     failure: Exception,
 ) -> None:
     write(f"{paths.root}/output/model/w", "w" * 5000)
-    target, before = tmp_path / "results", files_in(head.home)
+    target, before = tmp_path / "results 'here'", files_in(head.home)
     download = head.download
 
     def cut(command: str) -> Iterator[bytes]:
@@ -211,7 +196,11 @@ def test_two_fetches_of_a_job_at_the_same_time(
 ) -> None:
     write(f"{paths.root}/output/model/w", "w" * 5000)
     write(paths.record, replace(SUBMITTED, gather_output=False).render())
-    write(head.connect("node1") / paths.relative_root / "output.state/logs/rank-1.log", "said")
+    worker = head.connect("node1") / paths.relative_root
+    for name in ("output.state/logs/rank-1.log", "output.state/metrics/rank-1.jsonl", "output/w"):
+        write(worker / name, "said")
+    for name in ("logs/rank-0.log", "checkpoints/step-000001/state.pt"):
+        write(f"{paths.root}/output.state/{name}")
     download = head.download
     others = [tmp_path / "same", tmp_path / "other"]
 
@@ -224,7 +213,9 @@ def test_two_fetches_of_a_job_at_the_same_time(
     monkeypatch.setattr(head, "download", meet)
     fetch(head, paths, tmp_path / "same", print)
 
-    found = ["job/job.json", "job/log", "job/logs/rank-1.log", "model/w"]
+    # Every rank's files, without checkpoints.
+    ranks = ["job/logs/rank-0.log", "job/logs/rank-1.log", "job/metrics/rank-1.jsonl"]
+    found = ["job/job.json", "job/log", *ranks, "model/w"]
     assert [files_in(tmp_path / name) for name in ("same", "other")] == [found, found]
 
 
@@ -271,23 +262,6 @@ def test_the_workers_output_is_fetched_if_the_job_wants_it(
 
     assert files_in(tmp_path / "results") == ["job/job.json", "job/log", *found]
     assert said == []
-
-
-def test_every_ranks_files_are_fetched_without_checkpoints(
-    head: ThisMachine, paths: JobPaths, tmp_path: Path
-) -> None:
-    worker = head.connect("node1") / paths.relative_root
-    for name in ("logs/rank-0.log", "checkpoints/step-000001/state.pt"):
-        write(f"{paths.root}/output.state/{name}")
-    write(f"{paths.root}/output/results.json")
-    for name in ("logs/rank-1.log", "metrics/rank-1.jsonl"):
-        write(worker / "output.state" / name)
-    write(worker / "output/model/w")
-
-    fetch(head, paths, tmp_path / "results", print)
-
-    ranks = ["job/logs/rank-0.log", "job/logs/rank-1.log", "job/metrics/rank-1.jsonl"]
-    assert files_in(tmp_path / "results") == ["job/log", *ranks, "results.json"]
 
 
 def test_checkpoints_of_a_failed_program_on_a_worker_are_fetched(

@@ -35,6 +35,7 @@ def leave(home: Path, job: str, age: int, *files: str, requeue: str = "requeue")
 
 
 def test_jobs_that_had_not_ended_start_again_oldest_first(head: ThisMachine) -> None:
+    assert submit_again(head) == ((), ())
     leave(head.home, "squad-new", 10)
     leave(head.home, "squad-old", 30)
     leave(head.home, "squad-ended", 40, "end.json")
@@ -48,10 +49,6 @@ def test_jobs_that_had_not_ended_start_again_oldest_first(head: ThisMachine) -> 
     # Interrupted and repeated, it submits nothing twice.
     assert submit_again(head)[0] == ("squad-old", "squad-new")
     assert len(head.jobs_in_queue()) == 2
-
-
-def test_a_head_without_jobs_has_nothing_to_start(head: ThisMachine) -> None:
-    assert submit_again(head) == ((), ())
 
 
 @pytest.mark.parametrize("mark", ["end.json", "cancelled"])

@@ -152,14 +152,11 @@ def test_jobs_are_listed_while_slurm_does_not_answer(head: ThisMachine) -> None:
     ]
 
 
-def test_a_head_without_jobs_has_none(head: ThisMachine) -> None:
+def test_a_damaged_file_is_none(head: ThisMachine) -> None:
     assert list_jobs(head) == ()
     (head.home / "spr-jobs").mkdir()
     (head.home / "spr-jobs" / "a file").touch()
     assert list_jobs(head) == ()
-
-
-def test_a_damaged_file_is_none(head: ThisMachine) -> None:
     for job, text in (("squad-1", "{"), ("squad-2", "[]"), ("squad-3", '{"state": 3}')):
         folder = make_job(head.home, job)
         for name in ("begin.json", "end.json"):
@@ -198,22 +195,19 @@ def job(name: str, state: str = "failed", **more: Any) -> JobSummary:
     return JobSummary(state, job=name, submitted=at, **more)
 
 
-def test_a_job_is_chosen_by_its_id_or_is_the_newest() -> None:
-    jobs = (job("a", has_model=True), job("b"))
-    assert choose_job(jobs, "a").job == "a"
-    assert choose_job(jobs, None).job == "b"
-    with pytest.raises(UsageError, match="there is no job c on the head") as caught:
-        choose_job(jobs, "c")
-    assert caught.value.hint == "the last ones are a, b"
-    with pytest.raises(UsageError, match="there is no job on the head"):
-        choose_job((), None)
-
-
 def test_the_only_active_job_is_the_default() -> None:
     over, runs = job("a", "lost"), job("b", "running")
-    assert choose_active((over, runs), None) == runs
-    assert choose_active((over, runs), "a") == over
-    assert choose_active((over,), None) is None
+    assert choose_job((over, runs), None) == runs
+    with pytest.raises(UsageError, match="there is no job on the head"):
+        choose_job((), None)
+    with pytest.raises(UsageError, match="there is no job c on the head") as caught:
+        choose_job((over, runs), "c")
+    assert caught.value.hint == "the last ones are a, b"
+    assert (
+        choose_active((over, runs), None) == choose_active((over, runs), None, every=True) == [runs]
+    )
+    assert choose_active((over, runs), "a") == [over]
+    assert choose_active((over,), None) == []
     with pytest.raises(UsageError, match="2 jobs are running or queued") as caught:
         choose_active((over, runs, job("c", "requeued")), None)
     assert caught.value.hint == "name one of them: b, c"

@@ -51,7 +51,6 @@ from jobs.places.queue.job_output import JobOutput
 from jobs.places.plan import JobPaths
 from jobs.places.queue.session import JobSession
 from tests.jobs.context import job_context
-from tests.jobs.places.this_machine import wait_for
 
 LOG = Path(sys.argv[1])
 
@@ -169,34 +168,29 @@ def test_the_end_of_a_command_leaves_its_job_alone_and_says_how_to_come_back(
     ]
 
 
-def test_a_hang_up_does_not_shorten_the_time_to_save_a_checkpoint() -> None:
-    """Ctrl-C, and then the terminal is closed; the head continues by itself."""
-    launcher = StandIn(cancels=[raising(HangupError())])
-
-    with pytest.raises(HangupError):
-        stop_job(launcher, PATHS, 120, ignore)
-    assert launcher.graces == [120]
+_ASKED = (
+    "stopping; a job that has begun to train saves a checkpoint first; press Ctrl-C again to stop "
+    "immediately"
+)
 
 
-def test_a_second_ctrl_c_ends_a_job_at_once() -> None:
-    launcher, log = StandIn(cancels=[raising(KeyboardInterrupt())]), list[str]()
-    stop_job(launcher, PATHS, 120, log.append)
-    assert launcher.graces == [120, 0]
+def test_a_second_ctrl_c_ends_a_job_at_once_and_nodes_out_of_reach_are_named() -> None:
+    launcher, log = StandIn(), list[str]()
+    launcher.cancels[:] = [raising(KeyboardInterrupt()), lambda: ("node1", "node3")]
+    launcher.cancels.append(raising(HangupError()))
+    assert stop_job(launcher, PATHS, 120, log.append) == ("node1", "node3")
     assert log == [
-        "stopping; a job that has begun to train saves a checkpoint first; press Ctrl-C again to stop "
-        "immediately",
-        "Job stopped on all nodes",
-    ]
-
-
-def test_nodes_out_of_reach_are_named_after_a_stop() -> None:
-    launcher, log = StandIn(cancels=[lambda: ("node1", "node3")]), list[str]()
-    stop_job(launcher, PATHS, 10, log.append)
-    assert log == [
+        _ASKED,
         "node1, node3 can't be reached, and ranks may still be running there: `spr-cluster repair "
         "--name bert` replaces nodes that don't answer",
         "Job stopped on all nodes that can be reached",
     ]
+    # A closed terminal does not shorten the time to save a checkpoint: the head continues by itself.
+    with pytest.raises(HangupError):
+        stop_job(launcher, PATHS, 120, log.append)
+    assert launcher.graces == [120, 0, 120]
+    stop_job(launcher, PATHS, 10, log.append)
+    assert log[3:] == [_ASKED, "Job stopped on all nodes"]
 
 
 def test_a_job_that_can_not_be_ended_may_cost_money(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,16 +237,6 @@ def test_each_reason_for_a_wait_is_shown_once() -> None:
     ]
 
 
-def test_what_an_earlier_attempt_reported_is_over() -> None:
-    output = JobOutput(ignore, ignore)
-    for line in ("lost", '@spr {"event": "error", "message": "x"}'):
-        output.add(line)
-    assert (output.lines, len(output.events)) == (["lost"], 1)
-    output.add('@spr {"event": "restarted", "attempt": 2, "nodes": ["node1"]}')
-    assert output.lines == []
-    assert [each["event"] for each in output.events] == ["restarted"]
-
-
 def test_a_job_without_output_is_noticed_once_per_doubled_time() -> None:
     log, done = list[str](), threading.Event()
 
@@ -281,8 +265,12 @@ def test_a_failure_is_explained_by_its_end_and_the_ranks_own_hint() -> None:
     assert (known.message, known.hint) == ("rank 1 on b: NaN", "lower it; the log is here")
     # The job may have been followed from the middle.
     assert explain(end, JobOutput(ignore, ignore), "the log").hint == "the log"
-    unknown = explain(JobEnd("failed", 9), JobOutput(ignore, ignore, lines=["why", " "]), "")
+    output = JobOutput(ignore, ignore, lines=["why", " "], events=[said])
+    unknown = explain(JobEnd("failed", 9), output, "")
     assert unknown.message == "the job ended with exit code 9: why"
+    # What an earlier attempt reported is over.
+    output.add('@spr {"event": "restarted", "attempt": 2, "nodes": ["node1"]}')
+    assert (output.lines, [each["event"] for each in output.events]) == ([], ["restarted"])
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -68,14 +68,6 @@ def test_a_job_that_is_cancelled_while_it_waits_has_no_log(head: ThisMachine) ->
     assert found == [[]]
 
 
-def test_the_log_of_a_rank_comes_from_its_node(head: ThisMachine) -> None:
-    there = head.connect("node1", "node2") / "spr-jobs/squad-1/output.state/logs"
-    there.mkdir(parents=True)
-    (there / "rank-1.log").write_text("of rank 1\n")
-    assert read(head, JOB, 1) == ["of rank 1"]
-    assert read(head, JOB, 0) == [], "it has printed nothing"
-
-
 def test_a_rank_is_followed_on_its_node(head: ThisMachine) -> None:
     there = head.connect("node1", "node2") / "spr-jobs/squad-1/output.state/logs"
     there.mkdir(parents=True)
@@ -84,6 +76,7 @@ def test_a_rank_is_followed_on_its_node(head: ThisMachine) -> None:
     submit(head, "sleep 60")
     lines: list[str] = []
     job = replace(JOB, state="running")
+    assert read(head, job, 0) == [], "it has printed nothing"
     reader = threading.Thread(
         target=read_log, args=(head, job, lines.append, 1), kwargs={"follow": True}
     )

@@ -13,7 +13,6 @@ from uv import find_uv_bin
 
 from infra.errors import UsageError
 from jobs.places.packages import (
-    PROTECTED,
     check_packages,
     install_packages,
     name_packages,
@@ -163,14 +162,3 @@ def test_what_is_installed_is_what_was_asked_for(
     assert path in head.commands[-1]
     assert head.commands[-1].count("--index-url=https://mine") == 2, "for uv and for pip"
     assert "pypi" not in head.commands[-1]
-
-
-@pytest.mark.parametrize(
-    ("name", "is_protected"),
-    [
-        *((name, True) for name in ("torch", "impi-rt", "oneccl-bind-pt", "intel-openmp", "mkl")),
-        *((name, False) for name in ("torchvision", "transformers", "numpy", "torchmetrics")),
-    ],
-)
-def test_what_the_stack_matches_is_protected(name: str, is_protected: bool) -> None:
-    assert bool(PROTECTED.fullmatch(name)) is is_protected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -31,22 +32,6 @@ def cpus(placement: Placement, node: int = 0) -> list[tuple[int, ...]]:
     return [share.cpus for share in placement.shares[node]]
 
 
-@pytest.mark.parametrize(
-    ("ppn", "workers", "threads"),
-    [(1, 1, 31), (2, 1, 15), (2, 2, 14), (2, 0, 16), (1, 0, 32), (None, 1, 31), (4, 1, 7)],
-)
-def test_the_32_cores_of_an_r7iz_metal_16xl(ppn: int | None, workers: int, threads: int) -> None:
-    assert plan(R7IZ, ppn=ppn, workers=workers).omp_threads == threads
-
-
-def test_the_first_cores_of_each_rank_carry_oneccl_and_siblings_stay_idle() -> None:
-    first, second = plan(R7IZ, ppn=2, workers=2).shares[0]
-
-    assert (first.workers, first.cpus) == ((0, 1), tuple(range(2, 16)))
-    assert (second.workers, second.cpus) == ((16, 17), tuple(range(18, 32)))
-    assert (first.numa, second.numa) == (0, 0)
-
-
 @pytest.mark.parametrize("smt", [False, True])
 @pytest.mark.parametrize(
     ("facts", "ppn", "threads"),
@@ -71,49 +56,41 @@ def test_one_rank_per_numa_node_is_the_default(
     assert cpus(placement) == [tuple(range(i * each + 1, (i + 1) * each)) for i in range(ppn)]
 
 
-def test_one_rank_over_two_sockets_takes_memory_where_its_threads_are() -> None:
-    (share,) = plan(machine(64, sockets=2, numa=2), ppn=1).shares[0]
-
-    assert share.cpus == tuple(range(64))
-    assert share.numa is None
-
-
-def test_a_rank_gets_whole_numa_nodes_of_one_socket() -> None:
-    # The nodes' numbers alternate between the sockets.
-    rows = [(cpu, cpu, cpu // 4 % 2, cpu // 4) for cpu in range(16)]
-
-    assert cpus(plan(from_rows(rows), ppn=2)) == [
-        (0, 1, 2, 3, 8, 9, 10, 11),
-        (4, 5, 6, 7, 12, 13, 14, 15),
-    ]
+@pytest.mark.parametrize(
+    ("facts", "ppn", "workers", "threads"),
+    [
+        *((R7IZ, ppn, 1, threads) for ppn, threads in ((1, 31), (2, 15), (None, 31), (4, 7))),
+        *((R7IZ, ppn, 0, threads) for ppn, threads in ((1, 32), (2, 16))),
+        (R7IZ, 2, 2, 14),
+        (machine(4, numa=4), None, 1, 3),  # as many cores as workers on each NUMA node
+    ],
+)
+def test_threads_of_a_rank(facts: HostFacts, ppn: int | None, workers: int, threads: int) -> None:
+    assert plan(facts, ppn=ppn, workers=workers).omp_threads == threads
 
 
-def test_interleaved_cpu_numbers() -> None:
-    assert cpus(plan(interleaved(8))) == [(0, 2, 4, 6), (1, 3, 5, 7)]
-    assert cpus(plan(interleaved(8, smt=True))) == [(0, 4, 8, 12), (2, 6, 10, 14)]
+_IN_TURN = from_rows([(cpu, cpu, cpu // 4 % 2, cpu // 4) for cpu in range(16)])
+"""The NUMA nodes' numbers alternate between the sockets."""
+_GAPS = from_rows([(8 + 3 * i, 40 + 2 * i, 0, 7) for i in range(4)])
 
 
-def test_cpu_numbers_with_gaps() -> None:
-    rows = [(8 + 3 * i, 40 + 2 * i, 0, 7) for i in range(4)]
-
-    (share,) = plan(from_rows(rows), workers=1).shares[0]
-
-    assert (share.workers, share.cpus, share.numa) == ((8,), (11, 14, 17), 7)
-
-
-def test_masks_ascend_even_where_the_numa_nodes_do_not() -> None:
-    rows = [(cpu, cpu, 0, 1 - cpu // 2) for cpu in range(4)]
-
-    assert [(share.cpus, share.numa) for share in plan(from_rows(rows)).shares[0]] == [
-        ((0, 1), 1),
-        ((2, 3), 0),
-    ]
-
-
-def test_only_allowed_cpus_are_used_even_if_only_a_sibling_is() -> None:
-    placement = plan(machine(4, smt=True, allowed="1,2,6-7"))
-
-    assert cpus(placement) == [(1, 2, 7)]
+@pytest.mark.parametrize(
+    ("facts", "ppn", "expected"),
+    [
+        (machine(64, sockets=2, numa=2), 1, [(tuple(range(64)), None)]),
+        (_IN_TURN, 2, [((0, 1, 2, 3, 8, 9, 10, 11), None), ((4, 5, 6, 7, 12, 13, 14, 15), None)]),
+        (interleaved(8), None, [((0, 2, 4, 6), 0), ((1, 3, 5, 7), 1)]),
+        (interleaved(8, smt=True), None, [((0, 4, 8, 12), 0), ((2, 6, 10, 14), 1)]),
+        (_GAPS, None, [((8, 11, 14, 17), 7)]),
+        (machine(4, smt=True, allowed="1,2,6-7"), None, [((1, 2, 7), 0)]),  # or only a sibling
+        (machine(8, numa=2, allowed="0-2,7"), None, [((0, 1, 2, 7), None)]),  # uneven nodes
+    ],
+)
+def test_cores_and_memory_of_each_rank(
+    facts: HostFacts, ppn: int | None, expected: list[tuple[Any, ...]]
+) -> None:
+    """A rank over several NUMA nodes has its memory where its threads are."""
+    assert [(share.cpus, share.numa) for share in plan(facts, ppn=ppn).shares[0]] == expected
 
 
 def test_the_smallest_node_decides_and_idle_cores_are_reported() -> None:
@@ -125,47 +102,22 @@ def test_the_smallest_node_decides_and_idle_cores_are_reported() -> None:
     assert warning.startswith("node0 computes on 8 of its 32 cores")
 
 
-def test_uneven_numa_nodes_become_one_rank() -> None:
-    assert cpus(plan(machine(8, numa=2, allowed="0-2,7"))) == [(0, 1, 2, 7)]
-
-
-def test_numa_nodes_with_as_many_cores_as_workers_become_one_rank() -> None:
-    assert plan(machine(4, numa=4), workers=1).omp_threads == 3
-
-
 @pytest.mark.parametrize(
-    ("facts", "ppn", "message"),
+    ("facts", "ppn", "workers", "message"),
     [
-        (machine(2), 3, "--ppn 3: node0 has 2 physical cores, too few for 3 ranks"),
-        (machine(32), 3, r"the cores of node0 \(by NUMA node: 32\) can't be divided evenly"),
-        (machine(64, numa=2), 3, r"by NUMA node: 32 and 32\)"),
-        (machine(8, numa=2, allowed="0-2,7"), 2, r"by NUMA node: 3 and 1\)"),
+        (machine(2), 3, 0, "--ppn 3: node0 has 2 physical cores, too few for 3 ranks"),
+        (machine(8), 2, 4, r"--ppn 2 --ccl-workers 4: node0 has 8 .* 4 oneCCL workers"),
+        (machine(1), None, 1, "--ccl-workers 1: node0 has 1 physical core, too few for 1 rank of"),
+        (machine(12, numa=2), 5, 0, r"\(by NUMA node: 6 and 6\) .*\n.*: 1, 2, 4, 6, 12$"),
+        (machine(8, numa=2, allowed="0-2,7"), 2, 0, r"by NUMA node: 3 and 1\)"),
     ],
 )
-def test_ranks_that_do_not_fit_are_refused(facts: HostFacts, ppn: int, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        plan(facts, ppn=ppn)
-
-
-def test_a_refusal_of_an_uneven_split_names_the_even_ones() -> None:
-    with pytest.raises(UsageError) as caught:
-        plan(machine(12, numa=2), ppn=5)
-    assert caught.value.hint == "use one of: 1, 2, 4, 6, 12"
-
-
-def test_workers_that_leave_no_core_to_compute_are_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"--ppn 2 --ccl-workers 4: node0 has 8 .* 4 oneCCL workers"
-    ):
-        plan(machine(8), ppn=2, workers=4)
-
-
-def test_one_core_computes_over_gloo_and_not_beside_a_oneccl_worker() -> None:
-    assert plan(machine(1)).omp_threads == 1
-    with pytest.raises(
-        UsageError, match="--backend ccl: node0 has 1 physical core, too few for 1 rank of"
-    ):
-        plan_placement({"node0": machine(1)}, {"node0": "172.31.0.10"}, PlacementOptions(), "ccl")
+def test_ranks_that_do_not_fit_are_refused(
+    facts: HostFacts, ppn: int | None, workers: int, message: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan(facts, ppn=ppn, workers=workers)
+    assert re.search(message, f"{refused.value.message}\n{refused.value.hint}")
 
 
 def test_the_published_numbers_come_with_a_warning() -> None:

@@ -44,6 +44,10 @@ def test_a_job_that_has_ended_names_its_own_nodes_and_cores() -> None:
     later = SUBMITTED.ended_as(first)
     assert (later.earlier_s, later.earlier_node_s) == (300.0, 600.0)
     assert SUBMITTED.ended_as(replace(first, starts=STARTS)).earlier_node_s == 900.0
+    # One that was cancelled before it began keeps all.
+    unpinned = replace(SUBMITTED.placement, shares=())
+    done = replace(SUBMITTED, placement=unpinned).ended_as(JobEnd("cancelled"))
+    assert (len(done.nodes), done.placement.shares, done.ended, done.seconds) == (3, (), None, None)
 
 
 @pytest.mark.parametrize(
@@ -91,14 +95,6 @@ def test_a_run_on_fewer_nodes_counts_those_of_the_first_once() -> None:
     assert resumed.resumed_as(now, ends[1]).resumed_s == pytest.approx(4 * 3600 + 60)
 
 
-def test_without_its_nodes_it_keeps_all() -> None:
-    """A job that was cancelled before it began."""
-    unpinned = replace(SUBMITTED.placement, shares=())
-    done = replace(SUBMITTED, placement=unpinned).ended_as(JobEnd("cancelled"))
-    assert len(done.nodes) == 3
-    assert (done.placement.shares, done.ended, done.seconds) == ((), None, None)
-
-
 def test_a_record_that_was_fetched_is_completed_once(tmp_path: Path) -> None:
     """The command that submitted the job wrote it before the job began."""
     own_folder(tmp_path).mkdir()
@@ -117,15 +113,12 @@ def test_a_record_that_was_fetched_is_completed_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "squad-1"}'])
 def test_a_damaged_record_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    complete_record(tmp_path, json.dumps(END.as_dict()))
+    assert list(tmp_path.iterdir()) == []
     own_folder(tmp_path).mkdir()
     (own_folder(tmp_path) / RECORD).write_text(text)
     complete_record(tmp_path, json.dumps(END.as_dict()))
     assert (own_folder(tmp_path) / RECORD).read_text() == text
-
-
-def test_no_record_is_no_reason_to_fail(tmp_path: Path) -> None:
-    complete_record(tmp_path, json.dumps(END.as_dict()))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_end_round_trips_and_ignores_what_it_does_not_know() -> None:

@@ -1,6 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=squad-20260731-142501
-#SBATCH --nodes=3
+#SBATCH --nodes=2
 #SBATCH --output=/dev/null
 #SBATCH --no-requeue
 #SBATCH --exclusive
@@ -8,7 +8,7 @@
 mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
 exec >> log 2>&1
 for node in node0 $(cat ~/hosts); do
-  [ -d code/worker ] && sha256sum --check --status <<< "275d647c4cae5a3375e462bb3ac91b9f6098732406deb219bc29381f48e9c18e  launch.json" && break
+  [ -d code/worker ] && sha256sum --check --status <<< "a87297cafbfce8a3b6354f65a5f38f59e7c994891f56d7c63c94effda926f064  launch.json" && break
   ssh $node 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cPf - $(ls -d code data model work site packages environment.json job.json launch.json run.sh 2>/dev/null) $(find . -maxdepth 8 -type l -lname "/home/*/spr-[dp]*" ! -lname "*/spr-data/s3/*" -printf "%l\n" 2>/dev/null | sort -u)' | tar -xPf -
 done 2>/dev/null
 export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae SPR_JOB_FOLDER=/home/ubuntu/spr-jobs/squad-20260731-142501 SPR_CORES=

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,21 +17,18 @@ from jobs.places.placement import NodeShape
 from jobs.places.script.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.elsewhere import plan_for_script
 from jobs.train.request import TrainRequest, spec_of
-from jobs.worker.tasks.squad.task import DEMO, SquadOptions
+from jobs.worker.tasks.squad.task import SquadOptions
 from provision.stacks.load import load_stack
-from tests.golden import check_golden
+from tests.golden import check_golden, compare
 from tests.jobs.context import parse_request
 
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
 GOLDEN = Path(__file__).with_name("golden")
-CASES: dict[str, tuple[str, ...]] = {
-    "default": ("--batch-size", "16"),
-    "all-options": (
-        *("--shape", "cores=96,numa=2", "--ppn", "4", "--model", "a'b"),
-        *("--batch-size", "16", "--seed", "7", "--dataset", "me/qa"),
-        *("--export", "int8", "--report-to", "tensorboard"),
-    ),
-}
+USUAL = ("--batch-size", "16")
+OPTIONS = (
+    *(*USUAL, "--shape", "cores=96,numa=2", "--ppn", "4", "--model", "a'b", "--seed", "7"),
+    *("--dataset", "me/qa", "--export", "int8", "--report-to", "tensorboard"),
+)
 
 
 def rendered(*words: str) -> SlurmScript:
@@ -41,18 +37,22 @@ def rendered(*words: str) -> SlurmScript:
     return render_script(parse_request(*argv), NOW)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_script_and_the_installation(case: str) -> None:
-    script = rendered(*CASES[case])
-    install = script.files[INSTALL]
-    assert isinstance(install, bytes)
+def text_of(script: SlurmScript, name: str) -> str:
+    content = script.files[name.replace("job.sh", SCRIPT)]
+    assert isinstance(content, bytes)
+    return content.decode()
 
-    for name, text in (("job.sh", script.text), ("install.sh", install.decode())):
+
+def test_the_script_and_the_installation() -> None:
+    for name in ("job.sh", "install.sh"):
         # The end is a file as it stands.
         end = (Path(jobs.places.script.__file__).parent / name).read_text()
-        assert text.endswith(end)
-        check_golden(GOLDEN / f"{case}.{name}", text.removesuffix(end))
-        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
+        usual, other = (text_of(rendered(*words), name) for words in (USUAL, OPTIONS))
+        assert usual.endswith(end)
+        check_golden(GOLDEN / name, usual.removesuffix(end))
+        check_golden(GOLDEN / f"all-options.{name}.diff", compare(usual, other))
+        for text in (usual, other):
+            subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
 
 
 def test_a_locked_stack_needs_the_python_of_its_lock() -> None:
@@ -60,42 +60,12 @@ def test_a_locked_stack_needs_the_python_of_its_lock() -> None:
     stack = load_stack("upstream").model_copy(update={"lock": (line,)})
     options = ScriptOptions("bert", 2, NodeShape())
     plan = plan_for_script(TrainRequest(spec_of(SquadOptions()), Path()), stack)
-    files = render_slurm(plan, options, stack).files
+    script = render_slurm(plan, options, stack)
 
-    install, requirements = files[INSTALL], files["requirements.txt"]
-    assert isinstance(install, bytes)
-    assert isinstance(requirements, bytes)
-    assert b"condition='sys.version_info[:2] == (3, 12)'" in install
-    assert b"options='--require-hashes --no-deps'" in install
-    assert requirements.decode().splitlines()[-1] == line
-
-
-def test_only_the_default_token_cache_is_replaced() -> None:
-    assert '"token_cache": "cache/tokens"' in rendered("--demo").text
-    assert '"token_cache": "~/c"' in rendered("--demo", "--token-cache", "~/c").text
-
-
-def test_the_files_of_the_user_are_in_the_folder(tmp_path: Path) -> None:
-    model = tmp_path / "encoder"
-    model.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (model / name).write_text("{}")
-    script = rendered("--demo", "--model", str(model), "--eval", str(DEMO.data))
-    write_files(script.files, tmp_path / "job")
-
-    paths = {"model": "model", "data": "data/train.json", "eval": "data/eval.json"}
-    assert json.dumps(paths)[1:-1] in script.text
-    assert script.text.count("HF_HUB_OFFLINE") == 1
-    # The results and the model's card have the user's own names.
-    assert f"export SPR_BASE_MODEL={model}\n" in script.text
-    assert f'"data/eval.json": "{DEMO.data}"' in script.text
-    names = (
-        "model/config.json",
-        "data/train.json",
-        "data/eval.json",
-        "code/worker/tasks/squad/task.py",
-    )
-    assert [name for name in names if not (tmp_path / "job" / name).is_file()] == []
+    install = text_of(script, INSTALL)
+    assert "condition='sys.version_info[:2] == (3, 12)'" in install
+    assert "options='--require-hashes --no-deps'" in install
+    assert text_of(script, "requirements.txt").splitlines()[-1] == line
 
 
 # `srun` trains: it ends by itself (RESULT), or after the signal, with or without a checkpoint (SAVED).
@@ -200,27 +170,35 @@ def test_it_starts_one_torchrun_per_node(folder: Path) -> None:
     assert "this job is finished" in again.stdout
 
 
-def test_near_the_time_limit_it_saves_a_checkpoint_and_goes_back_into_the_queue(
-    folder: Path,
+@pytest.mark.parametrize(
+    ("saved", "refused", "code", "said"),
+    [
+        ("step-000014", "", 0, ""),
+        (
+            "step-000014",
+            "1",
+            143,
+            "a checkpoint is saved: 'sbatch job.sbatch' resumes the training\n",
+        ),
+        ("", "", 143, "--time, or write it again with --checkpoint-every STEPS\n"),
+        ("step-000014.partial", "", 143, "write it again with --checkpoint-every STEPS\n"),
+    ],
+)
+def test_near_the_time_limit_only_a_job_with_a_new_checkpoint_goes_back_into_the_queue(
+    folder: Path, saved: str, refused: str, code: int, said: str
 ) -> None:
-    done = run_script(folder, SAVED="step-000007")
+    """Others would start over forever."""
+    (folder / "output.state/checkpoints/step-000007").mkdir(parents=True)
+    done = run_script(folder, SAVED=saved, REFUSED=refused)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == code
+    assert done.stderr.endswith(said)
+    assert bool(done.stderr) == bool(said)
     assert (folder / "cancelled").read_text() == "--signal=TERM 123456\n"
-    assert (folder / "requeued").read_text() == "requeue 123456\n"
-
-
-@pytest.mark.parametrize("saved", ["", "step-000014.partial"])
-def test_without_a_new_checkpoint_it_fails_instead_of_starting_over_forever(
-    folder: Path, saved: str
-) -> None:
-    run_script(folder, SAVED="step-000007")
-    (folder / "requeued").unlink()
-    done = run_script(folder, SAVED=saved)
-
-    assert done.returncode == 143
-    assert done.stderr.endswith("--time, or write it again with --checkpoint-every STEPS\n")
-    assert not (folder / "requeued").exists()
+    asked = folder / "requeued"
+    assert (asked.read_text() if asked.exists() else "") == (
+        "requeue 123456\n" if saved == "step-000014" else ""
+    )
 
 
 def test_a_signal_before_the_ranks_start_is_a_time_limit_too_short(folder: Path) -> None:
@@ -228,13 +206,6 @@ def test_a_signal_before_the_ranks_start_is_a_time_limit_too_short(folder: Path)
 
     assert (done.returncode, (folder / "called").exists()) == (1, False)
     assert "submit the job with a longer --time" in done.stderr
-
-
-def test_if_slurm_refuses_to_requeue_it_says_how_to_resume(folder: Path) -> None:
-    done = run_script(folder, SAVED="step-000007", REFUSED="1")
-
-    assert done.returncode == 143
-    assert "a checkpoint is saved: 'sbatch job.sbatch' resumes the training" in done.stderr
 
 
 def test_a_signal_as_the_ranks_end_does_not_change_the_exit_code(folder: Path) -> None:
@@ -274,9 +245,7 @@ def test_tcmalloc_is_preloaded_before_other_libraries(folder: Path, tmp_path: Pa
 
 
 def test_it_refuses_what_is_not_installed_to_the_end_for_this_job(folder: Path) -> None:
-    content = rendered("--demo", "--model", "a/b").files[INSTALL]
-    assert isinstance(content, bytes)
-    (folder / INSTALL).write_bytes(content)
+    (folder / INSTALL).write_text(text_of(rendered("--demo", "--model", "a/b"), INSTALL))
     says = ["is not installed: run 'bash install.sh' there, to its end"] * 2
     says.append("submit the job in its folder, after 'bash install.sh' there")
     for missing, text in zip((None, "installed", "venv/bin/python"), says, strict=True):
@@ -333,9 +302,8 @@ def test_the_job_starts_only_after_a_whole_installation(folder: Path) -> None:
 
 
 def test_it_downloads_what_the_job_takes_from_the_hub(folder: Path) -> None:
-    content = rendered("--dataset", "me/qa", "--model", "a/b", "--skip-bad-records").files[INSTALL]
-    assert isinstance(content, bytes)
-    (folder / INSTALL).write_bytes(content)
+    script = rendered("--dataset", "me/qa", "--model", "a/b", "--skip-bad-records")
+    (folder / INSTALL).write_text(text_of(script, INSTALL))
     lines = install(folder).stdout.splitlines()
     assert lines[:2] == [
         f"{load} {folder}/huggingface/hub"

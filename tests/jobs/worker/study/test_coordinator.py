@@ -68,15 +68,6 @@ def best_of(study: Coordinator) -> Any:
     return json.loads((study.folder / BEST / "results.json").read_text())["by"]
 
 
-def test_all_combinations_are_tried_once(state: Path) -> None:
-    study = make(state, SIZES, 6)
-    tried = run(study, *range(6))
-    every = study.plan.combinations()
-    assert tried != every
-    assert sorted(map(str, tried)) == sorted(map(str, every))
-    assert study.ask() == {}
-
-
 def test_values_are_drawn_from_a_range_by_the_seed(tmp_path: Path) -> None:
     layers = {"batch_size": Domain(low=4, high=64), **RATES}
     tried, again, other = (
@@ -111,11 +102,12 @@ def test_the_best_output_is_kept(
 
 
 def test_of_equal_trials_the_first_to_end_is_the_best(state: Path) -> None:
-    study = make(state)
+    study = make(state, {**RATES, "batch_size": Domain((8, 16))})
     numbers = [study.ask()["number"] for _ in range(2)]
     for number in reversed(numbers):
         end(study, number, scores={"accuracy": 50.0})
     assert study.best().number == best_of(study) == 1
+    assert study.results()["importance"] == {}, "equal scores say nothing of the options"
 
 
 def test_a_trial_ends_early_unless_it_is_in_the_best_third_so_far(state: Path) -> None:
@@ -224,25 +216,15 @@ def test_a_restart_has_the_rest_of_the_time(
     assert make(tmp_path / "b").join(0, "a")[2] is None
 
 
-def test_it_is_over_when_every_rank_knows(state: Path) -> None:
-    study = make(state, trials=2, ranks=2)
-    numbers = [study.ask()["number"] for _ in range(2)]
-    assert study.ask() == {}
-    for number in numbers:
-        end(study, number, scores={"accuracy": 1.0})
-    assert not study.is_over()
-    assert study.ask() == {}
-    assert study.is_over()
-
-
 def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
     (state / "checkpoints" / "step-000001.partial").mkdir(parents=True)
     assert not restore(state)
     study = make(state, SIZES, 6)
-    run(study, 10.0, 30.0)
+    first = run(study, 10.0, 30.0)
     interrupted = study.ask()
     run(study, 20.0)
     study.save()
+    assert first != study.plan.combinations()[:2], "neighbors would be alike"
 
     assert restore(state)
     again = make(state, SIZES, 6)
@@ -272,15 +254,6 @@ def test_an_interrupted_trial_counts_once_among_those_of_which_the_best_third_co
         number = again.ask()["number"]
         assert not again.report(number, 1, scores[number])
     assert not {0, 1, 2} & {*pruned}
-
-
-def test_a_resumed_study_proposes_others(state: Path) -> None:
-    study = make(state)
-    before = run(study, 1.0, 2.0)
-    study.save()
-    assert restore(state)
-    after = run(make(state), 3.0, 4.0)
-    assert not [each for each in after if each in before]
 
 
 def test_the_end_of_a_trial_is_saved_unless_checkpoints_take_too_long(
@@ -334,23 +307,17 @@ def test_only_a_best_trial_of_this_attempt_counts_in_its_times(
     state: Path, tmp_path: Path, later: float
 ) -> None:
     study = make(state)
-    run(study, 30.0)
+    before = run(study, 30.0)
     study.save()
     assert restore(state)
     again = make(state)
     again._begin -= 100
-    run(again, later)
+    assert run(again, later) != before, "it proposes others"
     assert again.finish(tmp_path / "output") == 0
     seconds = json.loads((tmp_path / "output/results.json").read_text())["seconds"]
     own = {"train": 1.0} if later > 30 else {}
     assert seconds.keys() == {"other trials", "total", *own}
     assert seconds["total"] - seconds["other trials"] == pytest.approx(sum(own.values()))
-
-
-def test_equal_scores_say_nothing_of_the_options(state: Path) -> None:
-    study = make(state, {**RATES, "batch_size": Domain((8, 16))})
-    run(study, 10.0, 10.0, 10.0, 10.0)
-    assert study.results()["importance"] == {}
 
 
 def test_a_warning_of_several_trials_is_noted_once(
@@ -381,12 +348,20 @@ def test_a_best_trial_that_can_not_be_sent_is_a_lost_peer(
         runner._send(7)
 
 
-def test_the_ranks_hosts_are_announced_when_all_have_joined(
+def test_a_study_knows_which_ranks_have_come_and_which_have_nothing_left_to_do(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = make(state, ranks=3)
+    study = make(state, trials=2, ranks=3)
     study.join(2, "b")
     study.join(0, "a")
     assert '"start"' not in capsys.readouterr().out
     study.join(1, "a")
     assert '"world_size": 3, "hosts": ["a", "b"]' in capsys.readouterr().out
+    numbers = [study.ask()["number"] for _ in range(2)]
+    assert study.ask() == {}
+    for number in numbers:
+        end(study, number, scores={"accuracy": 1.0})
+    assert study.ask() == {}
+    assert not study.is_over()
+    assert study.ask() == {}
+    assert study.is_over()

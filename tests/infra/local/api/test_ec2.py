@@ -221,6 +221,21 @@ def test_an_instance_runs_until_its_container_is_removed(
     assert podman.state == {}
 
 
+def test_a_podman_that_fails_is_not_asked_again_at_once(
+    timed_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (instance_id,) = timed_cloud.run()
+    podman.end(timed_cloud.container(instance_id), 130)
+    refuse = Mock(side_effect=CloudError("podman ps: refused"))
+    with monkeypatch.context() as patch:
+        patch.setattr(podman, "containers", refuse)
+        for _ in range(5):
+            timed_cloud.application.reconcile()
+    assert refuse.call_count == 1
+    timed_cloud.clock.sleep(30)
+    assert timed_cloud.state_of(instance_id) == "stopped"
+
+
 def test_a_full_disk_is_named_and_does_not_keep_containers(
     fake_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:

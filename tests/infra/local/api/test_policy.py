@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
-from infra.local.api.policy import Policy, Request, parse_policy
+from infra.local.api.policy import Policy, Request
+from tests.cloud.policies import parse_known_policy
 
 MACHINE = "arn:aws:ec2:us-east-1:123456789012:instance/i-1"
 CONTEXT: dict[str, Any] = {
@@ -21,7 +22,7 @@ CONTEXT: dict[str, Any] = {
 
 def allows(action: str = "ec2:StopInstances", resource: str = MACHINE, **statement: Any) -> bool:
     given = {"Effect": "Allow", "Action": "*", "Resource": "*", **statement}
-    policy = parse_policy(json.dumps({"Statement": given}), "p")
+    policy = parse_known_policy(json.dumps({"Statement": given}), "p")
     return policy.allows(Request(action, resource, CONTEXT))
 
 
@@ -101,5 +102,5 @@ def test_what_cannot_be_judged_is_refused(statement: dict[str, Any], message: st
     given = {"Effect": "Allow", "Action": "*", "Resource": "*", **statement}
     text = json.dumps({"Statement": [{k: v for k, v in given.items() if v is not None}]})
     with pytest.raises(UsageError) as caught:
-        parse_policy(text, "IAM policy p.json")
+        parse_known_policy(text, "IAM policy p.json")
     assert caught.value.message == f"IAM policy p.json: {message}"

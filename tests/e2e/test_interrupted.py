@@ -275,14 +275,3 @@ def test_a_job_leaves_a_node_whose_disk_is_full_until_there_is_room(
     assert job.returncode == 0, rest
     assert model(tmp_path / "cut") == model(trained.folder)
     assert loss_curve(tmp_path / "cut") == loss_curve(trained.folder)
-
-    failing = (*DEMO_JOB, "--epochs", "2000", "--retries", "0")
-    job = cluster.cli.start(*failing, "--results", str(tmp_path / "failed"))
-    wait_for_step(job, 10)
-    processes = JobProcesses.find(cluster.cli.ssh, cluster.names)
-    cluster.cli.ssh("node1", fill)
-    rest, _ = job.communicate(timeout=120)
-    assert job.returncode == 1, rest
-    assert cause in rest
-    processes.require_gone()
-    cluster.cli.ssh("node1", f"rm {small_disk}/filler")

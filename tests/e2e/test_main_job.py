@@ -134,18 +134,6 @@ def test_training_runs_on_all_nodes_and_learns(trained: Trained) -> None:
     assert "mpirun" not in trained.done.stderr
 
 
-@pytest.mark.full
-def test_a_backend_that_is_not_there_is_an_error(cluster: LiveCluster, tmp_path: Path) -> None:
-    # oneCCL's worker wants a core of its own, which these nodes have not; this way nobody counts.
-    unpinned = ("--backend", "ccl", "--placement", "reference")
-    failed = cluster.cli.run(
-        "train", "squad", "--demo", *unpinned, "--results", str(tmp_path), check=1
-    )
-
-    assert "ccl" in failed.stderr.splitlines()[-2] + failed.stderr.splitlines()[-1]
-    assert "Traceback" not in failed.stderr.splitlines()[-1]
-
-
 def test_down_leaves_nothing_and_can_be_said_twice(cluster: LiveCluster) -> None:
     """The last test of this module: it takes the cluster away."""
     first = cluster.cli.run("down", "--yes")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from infra.ec2.instances import Instance
 from tests.infra.local.fakes import BASE, FakeCloud, FakePodman, refusal, refused
 
@@ -34,46 +32,25 @@ def test_a_group_with_machines_is_bound_to_their_zone(fake_cloud: FakeCloud) -> 
     assert len(launch(**elsewhere)) == 1
 
 
-def test_a_token_whose_machines_have_ended_is_refused(fake_cloud: FakeCloud) -> None:
-    fake_cloud.ec2.terminate_instances(InstanceIds=launch(fake_cloud, ClientToken="spent"))
-    request: dict[str, Any] = {"cloud": fake_cloud}
-    assert refusal(launch, **request, ClientToken="spent") == "IdempotentInstanceTerminated"
-    assert len(launch(**request, ClientToken="fresh")) == 1
-
-
-def test_a_zone_without_the_instance_type_refuses_it(fake_cloud: FakeCloud) -> None:
-    offered = fake_cloud.ec2.describe_instance_type_offerings(
-        LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": ["r7iz.metal-16xl"]}],
-    )["InstanceTypeOfferings"]
-    zones = {f"us-east-1{letter}" for letter in "abcdef"} - {o["Location"] for o in offered}
-    request = {"SubnetId": subnet(fake_cloud, min(zones))}
-    assert refused(launch, cloud=fake_cloud, **request) == ("Unsupported", 400)
-
-
 # Repeated requests
 
 
 def test_a_repeated_token_returns_the_same_machines_in_their_current_state(
     fake_cloud: FakeCloud,
 ) -> None:
-    request: dict[str, Any] = {"ClientToken": "again"}
-    first = launch(fake_cloud, 2, 2, **request)
-    assert launch(fake_cloud, 2, 2, **request) == first
+    request: dict[str, Any] = {"cloud": fake_cloud, "least": 2, "most": 2, "ClientToken": "again"}
+    first = launch(**request)
+    assert launch(**request) == first
     fake_cloud.ec2.terminate_instances(InstanceIds=first[:1])
-    request = {"ImageId": BASE.ami_id, "InstanceType": "r7iz.metal-16xl", **request}
-    again = fake_cloud.ec2.run_instances(MinCount=2, MaxCount=2, **request)["Instances"]
-    assert [i["State"]["Name"] for i in again] == ["terminated", "running"]
-    assert [i["InstanceId"] for i in again] == first
-
-
-def test_a_token_is_refused_for_a_different_request(fake_cloud: FakeCloud) -> None:
-    launch(fake_cloud, ClientToken="once")
-    for other in ({"most": 2}, {"InstanceType": "c7i.metal-24xl"}, {"UserData": "#!/bin/sh"}):
-        request: dict[str, Any] = {"ClientToken": "once", **other}
-        answer = refused(launch, cloud=fake_cloud, **request)
+    assert launch(**request) == first
+    assert [fake_cloud.state_of(i) for i in first] == ["terminated", "running"]
+    for other in ({"most": 3}, {"InstanceType": "c7i.metal-24xl"}, {"UserData": "#!/bin/sh"}):
+        answer = refused(launch, **{**request, **other})
         assert answer == ("IdempotentParameterMismatch", 400)
     assert len(fake_cloud.ec2.describe_instances()["Reservations"]) == 1
+    fake_cloud.ec2.terminate_instances(InstanceIds=first[1:])
+    assert refusal(launch, **request) == "IdempotentInstanceTerminated"
+    assert len(launch(**{**request, "ClientToken": "fresh"})) == 2
 
 
 def test_a_token_survives_the_server_but_not_a_refusal(
@@ -120,24 +97,25 @@ def test_an_interface_shows_whether_it_has_ena_express(fake_cloud: FakeCloud) ->
         assert Instance.from_aws(described).ena_express == bool(more)
 
 
-@pytest.mark.parametrize(
-    ("ebs", "accepted"),
-    [
+def test_the_speed_of_a_disk_has_gp3s_limits_and_a_zone_its_types(fake_cloud: FakeCloud) -> None:
+    for ebs, accepted in (
         ({"Iops": 16000, "Throughput": 1000}, True),
         ({"Iops": 80000}, False),  # 500 per GiB
         ({"Throughput": 1000}, False),  # a quarter of the IOPS, which are 3000
         ({"Iops": 2999}, False),
         ({"VolumeInitializationRate": 300}, True),
         ({"VolumeInitializationRate": 301}, False),
-    ],
-)
-def test_the_speed_of_a_disk_has_gp3s_limits(
-    fake_cloud: FakeCloud, ebs: dict[str, int], accepted: bool
-) -> None:
-    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeType": "gp3", **ebs}}
-
-    if accepted:
-        assert fake_cloud.run(BlockDeviceMappings=[disk])
-    else:
-        code = refusal(launch, cloud=fake_cloud, BlockDeviceMappings=[disk])
-        assert code == "InvalidParameterValue"
+    ):
+        disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeType": "gp3", **ebs}}
+        if accepted:
+            assert launch(fake_cloud, BlockDeviceMappings=[disk])
+        else:
+            code = refusal(launch, cloud=fake_cloud, BlockDeviceMappings=[disk])
+            assert code == "InvalidParameterValue"
+    offered = fake_cloud.ec2.describe_instance_type_offerings(
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": ["r7iz.metal-16xl"]}],
+    )["InstanceTypeOfferings"]
+    zones = {f"us-east-1{letter}" for letter in "abcdef"} - {o["Location"] for o in offered}
+    request = {"SubnetId": subnet(fake_cloud, min(zones))}
+    assert refused(launch, cloud=fake_cloud, **request) == ("Unsupported", 400)

@@ -42,7 +42,12 @@ def make_image(cloud: FakeCloud, instance_id: str, name: str = "my-image") -> st
 def test_an_instance_is_a_container_with_the_instances_address(fake_cloud: FakeCloud) -> None:
     fake_cloud.clients.ec2.import_key_pair(KeyName="k", PublicKeyMaterial=KEY.encode())
     user_data = "#cloud-config\nruncmd: [[touch, /ran]]\n"
-    (instance_id,) = fake_cloud.run(KeyName="k", UserData=user_data)
+    request = {"ImageId": BASE.ami_id, "InstanceType": "r7iz.metal-16xl", "KeyName": "k"}
+    launch = {"MinCount": 1, "MaxCount": 1, "UserData": user_data, **request}
+    (launched,) = fake_cloud.clients.ec2.run_instances(**launch)["Instances"]
+    # However fast it is.
+    assert launched["State"]["Name"] == "pending"
+    instance_id = launched["InstanceId"]
 
     instance, spec = fake_cloud.describe(instance_id), fake_cloud.spec(instance_id)
     assert instance["State"]["Name"] == "running"

@@ -212,4 +212,3 @@ def test_os_release_is_read_without_its_quotes(tmp_path: Path) -> None:
     file = tmp_path / "os-release"
     file.write_text('NAME="Debian GNU/Linux"\nID=debian\n\n')
     assert read_os_release(file) == {"NAME": "Debian GNU/Linux", "ID": "debian"}
-    assert read_os_release(tmp_path / "absent") == {}

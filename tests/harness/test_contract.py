@@ -103,8 +103,8 @@ def test_a_wrong_request_is_seen() -> None:
     assert check("DescribeInstances", Filters=[{**colour, "Name": "tag:a"}]) == []
     assert check("DescribeVpcs", MaxResults=1) == ["MaxResults: 1 is outside its limits"]
     assert check("CreatePlacementGroup", Strategy="near") == ["Strategy: 'near' is not in its enum"]
-    old = "ElasticGpuSpecification"
-    assert check("RunInstances", **{old: []}) == [f"{old}: deprecated"]
+    found = check("RunInstances", ElasticGpuSpecification=[])
+    assert found == ["ElasticGpuSpecification: deprecated"]
     quota = check("GetServiceQuota", "service-quotas", ServiceCode="ec2", QuotaCode="!")
     assert quota == ["QuotaCode: '!' does not match [a-zA-Z][a-zA-Z0-9-]{1,128}"]
 

@@ -44,7 +44,7 @@ def test_an_instance_is_a_container_with_the_instances_address(fake_cloud: FakeC
     user_data = "#cloud-config\nruncmd: [[touch, /ran]]\n"
     request = {"ImageId": BASE.ami_id, "InstanceType": "r7iz.metal-16xl", "KeyName": "k"}
     launch = {"MinCount": 1, "MaxCount": 1, "UserData": user_data, **request}
-    (launched,) = fake_cloud.clients.ec2.run_instances(**launch)["Instances"]
+    (launched,) = fake_cloud.ec2.run_instances(**launch)["Instances"]
     # However fast it is.
     assert launched["State"]["Name"] == "pending"
     instance_id = launched["InstanceId"]
@@ -389,7 +389,7 @@ def test_an_images_disk_stays_until_nothing_needs_it(
 
 
 def test_a_security_group_in_use_stays(fake_cloud: FakeCloud) -> None:
-    ec2 = fake_cloud.clients.ec2
+    ec2 = fake_cloud.ec2
     used, other = (
         ec2.create_security_group(GroupName=name, Description="d")["GroupId"]
         for name in ("used", "other")

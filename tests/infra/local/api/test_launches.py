@@ -70,7 +70,7 @@ def test_a_token_survives_the_server_but_not_a_refusal(
 def test_the_root_volume_is_as_large_as_the_image_or_larger(fake_cloud: FakeCloud) -> None:
     def root(size_gib: int = 0) -> Any:
         mapping = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": size_gib}}
-        request = {"BlockDeviceMappings": [mapping]} if size_gib else {}
+        request: Any = {"BlockDeviceMappings": [mapping]} if size_gib else {}
         ids = launch(fake_cloud, **request)
         ebs = fake_cloud.describe(ids[0])["BlockDeviceMappings"][0]["Ebs"]
         volume = fake_cloud.ec2.describe_volumes(VolumeIds=[ebs["VolumeId"]])["Volumes"][0]

@@ -83,7 +83,7 @@ def test_the_tracking_of_idle_connections_has_a_range(fake_cloud: FakeCloud) -> 
     for seconds, is_valid in ((59, False), (432_001, False), (86_400, True)):
         tracking = {"TcpEstablishedTimeout": seconds}
         nic = {"DeviceIndex": 0, "ConnectionTrackingSpecification": tracking}
-        request = {"InstanceType": "c8i.metal-48xl", "NetworkInterfaces": [nic]}
+        request: Any = {"InstanceType": "c8i.metal-48xl", "NetworkInterfaces": [nic]}
         if is_valid:
             assert fake_cloud.run(**request)
         else:

@@ -18,7 +18,15 @@ from infra.ec2.images import find_ubuntu_image, ubuntu_parameter
 from infra.errors import CloudError
 from infra.local.state import machine_lock
 from infra.wait import wait_until
-from tests.infra.local.fakes import BASE, Endpoint, FakeCloud, FakePodman, refusal, state_folder
+from tests.infra.local.fakes import (
+    BASE,
+    Endpoint,
+    FakeCloud,
+    FakePodman,
+    refusal,
+    state_folder,
+    tags,
+)
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0yHIE3uEh me"
 
@@ -128,12 +136,12 @@ def test_a_launch_that_podman_refuses_leaves_nothing(
 ) -> None:
     podman.refuse = "run 172.31.0.5"
     with pytest.raises(ClientError, match="refused") as caught:
-        fake_cloud.run(3)
+        fake_cloud.run(3, TagSpecifications=tags("instance", cluster="c"))
     podman.refuse = ""
 
     ec2 = fake_cloud.clients.ec2
     assert error_code(caught.value) == "InternalError"
-    assert podman.state == {}
+    assert (podman.state, dict(fake_cloud.backend.tags)) == ({}, {})
     assert ec2.describe_instances()["Reservations"] == []
     assert ec2.describe_volumes()["Volumes"] == []
     assert ec2.describe_network_interfaces()["NetworkInterfaces"] == []

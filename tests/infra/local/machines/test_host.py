@@ -175,6 +175,7 @@ def test_nodes_see_the_machines_trust_and_pip_sources(tmp_path: Path) -> None:
     wheels.mkdir()
     environment = {
         "PIP_CONFIG_FILE": "/dev/null",
+        "REQUESTS_CA_BUNDLE": f"{bundle}.absent",
         "SSL_CERT_FILE": str(bundle),
         "PIP_FIND_LINKS": str(wheels),
     }

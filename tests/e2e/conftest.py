@@ -273,10 +273,11 @@ DEMO_JOB = ("train", "squad", "--demo", "--epochs", "30", "--checkpoint-every", 
 
 @dataclass(frozen=True)
 class Trained:
-    """A job that nothing disturbed: its results, what `attach` printed, and where it ran."""
+    """A job that nothing disturbed: its results, its log, what `attach` printed, and where it ran."""
 
     job: str
     folder: Path
+    log: str
     done: subprocess.CompletedProcess[str]
     hostnames: list[str]
 
@@ -304,4 +305,5 @@ def trained(cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> T
         shutil.copy2(key, home / "spr" / key.name)
     laptop = CommandLine(home, cluster.cli.programs, cloud=cluster.cli.cloud)
     here = ("--cloud", "local", "--name", "spr", "--results", str(folder))
-    return Trained(job, folder, laptop.run("attach", job, *here), cluster.hostnames)
+    done = laptop.run("attach", job, *here)
+    return Trained(job, folder, cluster.cli.run("logs", job).stdout, done, cluster.hostnames)

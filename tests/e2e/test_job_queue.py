@@ -34,8 +34,7 @@ def states(cluster: LiveCluster, *jobs: str) -> list[str]:
 def test_a_job_outlives_its_killed_command_and_is_followed_from_another_laptop(
     trained: Trained,
 ) -> None:
-    log = (trained.folder / "job/log").read_text().splitlines()
-    shown = [line for line in log if "samples/s" not in line]
+    shown = [line for line in trained.log.splitlines() if "samples/s" not in line]
     assert shown
     assert [line for line in trained.done.stderr.splitlines() if line in shown] == shown
     record = json.loads((trained.folder / "job/job.json").read_text())

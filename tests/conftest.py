@@ -50,21 +50,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--base", default=DEFAULT_BASE, help="what the nodes of e2e tests start from")
 
 
-# End-to-end tests that share a cluster. The others have their own process for each file.
+# End-to-end tests that share a cluster, in their order; the last one of each removes it. The others have
+# their own process for each file.
 _TOGETHER = {
-    "test_api.py": "three nodes",
     "test_interrupted.py": "three nodes",
     "test_job_queue.py": "three nodes",
     "test_lies.py": "three nodes",
     "test_lifetime.py": "three nodes",
     "test_main_job.py": "three nodes",
-    "test_debian_13.py": "two nodes",
     "test_bench_tune.py": "two nodes",
     "test_pinning.py": "two nodes",
     "test_remedies.py": "two nodes",
     "test_run.py": "two nodes",
     "test_study.py": "two nodes",
-    "test_trackers.py": "two nodes",
+    "test_api.py": "two nodes",
     "kubernetes": "kubernetes",
 }
 
@@ -87,18 +86,16 @@ _MEANWHILE = ("test_sweeps.py", "test_resume.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the end-to-end tests first: most of their time is spent waiting.
+    """Put the end-to-end tests first: most of their time is spent waiting."""
+    order = list(_TOGETHER)
 
-    Debian 13 needs nothing of the image that the next ones make meanwhile, and all others need.
-    """
-
-    def place(item: pytest.Item) -> int:
+    def place(item: pytest.Item) -> tuple[int, int]:
         name = item.path.name
         if not item.get_closest_marker("e2e"):
-            return 2 if name in _MEANWHILE else 4
-        if name == "test_debian_13.py":
-            return 0
-        return 1 if _TOGETHER.get(name) == "three nodes" else 3
+            return (1 if name in _MEANWHILE else 3), 0
+        if _TOGETHER.get(name) == "three nodes":
+            return 0, order.index(name)
+        return 2, order.index(name) if name in order else 0
 
     items.sort(key=place)
 

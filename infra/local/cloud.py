@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -137,12 +138,17 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
     Resuming restarts the instances that were running. Raises :class:`UsageError` if this machine can't
     run the embedded cloud, and :class:`CloudError` if it does not start.
     """
-    folder = StateFolder.of_user()
-    with folder.command_lock():
+    folder, shown = StateFolder.of_user(), progress or Silent()
+    busy = "embedded cloud: another command is starting or stopping it"
+    with (
+        contextlib.ExitStack() as waiting,
+        folder.command_lock(lambda: waiting.enter_context(shown.phase(busy))),
+    ):
+        waiting.close()
         # A server that is being killed may still appear alive.
         address, found = wait_until(
             f"answer of the embedded cloud ({folder.log})",
-            lambda: _find_server(folder, region, progress or Silent()),
+            lambda: _find_server(folder, region, shown),
             deadline_s=60,
             every_s=0.5,
         )
@@ -215,7 +221,7 @@ def _find_server(
 
     Returns ``None`` while the server does not answer.
     """
-    if not folder.is_server_alive():
+    if not _server_pids(folder):
         _start(folder, region, progress)
     address = ServerAddress.read(folder)
     if address is None:
@@ -266,7 +272,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
 def status() -> LocalStatus:
     """Return the current status. Works without a server and changes nothing."""
     folder = StateFolder.of_user()
-    running = folder.is_server_alive()
+    running = bool(_server_pids(folder))
     address = ServerAddress.read(folder) if running else None
     podman = open_podman(folder.root) if _has_podman() else None
     return LocalStatus(
@@ -312,7 +318,8 @@ def reset(*, keep_base: bool, base: str = DEFAULT_BASE) -> None:
 
 
 def _has_podman() -> bool:
-    return shutil.which("podman") is not None
+    # Elsewhere, podman's containers run in a virtual machine, and are not this cloud's.
+    return platform.system() == "Linux" and shutil.which("podman") is not None
 
 
 def _end_server(folder: StateFolder, how: signal.Signals) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 from pydantic import Field
 
@@ -50,7 +50,6 @@ class StateFolder:
 
     # The access key and secret that sign calls to the server.
     credentials_file = _FolderPath("credentials")
-    server_lock = _FolderPath("server.lock")
     server_file = _FolderPath("server.json")
     log = _FolderPath("server.log")
     snapshot = _FolderPath("ec2.pickle")
@@ -128,7 +127,7 @@ class StateFolder:
         self.check()
 
     @contextmanager
-    def command_lock(self) -> Iterator[None]:
+    def command_lock(self, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Hold the lock that lets only one command at a time start, stop, or reset this cloud.
 
         The lock file is next to the folder, because ``reset`` removes the folder.
@@ -136,23 +135,12 @@ class StateFolder:
         path = self.root.with_name(f"{self.root.name}.lock")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file, on_wait)
             yield
-
-    def is_server_alive(self) -> bool:
-        """Return whether a server holds its lock, which the kernel releases even after a crash."""
-        try:
-            with self.server_lock.open("r+") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
 
 
 @contextmanager
-def machine_lock(name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def machine_lock(name: str, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Hold a lock that all embedded clouds on this machine share."""
     # In /tmp, root would follow another user's link.
     folder = (
@@ -161,12 +149,16 @@ def machine_lock(name: str, on_wait: Callable[[], None] = lambda: None) -> Itera
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(folder / f"{name}.lock", flags, 0o600), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
+        _lock(file, on_wait)
         yield
+
+
+def _lock(file: IO[str], on_wait: Callable[[], object]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        on_wait()
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 @dataclass(frozen=True)

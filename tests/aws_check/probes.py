@@ -53,7 +53,6 @@ READS = (
     _read("unknown instance", _GONE, "describe_instances", InstanceIds=[f"i-{_NONE}"]),
     _read("malformed instance id", _GONE, "describe_instances", InstanceIds=["i-x"]),
     _read("instance filter", _FILTER, "describe_instances", Filters=_filter("instance-id", f"i-{_NONE}")),
-    _read("unknown filter", _FILTER, "describe_instances", Filters=_filter("colour", "red")),
     _read("unknown subnet", "--subnet-id names it", "describe_subnets", SubnetIds=[f"subnet-{_NONE}"]),
     _read("malformed subnet id", "--subnet-id names it", "describe_subnets", SubnetIds=["subnet-x"]),
     _read("unknown security group", _GONE, "describe_security_groups", GroupIds=[f"sg-{_NONE}"]),

@@ -81,7 +81,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_COMMANDS", ())
 
 
-@pytest.mark.breaks_contract("DescribeInstances request Filters: no filter 'colour'")
 def test_equal_clouds_do_not_differ_and_nothing_is_left(
     report: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

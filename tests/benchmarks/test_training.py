@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks.baseline import Settings, drive_run_qa, rows
+from benchmarks.baseline import Settings, drive_run_qa
 from benchmarks.quality import Curve, interval, mean_curve, time_to
-from benchmarks.squad_data import SHAPES, draw
+from benchmarks.squad_data import draw
 from benchmarks.squad_sides import RUN_STEPS, Round
 from benchmarks.squad_speed import Played
 from jobs.worker.tasks.squad.dataset import read_dataset
@@ -55,20 +53,6 @@ def test_the_original_script_gets_its_settings_and_its_layout(tmp_path: Path) ->
     assert len(result["questions"]) == 3
 
 
-def test_the_baseline_pads_every_feature_and_the_grouped_one_none() -> None:
-    inputs = {"input_ids": np.array([2, 5, 3], np.int32)}
-    feature = Feature(0, inputs, 1, 2)
-    tokenizer = SimpleNamespace(pad_token_id=7)
-
-    (padded,) = rows([feature], tokenizer, padded=True)
-    (bare,) = rows([feature], tokenizer, padded=False)
-
-    assert padded["input_ids"] == [2, 5, 3] + [7] * 381
-    assert padded["attention_mask"] == [1] * 3 + [0] * 381
-    assert (padded["start_positions"], padded["end_positions"]) == (1, 2)
-    assert (bare["input_ids"], bare["attention_mask"]) == ([2, 5, 3], [1, 1, 1])
-
-
 @pytest.mark.parametrize("steps", [1, 2, 4, 7])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_features_of_a_round_are_alike_within_steps_and_like_all_together(
@@ -84,13 +68,6 @@ def test_features_of_a_round_are_alike_within_steps_and_like_all_together(
         assert batch[-1] - batch[0] < 20
     everything = np.mean([len(feature) for feature in features])
     assert sizes.mean() == pytest.approx(everything, rel=0.25)
-
-
-def test_operations_are_six_per_weight_and_token_and_some_for_attention() -> None:
-    distilbert = SHAPES["distilbert"]
-    assert distilbert.weights == 42_467_328
-    assert distilbert.operations(384) == pytest.approx(6 * 42_467_328 * 384, rel=0.1)
-    assert json.dumps(SHAPES["bert-large"].weights) == "301989888"
 
 
 def test_preparation_counts_over_a_whole_run() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import functools
 import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.scheduler.models import scheduler_backends
@@ -26,6 +29,7 @@ from tests.cloud.buckets import FaultyBuckets
 from tests.cloud.capacity import FaultyQuotas
 from tests.cloud.ec2 import FaultyEC2Backend
 from tests.cloud.faults import ActiveFaults
+from tests.cloud.prices import answer_get_products
 from tests.cloud.schedules import FaultyScheduler
 
 _USER = "spr-cluster"
@@ -40,14 +44,44 @@ def faults_file(folder: StateFolder) -> Path:
 
 
 class FaultyApplication(Application):
-    """The embedded cloud's application, under the faults in :func:`faults_file`."""
+    """The embedded cloud's application, under the faults in :func:`faults_file`.
+
+    Without ``saving``, the state stays in memory. ``on_call`` receives each EC2 action twice, with "before"
+    and "after"; by "after", it has been saved but not answered. ``calls`` counts EC2 calls by action,
+    including rejected ones.
+    """
 
     backend_type = FaultyEC2Backend
 
-    def __init__(self, containers: NodeContainers, folder: StateFolder, **options: Any) -> None:
+    def __init__(
+        self,
+        containers: NodeContainers,
+        folder: StateFolder,
+        *,
+        saving: bool = True,
+        **options: Any,
+    ) -> None:
         self.faults = ActiveFaults(faults_file(folder))
         super().__init__(containers, folder, conditions=self.faults, **options)
         self._accounts = Accounts(self.faults, folder.credentials())
+        self.calls: Counter[str] = Counter()
+        self.on_call: Callable[[str, str], None] | None = None
+        self._saving = saving
+        if not saving:
+            self._nodes: Any = Mock()
+
+    def save(self) -> None:
+        if self._saving:
+            super().save()
+
+    def _refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
+        if call.service == "ec2":
+            self.calls[call.action] += 1
+        return super()._refuse(environ, call)
+
+    def _notify(self, call: ApiCall, moment: str) -> None:
+        if self.on_call and call.service == "ec2":
+            self.on_call(call.action, moment)
 
     def _make_buckets(self, folder: StateFolder) -> BucketServer:
         return FaultyBuckets(folder, self.faults)
@@ -79,7 +113,12 @@ class FaultyApplication(Application):
         caller = self._accounts.caller_of(environ)
         if (account := account_of(caller)) != DEFAULT_ACCOUNT_ID and call.region in self._regions:
             self.open_region(call.region, account)
-        return self._accounts.answer(call, caller) or super()._act(environ, call)
+        if call.action == "GetProducts":
+            return answer_get_products(call, self.faults)
+        self._notify(call, "before")
+        reply = self._accounts.answer(call, caller) or super()._act(environ, call)
+        self._notify(call, "after")
+        return reply
 
     def _deny(self, call: ApiCall) -> Reply | None:
         """Return an error unless the policy allows all requests of a call."""

@@ -25,9 +25,10 @@ from pydantic import (
 
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
-from infra.local.api.policy import Policy, Request, parse_policy
+from infra.local.api.policy import Policy, Request
 from infra.local.api.runtime import Conditions, Runtime
 from infra.words import explain_invalid, nearest
+from tests.cloud.policies import parse_known_policy
 
 Profile = Literal["instant", "fast", "metal", "unkind"]
 Market = Literal["spot", "on-demand", "*"]
@@ -349,7 +350,7 @@ def read_faults(path: Path) -> tuple[Faults, Policy | None]:
     if faults.iam is None:
         return faults, None
     file = faults.iam.policy
-    return faults, parse_policy(read_text(file), f"IAM policy {file}")
+    return faults, parse_known_policy(read_text(file), f"IAM policy {file}")
 
 
 class ActiveFaults(Conditions):

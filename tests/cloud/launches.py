@@ -13,6 +13,7 @@ from infra.local.api.launches import Arguments, Launches, is_spot
 from tests.cloud.authorization import key_requests, role_request
 from tests.cloud.capacity import CapacityPool, choose_reservation, grant
 from tests.cloud.faults import MachineRule, faults_of
+from tests.cloud.prices import spot_usd
 
 
 class LimitedLaunches(Launches):
@@ -25,7 +26,22 @@ class LimitedLaunches(Launches):
     def _require_parts(self, image_id: str, arguments: Arguments) -> tuple[Any, str]:
         if is_spot(arguments):
             self._require_spot_role()
-        return super()._require_parts(image_id, arguments)
+        found = super()._require_parts(image_id, arguments)
+        if is_spot(arguments):
+            self._require_price(arguments)
+        return found
+
+    def _require_price(self, arguments: Arguments) -> None:
+        """Refuse a maximum price below the zone's current spot price."""
+        highest = self._request.spot.get("MaxPrice")
+        zone = str(self._subnet_of(arguments).availability_zone)
+        price = round(spot_usd(faults_of(self._runtime), arguments["instance_type"], zone), 6)
+        if highest is not None and float(highest) < price:
+            raise EC2ClientError(
+                "SpotMaxPriceTooLow",
+                f"Your Spot request price of {highest} is lower than the minimum required Spot "
+                f"request fulfillment price of {price}.",
+            )
 
     def _require_spot_role(self) -> None:
         """Refuse a purchase if spot's role is missing and the caller can't create it.

@@ -14,7 +14,7 @@ from typing import Any
 
 from moto.ec2.models.instances import Instance
 
-from infra.local.api.prices import on_demand_usd, spot_usd
+from tests.cloud.prices import on_demand_usd, spot_usd
 
 _HOUR_S, _MONTH_H, _LEAST_S = 3600.0, 720.0, 60.0
 _GIB_MONTH_USD, _ADDRESS_HOUR_USD = 0.08, 0.005

@@ -17,6 +17,7 @@ from infra.local.api.network import ANYWHERE
 from infra.local.api.responses import LocalEC2Response, url_bases
 from tests.cloud.capacity import render_reservation
 from tests.cloud.faults import Faults, faults_of
+from tests.cloud.prices import spot_history
 
 __all__ = ["url_bases", "url_paths"]
 # By fault: the receiver's ports that a rule closes, and whether it is an outbound rule.
@@ -65,10 +66,6 @@ class FaultyEC2Response(LocalEC2Response):
             # moto paginates only this action, with pages of 100.
             self.params["MaxResults"] = size
         return super().call_action()
-
-    def require_page_size(self) -> None:
-        if not self._faults.page_size:
-            super().require_page_size()
 
     def _page_size(self) -> int:
         return pages_of(str(self._get_action()), self.params, self._faults.page_size)
@@ -166,6 +163,13 @@ class FaultyEC2Response(LocalEC2Response):
             for service in self._faults.network.endpoints
         ]
         return ActionResult({"VpcEndpoints": endpoints})
+
+    def describe_spot_price_history(self) -> ActionResult:
+        """Return realistic prices; moto returns 0.00001 everywhere."""
+        ec2, types = self.ec2_backend, self._get_param("InstanceTypes", [])
+        history = spot_history(faults_of(ec2.runtime), ec2.region_name, types)
+        same = {"ProductDescription": "Linux/UNIX", "Timestamp": ec2.runtime.moto_now()}
+        return ActionResult({"SpotPriceHistory": [{**each, **same} for each in history]})
 
     def describe_capacity_reservations(self) -> ActionResult:
         ec2, ids = self.ec2_backend, self._get_param("CapacityReservationIds", [])

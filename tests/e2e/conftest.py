@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -272,9 +273,11 @@ DEMO_JOB = ("train", "squad", "--demo", "--epochs", "30", "--checkpoint-every", 
 
 @dataclass(frozen=True)
 class Trained:
-    """A job that nothing disturbed: its results, what it printed, and where it ran."""
+    """A job that nothing disturbed: its results, its log, what `attach` printed, and where it ran."""
 
+    job: str
     folder: Path
+    log: str
     done: subprocess.CompletedProcess[str]
     hostnames: list[str]
 
@@ -285,7 +288,22 @@ class Trained:
 
 @pytest.fixture(scope="session")
 def trained(cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The job that others are compared with, which lose something on their way."""
+    """The job that others are compared with, which lose something on their way.
+
+    The command that submits it is killed, and another laptop, which has only the key, follows it to its end.
+    """
     folder = tmp_path_factory.mktemp("trained") / "a folder with 'quotes' and spaces"
-    done = cluster.cli.run(*DEMO_JOB, "--results", str(folder))
-    return Trained(folder, done, cluster.hostnames)
+    with cluster.cli.start(*DEMO_JOB, "--results", str(folder.with_name("killed"))) as running:
+        assert running.stdout is not None
+        found = (re.search(r"(squad-\d[\w-]+)$", line.strip()) for line in running.stdout)
+        job = next(match[1] for match in found if match)
+        next(line for line in running.stdout if "step " in line)
+        running.kill()
+    home = tmp_path_factory.mktemp("laptop")
+    (home / "spr").mkdir()
+    for key in (cluster.cli.home / "spr").glob("id_ed25519*"):
+        shutil.copy2(key, home / "spr" / key.name)
+    laptop = CommandLine(home, cluster.cli.programs, cloud=cluster.cli.cloud)
+    here = ("--cloud", "local", "--name", "spr", "--results", str(folder))
+    done = laptop.run("attach", job, *here)
+    return Trained(job, folder, cluster.cli.run("logs", job).stdout, done, cluster.hostnames)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import TWO, LiveCluster, ssh_two
+from tests.jobs.worker.runtime.test_trackers import read_scalars
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = TWO[1]
@@ -63,9 +64,12 @@ def test_bench_keeps_its_figures_with_the_cluster(two: LiveCluster, measured: An
     assert json.loads(ssh_two(two, "node0", f"cat spr-bench/{file}")) == measured
 
 
-def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
-    two: LiveCluster, tmp_path: Path
+def test_the_faster_trial_is_kept_and_the_next_job_uses_it_and_reports_to_tensorboard(
+    two: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    refused = two.cli.run(*STUDY, "--report-to=mlflow", check=2)
+    assert "--report-to mlflow needs MLFLOW_TRACKING_URI" in refused.stderr
     # A batch of two leaves the processor waiting for all that a step does besides.
     found = two.cli.json(*STUDY, "--tune=ppn=1,batch-size=2,16", "--max-steps=20")
 
@@ -76,18 +80,21 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
     assert best == kept["batch_size"] == max(speeds, key=lambda size: speeds[size])
     assert kept["samples_per_second"] == max(speeds.values())
 
-    done = two.cli.run(*STUDY, "--epochs=1", "--results", str(tmp_path))
+    results = tmp_path / "results"
+    done = two.cli.run(*STUDY, "--epochs=1", "--report-to=tensorboard", f"--results={results}")
 
     wanted = f"--ppn 1 --batch-size {best} (a global batch of {2 * best} samples)"
     assert f"{wanted} from `--tune placement` of {kept['when'][:10]}" in done.stderr
-    result = json.loads((tmp_path / "results.json").read_text())
-    assert (result["batch_size_per_rank"], result["world_size"]) == (best, 2)
-
-
-def test_numbers_of_nodes_are_compared(two: LiveCluster) -> None:
-    found = two.cli.json("scaling", *STUDY[1:], "--max-steps=20")
-
-    assert [(trial["nodes"], trial["failure"]) for trial in found["trials"]] == [(1, ""), (2, "")]
-    one, both = (trial["samples_per_second"] for trial in found["trials"])
-    assert found["trials"][1]["efficiency"] == pytest.approx(both / one / 2)
-    assert found["kept"] is None
+    assert " packages: absl-py==" in done.stderr, "they are not in the stack"
+    final = json.loads((results / "results.json").read_text())
+    assert (final["batch_size_per_rank"], final["world_size"]) == (best, 2)
+    scalars = read_scalars(results / "tensorboard")
+    assert scalars["eval/accuracy"][-1][1] == pytest.approx(final["accuracy"])
+    assert all(rank["planned"]["cpus"] == rank["found"]["cpus"] for rank in final["ranks"])
+    record = json.loads((results / "job/job.json").read_text())
+    assert (record["kind"], record["exit_code"], len(record["nodes"])) == ("digits", 0, 2)
+    assert len(list(results.glob("job/metrics/rank-*.jsonl"))) == 2
+    two.cli.run("report", str(results))
+    assert record["job"] in (results / "report.html").read_text()
+    two.cli.run("fetch", record["job"], *TWO, "--results", str(tmp_path / "again"))
+    assert json.loads((tmp_path / "again/results.json").read_text()) == final

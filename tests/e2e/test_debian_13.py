@@ -18,7 +18,8 @@ from infra.wait import wait_until
 from tests.e2e.conftest import CommandLine, LiveCluster, podman
 from tests.provision.package_index import make_wheel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+# Another base image, and an installation from the packages: in `make test-full`.
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(1200)]
 _TORCH = "2.13.0+cpu"
 
 

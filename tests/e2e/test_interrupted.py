@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -115,15 +114,19 @@ def freeze(cluster: LiveCluster) -> None:
     cluster.cli.ssh("node1", f"pkill -STOP -f '{RANK}'")
 
 
-def kill_node(cluster: LiveCluster) -> None:
-    podman("kill", cluster.container("node1"))
+def kill_node(cluster: LiveCluster, name: str = "node1") -> None:
+    podman("kill", cluster.container(name))
 
 
-def replace_node(cluster: LiveCluster) -> None:
-    """Put another machine in the place of node1, which is lost."""
-    victim = cluster.up_result["nodes"][1]["instance"]
+def replace_nodes(cluster: LiveCluster, *victims: str) -> None:
+    """Put other machines in the place of some that are lost."""
+    nodes = {node["name"]: node["instance"] for node in cluster.up_result["nodes"]}
+    kept = [instance for name, instance in nodes.items() if name not in victims]
     cluster.up_result.update(cluster.cli.json("repair"))
-    assert victim not in {node["instance"] for node in cluster.up_result["nodes"]}
+    found = [node["instance"] for node in cluster.up_result["nodes"]]
+    assert (len(found), {*found} & {*nodes.values()}) == (3, {*kept})
+    # If the head is lost, a worker becomes the head.
+    assert found[0] == kept[0]
     ask_all = "for n in $(cat ~/hosts); do ssh $n hostname; done"
     assert cluster.cli.ssh("node0", ask_all).split() == cluster.hostnames
 
@@ -171,14 +174,13 @@ def test_a_job_that_loses_a_worker_goes_on_by_itself(
     assert "node1" in shown[-1]
     if lose is not freeze:
         read_until(job, "a node that it requires is down")
-        assert "requeued" in cluster.cli.run("jobs").stdout
     if lose is cut_off:
         # As if AWS had ended it: `repair` waits long for a young machine that only does not answer.
         kill_node(cluster)
     if lose is not freeze:
         refused = cluster.cli.run("train", "squad", "--demo", check=1)
         assert "cluster spr is degraded: 2 of 3 nodes" in refused.stderr
-        replace_node(cluster)
+        replace_nodes(cluster, "node1")
     rest, _ = job.communicate(timeout=300)
 
     assert job.returncode == 0, rest
@@ -202,7 +204,7 @@ def faults(cluster: LiveCluster) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_a_job_leaves_a_node_before_ec2_takes_it(
+def test_a_job_leaves_a_node_before_ec2_takes_it_and_a_worker_can_become_the_head(
     cluster: LiveCluster, faults: Path, tmp_path: Path
 ) -> None:
     # No machine finishes it before the notice, and the test does not wait for its end.
@@ -222,20 +224,14 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
     assert "attempt 2, on node0, node2" in restart
     # A checkpoint is saved before the ranks stop, so no step is lost.
     assert f"resuming after step {saved[1]} of" in restart
-    wait_for_step(job, int(saved[1]) + 30)
+    wait_for_step(job, int(saved[1]) + 1)
     ended = cluster.cli.json("cancel")
     rest, _ = job.communicate(timeout=120)
 
     assert ended["state"] == "cancelled", rest
-    lines = (tmp_path / "job/metrics/rank-0.jsonl").read_text().splitlines()
-    curve = {each["step"]: each["loss"] for each in map(json.loads, lines)}
-    before, after = (
-        statistics.mean(curve[step] for step in range(first, first + 20))
-        for first in (int(saved[1]) - 20, int(saved[1]) + 1)
-    )
-    assert after < 1.15 * before
-    kill_node(cluster)
-    replace_node(cluster)
+    for name in ("node0", "node1"):
+        kill_node(cluster, name)
+    replace_nodes(cluster, "node0", "node1")
 
 
 def in_mounts(cluster: LiveCluster, node: str, *command: str) -> None:
@@ -279,14 +275,3 @@ def test_a_job_leaves_a_node_whose_disk_is_full_until_there_is_room(
     assert job.returncode == 0, rest
     assert model(tmp_path / "cut") == model(trained.folder)
     assert loss_curve(tmp_path / "cut") == loss_curve(trained.folder)
-
-    failing = (*DEMO_JOB, "--epochs", "2000", "--retries", "0")
-    job = cluster.cli.start(*failing, "--results", str(tmp_path / "failed"))
-    wait_for_step(job, 10)
-    processes = JobProcesses.find(cluster.cli.ssh, cluster.names)
-    cluster.cli.ssh("node1", fill)
-    rest, _ = job.communicate(timeout=120)
-    assert job.returncode == 1, rest
-    assert cause in rest
-    processes.require_gone()
-    cluster.cli.ssh("node1", f"rm {small_disk}/filler")

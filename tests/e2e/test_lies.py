@@ -79,14 +79,7 @@ def lie(cluster: LiveCluster, node: str, do: str, undo: str) -> Iterator[None]:
         cluster.cli.ssh(node, undo)
 
 
-def test_a_good_cluster_passes(cluster: LiveCluster) -> None:
-    done = cluster.cli.run("verify", "--name", NAME)
-
-    assert "0 failed" in done.stdout
-    assert ("no AMX on node0, node1, node2." in done.stdout) != _HAS_AMX
-    assert "a rank on each of 3 nodes, torch 2.13.0" in done.stdout
-
-
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU to take away")
 def test_several_lies_are_found_each_and_a_good_cluster_has_what_was_judged(
     cluster: LiveCluster,
 ) -> None:
@@ -96,26 +89,22 @@ def test_several_lies_are_found_each_and_a_good_cluster_has_what_was_judged(
     version = f"for f in {files}; do cp $f $f.true; sed -i 's/2\\.13\\.0/2.12.0/' $f; done"
     cluster.cli.ssh("node0", "sudo scontrol update nodename=node2 state=drain reason='a lie'")
     with (
+        cores_taken(cluster, "node1"),
         lie(cluster, "node1", processor, f"sudo rm {shim}"),
         lie(cluster, "node1", version, f"for f in {files}; do mv $f.true $f; done"),
         lie(cluster, "node2", _SKEW_CLOCK, _CLOCK),
     ):
-        required = failures(verify(cluster, "--no-bandwidth", "--judge-hardware", code=1))
         checks = verify(cluster, "--no-bandwidth", code=1)
 
     found = failures(checks)
-    assert found.keys() == {("node1", "stack"), ("node2", "clock"), ("node2", "queue")}
+    lies = {("node1", "cores"), ("node1", "stack"), ("node2", "clock"), ("node2", "queue")}
+    assert found.keys() == lies
     assert all(each["wanted"] and each["remedy"] for each in found.values())
-    assert all(
-        required[node, "cores"]["wanted"].startswith("r7iz.metal-16xl: 32 cores")
-        for node in cluster.names
-    ), "containers are not the machines that they stand for"
-    assert (("node0", "amx") in required) != _HAS_AMX
-    lacks, remedy = ("amx_bf16", "Replace") if _HAS_AMX else ("the kernel's permission", "kernel")
-    assert f"lacks {lacks}" in required["node1", "amx"]["found"]
-    assert remedy in required["node1", "amx"]["remedy"]
     (amx,) = [c for c in checks if (c["node"], c["check"]) == ("node1", "amx")]
     assert (amx["verdict"], amx["found"][:6]) == ("warn", "no AMX")
+    cores = found["node1", "cores"]
+    assert cores["found"].startswith("1 core,")
+    assert "as the other nodes" in cores["wanted"]
     stack = found["node1", "stack"]
     assert "torch 2.12.0" in stack["found"]
     assert stack["wanted"] == "torch==2.13.0"
@@ -127,6 +116,25 @@ def test_several_lies_are_found_each_and_a_good_cluster_has_what_was_judged(
 
     follow_remedy(cluster, found["node2", "queue"]["remedy"].splitlines()[-1])
     require_good(verify(cluster, code=0))
+
+
+@contextmanager
+def cores_taken(cluster: LiveCluster, victim: str) -> Iterator[None]:
+    """Let the other nodes use all CPUs of this machine, and one node one of them."""
+    cpus = sorted(os.sched_getaffinity(0))
+    ask = "awk '/Cpus_allowed_list/ {print $2}' /proc/self/status"
+    before = {node: cluster.cli.ssh(node, ask).strip() for node in cluster.names}
+
+    def give(node: str, cpuset: str) -> None:
+        podman("update", f"--cpuset-cpus={cpuset}", cluster.container(node))
+
+    try:
+        for node in cluster.names:
+            give(node, ",".join(map(str, cpus[:1] if node == victim else cpus)))
+        yield
+    finally:
+        for node, cpuset in before.items():
+            give(node, cpuset)
 
 
 def require_good(checks: list[dict[str, Any]]) -> None:
@@ -142,30 +150,8 @@ def require_good(checks: list[dict[str, Any]]) -> None:
     }
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU to take away")
-def test_a_wrong_number_of_cores(cluster: LiveCluster) -> None:
-    cpus = sorted(os.sched_getaffinity(0))
-    before = {
-        node: cluster.cli.ssh(
-            node, "awk '/Cpus_allowed_list/ {print $2}' /proc/self/status"
-        ).strip()
-        for node in cluster.names
-    }
-    try:
-        for node in cluster.names:
-            take = cpus[:1] if node == "node1" else cpus
-            cpuset = f"--cpuset-cpus={','.join(map(str, take))}"
-            podman("update", cpuset, cluster.container(node))
-        found = caught(cluster, "node1", "cores")
-    finally:
-        for node, cpuset in before.items():
-            podman("update", f"--cpuset-cpus={cpuset}", cluster.container(node))
-
-    assert found["found"].startswith("1 core,")
-    assert "as the other nodes" in found["wanted"]
-
-
 @pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
+@pytest.mark.full
 def test_a_blocked_port(cluster: LiveCluster) -> None:
     rule = ["INPUT", "-p", "tcp", "--syn", "!", "--dport", "22", "-j", "DROP"]
     cluster.in_network("node2", "iptables", "-A", *rule)
@@ -180,20 +166,6 @@ def test_a_blocked_port(cluster: LiveCluster) -> None:
     assert set(found) <= {("node2", "ports"), ("node2", "queue"), ("cluster", "mpirun")}
     assert found["node2", "ports"]["found"] == "node0, node1 can't reach it: timed out"
     assert "security group" in found["node2", "ports"]["remedy"]
-
-
-@pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
-@pytest.mark.full
-def test_ssh_that_is_blocked_between_two_workers(cluster: LiveCluster) -> None:
-    address = cluster.up_result["nodes"][1]["private_ip"]
-    rule = ["INPUT", "-p", "tcp", "--source", address, "--dport", "22", "-j", "DROP"]
-    cluster.in_network("node2", "iptables", "-A", *rule)
-    try:
-        found = caught(cluster, "node2", "ssh pairs")
-    finally:
-        cluster.in_network("node2", "iptables", "-D", *rule)
-
-    assert found["found"].startswith("node1 can't reach it: ")
 
 
 _KEYS = "~/.ssh/authorized_keys"
@@ -252,18 +224,6 @@ def test_a_remedy_mends_a_node(cluster: LiveCluster, change: str, check: str, to
 
 
 @pytest.mark.full
-def test_a_network_with_another_mtu(cluster: LiveCluster) -> None:
-    before = cluster.cli.ssh("node1", "cat /sys/class/net/eth0/mtu").strip()
-    cluster.in_network("node1", "ip", "link", "set", "eth0", "mtu", "1280")
-    try:
-        found = caught(cluster, "node1", "mtu")
-    finally:
-        cluster.in_network("node1", "ip", "link", "set", "eth0", "mtu", before)
-
-    assert (found["found"], found["wanted"]) == ("eth0: 1280", before)
-
-
-@pytest.mark.full
 def test_a_node_that_hangs(cluster: LiveCluster) -> None:
     name = cluster.container("node2")
     signal = ("systemctl", "kill", "--kill-who=main", "ssh", "--signal")
@@ -275,9 +235,3 @@ def test_a_node_that_hangs(cluster: LiveCluster) -> None:
 
     assert "timed out" in found["found"]
     assert "nor can this machine" in found["found"]
-
-
-@pytest.mark.full
-def test_after_all_lies_the_cluster_is_good_again(cluster: LiveCluster) -> None:
-    """The last test of this module: every lie was undone."""
-    assert failures(verify(cluster, code=0)) == {}

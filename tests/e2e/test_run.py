@@ -69,17 +69,13 @@ if os.environ.get("RANK", "0") == "0":
     assert not unknown, unknown
 output = sys.argv[sys.argv.index("--output_dir") + 1]
 assert not os.path.exists(output) or os.environ.get("RANK", "0") != "0", output
-world = int(os.environ.get("WORLD_SIZE", "1"))
-if world > 1:
-    dist.init_process_group("gloo")
-    dist.barrier()
-    dist.destroy_process_group()
-else:
-    assert "PMI_RANK" not in os.environ and "LOCAL_RANK" not in os.environ
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
 if os.environ.get("RANK", "0") == "0":
     os.makedirs(output)
     figures = {"train_runtime": 2.0, "train_samples": 8, "train_samples_per_second": 4.0}
-    figures |= {"eval_f1": 50.0, "eval_exact_match": 25.0, "world": world}
+    figures |= {"eval_f1": 50.0, "eval_exact_match": 25.0, "world": int(os.environ["WORLD_SIZE"])}
     open(os.path.join(output, "all_results.json"), "w").write(json.dumps(figures))
 """
 
@@ -249,27 +245,14 @@ def test_projects_with_other_packages_run_side_by_side(two: LiveCluster, project
     )
     (project / "requirements.txt").write_text("iniconfig==2.0.0\ntorch>=2\n")
     first = two.cli.run("run", "show")
-    (project / "requirements.txt").write_text("iniconfig==1.1.1\n")
-    second = two.cli.run("run", "show")
-
     assert "installing 1 package: iniconfig==2.0.0" in first.stderr
-    assert first.stderr.count("has 2.0.0\n") == second.stderr.count("has 1.1.1\n") == 2
+    assert first.stderr.count("has 2.0.0\n") == 2
     assert "/opt/spr-cluster/venv/" in first.stderr, "torch is the stack's"
-    (project / "requirements.txt").write_text("iniconfig==2.0.0\ntorch>=2\n")
-    assert "installing" not in two.cli.run("run", "show").stderr
-    jobs = two.cli.run("jobs", "--name", NAME).stdout
-    for wanted, reason in (
-        ("iniconfig==99", "there is no version of iniconfig==99"),
-        ("torch==2.0.0", "requirements.txt needs torch==2.0.0, and stack upstream has"),
-    ):
-        (project / "requirements.txt").write_text(wanted)
-        assert reason in two.cli.run("run", "show", check=2).stderr
-    assert len(two.cli.run("jobs", "--name", NAME).stdout.splitlines()) == len(jobs.splitlines())
 
-
-def test_a_project_runs_as_if_installed(two: LiveCluster, project: Path) -> None:
+    # A project that is run as if it were installed.
     (project / "pyproject.toml").write_text(
-        '[project]\nname = "my-lib"\nversion = "1.5"\n[project.scripts]\ngo = "mine:main"\n'
+        '[project]\nname = "my-lib"\nversion = "1.5"\ndependencies = ["iniconfig==1.1.1"]\n'
+        '[project.scripts]\ngo = "mine:main"\n'
         '[project.optional-dependencies]\ntrain = ["accelerate"]\n'
     )
     (project / "src/mine.py").write_text(
@@ -277,7 +260,8 @@ def test_a_project_runs_as_if_installed(two: LiveCluster, project: Path) -> None
         "from accelerate import PartialState\ndef main():\n"
         "    state = PartialState(cpu=bool(os.environ['ACCELERATE_USE_CPU']))\n"
         "    Path('runs').mkdir(exist_ok=True)\n"
-        "    Path('runs', f'{state.process_index}.txt').write_text(version('my-lib'))\n"
+        "    found = [version(each) for each in ('my-lib', 'iniconfig')]\n"
+        "    Path('runs', f'{state.process_index}.txt').write_text(' '.join(found))\n"
         "    print('of', state.num_processes, state.distributed_type.value)\n"
     )
     (project / "spr-cluster.toml").write_text(
@@ -288,7 +272,7 @@ def test_a_project_runs_as_if_installed(two: LiveCluster, project: Path) -> None
 
     assert done.stderr.count("of 2 MULTI_CPU\n") == 2
     for path in ("fetched/0.txt", "fetched/node1/1.txt"):
-        assert (project / path).read_text() == "1.5"
+        assert (project / path).read_text() == "1.5 1.1.1"
 
 
 def test_files_ports_and_plain_ssh(
@@ -301,7 +285,6 @@ def test_files_ports_and_plain_ssh(
     content = secrets.token_bytes(3 << 20)
     (tmp_path / "sent/deep/a b.bin").write_bytes(content)
     name = ("--name", NAME)
-    assert "-r copies folders" in two.cli.run("cp", *name, "sent", "node1:", check=2).stderr
     two.cli.run("cp", *name, "-r", "sent", "node1:")
     half = "cd sent/deep && truncate -s 1M 'a b.bin'"  # as after a lost connection
     ssh_two(two, "node1", half)
@@ -342,7 +325,7 @@ def test_files_ports_and_plain_ssh(
     assert answer == content
 
 
-def test_exit_code_and_missing_program_are_reported(two: LiveCluster, tmp_path: Path) -> None:
+def test_a_programs_exit_code_is_reported(two: LiveCluster, tmp_path: Path) -> None:
     run = ("run", *PLAIN, "--results")
     program = ("--nodes=1", "--", "sh", "-c", "hostname; pwd; exit 3")
     failed = two.cli.run(*run, str(tmp_path), *program, check=1)
@@ -352,10 +335,6 @@ def test_exit_code_and_missing_program_are_reported(two: LiveCluster, tmp_path: 
     assert read(tmp_path / "job/job.json")["exit_code"] == 3
     (line,) = [row for row in failed.stderr.splitlines() if row.startswith("spr-cluster: ")]
     assert "sh ended with exit code 3" in line
-
-    missing = two.cli.run(*run, str(tmp_path / "other"), "--", "no-such-program", check=1)
-    (line,) = [row for row in missing.stderr.splitlines() if row.startswith("spr-cluster: ")]
-    assert "no-such-program can't be run: No such file or directory" in line
 
 
 def test_the_published_recipe_is_launched_with_flags_that_the_node_knows(
@@ -372,9 +351,6 @@ def test_the_published_recipe_is_launched_with_flags_that_the_node_knows(
     assert (result["recipe"], result["f1"], result["world_size"]) == ("reference", 50.0, 4)
     assert read(tmp_path / "both/model/all_results.json")["world"] == 4
     assert read(tmp_path / "both/results.json") == result
-    smoke = two.cli.run(*reference, "--smoke", "--results", str(tmp_path / "smoke"))
-    assert "smoke run of the published recipe: the script finished" in smoke.stdout
-    assert read(tmp_path / "smoke/model/all_results.json")["world"] == 1
 
 
 # The last elements wait for the test on their node. Each run of an element is a line, and the third fails.

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.conftest import TWO, LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-SHORT, ENDLESS = [1, 2, 3, 4], 10_000
+SHORT, ENDLESS = [1, 2], 10_000
 
 
 def test_a_canceled_study_continues_without_repeating_a_trial_and_ends_in_time(
@@ -40,10 +40,10 @@ def test_a_canceled_study_continues_without_repeating_a_trial_and_ends_in_time(
     )
 
     log = (folder / "job" / "log").read_text()
-    (before,) = map(int, re.findall(r"(\d) of 5 trials have ended before", log))
+    (before,) = map(int, re.findall(r"(\d) of 3 trials have ended before", log))
     results = json.loads((folder / "results.json").read_text())
     tried = [each["options"]["epochs"] for each in results["trials"]]
-    assert len({*tried}) == len(tried) == before + log.count(" of 5 have ended): accuracy ")
+    assert len({*tried}) == len(tried) == before + log.count(" of 3 have ended): accuracy ")
     assert 1 <= before <= len(tried)
     assert {*tried} <= {*SHORT}
     assert {each["host"] for each in results["trials"]} <= {"node0", "node1"}

@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
 from botocore.model import OperationModel
-
-from infra.local.api.refusals import unknown_filters
 
 Found = Iterator[str]
 _PLACES = ("header", "headers", "statusCode", "uri", "querystring")
@@ -260,8 +258,26 @@ def check_request(operation: OperationModel, parameters: Mapping[str, Any]) -> F
     if protocol_of(operation) == "ec2":
         filters = parameters.get("Filters", parameters.get("Filter", ()))
         names = [str(each.get("Name", "")) for each in filters]
-        unknown = unknown_filters(operation.input_shape, names) if names else ()
+        unknown = _unknown_filters(operation.input_shape, names) if names else ()
         yield from (f"Filters: no filter {name!r}" for name in unknown)
+
+
+_CODE = re.compile(r"<code>([^<&]+)")
+
+
+@functools.cache
+def _named_in(documentation: str) -> frozenset[str]:
+    return frozenset(_CODE.findall(documentation))
+
+
+def _unknown_filters(request: Any, names: Iterable[str]) -> list[str]:
+    """Return the filters that an action does not have, according to its documentation in botocore's model."""
+    # For some actions, the parameter is called Filter.
+    filters = request.members.get("Filters", request.members.get("Filter"))
+    known = _named_in(filters.documentation)
+    # The documentation lists `tag:<key>` or only `tag`.
+    has_tags = not known.isdisjoint({"tag", "tag:"})
+    return [n for n in names if n not in known and not (has_tags and n.startswith("tag:"))]
 
 
 def _check_parameters(shape: Any, value: Any, path: str) -> Found:

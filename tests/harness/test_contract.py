@@ -33,44 +33,28 @@ def instances(content: str, around: str = "DescribeInstancesResponse") -> bytes:
     ).encode()
 
 
-_AT = "Reservations[].Instances[]"
-
-
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ("<item><instanceId>i-1</instanceId></item>", []),
-        ("<item><ebsOptimized>true</ebsOptimized></item>", []),
-        ("<item><launchTime>2026-01-01T00:00:00.000Z</launchTime></item>", []),
-        ("<item><colour>red</colour></item>", [f"{_AT}.colour: unknown element"]),
-        ("<item><InstanceId>i-1</InstanceId></item>", [f"{_AT}.InstanceId: unknown element"]),
-        ("<member/>", [f"{_AT}: an element member, not item"]),
-        (
-            "<item><ebsOptimized>True</ebsOptimized></item>",
-            [f"{_AT}.EbsOptimized: 'True' is no boolean"],
-        ),
-        (
-            "<item><amiLaunchIndex>first</amiLaunchIndex></item>",
-            [f"{_AT}.AmiLaunchIndex: 'first' is no integer"],
-        ),
-        (
-            "<item><launchTime>2026-01-01 00:00:00</launchTime></item>",
-            [f"{_AT}.LaunchTime: '2026-01-01 00:00:00' is no iso8601 timestamp"],
-        ),
-        (
-            "<item><architecture>x87</architecture></item>",
-            [f"{_AT}.Architecture: 'x87' is not in its enum"],
-        ),
-        (
-            "<item><placement>here</placement><placement/></item>",
-            [f"{_AT}.Placement: text in a structure", f"{_AT}.Placement: repeated"],
-        ),
-        ("<item><tagSet>none</tagSet></item>", [f"{_AT}.Tags: text in a list"]),
+        ("<ebsOptimized>true</ebsOptimized>", []),
+        ("<launchTime>2026-01-01T00:00:00.000Z</launchTime>", []),
+        ("<InstanceId>i-1</InstanceId>", ["InstanceId: unknown element"]),
+        ("<ebsOptimized>True</ebsOptimized>", ["EbsOptimized: 'True' is no boolean"]),
+        ("<amiLaunchIndex>first</amiLaunchIndex>", ["AmiLaunchIndex: 'first' is no integer"]),
+        ("<launchTime>now</launchTime>", ["LaunchTime: 'now' is no iso8601 timestamp"]),
+        ("<architecture>x87</architecture>", ["Architecture: 'x87' is not in its enum"]),
+        ("<placement/><placement/>", ["Placement: repeated"]),
+        ("<placement>here</placement>", ["Placement: text in a structure"]),
+        ("<tagSet>none</tagSet>", ["Tags: text in a list"]),
     ],
 )
 def test_a_wrong_answer_of_ec2_is_seen(content: str, found: list[str]) -> None:
-    model = operation("ec2", "DescribeInstances")
-    assert list(check_answer(model, 200, instances(content))) == found
+    model, at = operation("ec2", "DescribeInstances"), "Reservations[].Instances[]"
+    seen = check_answer(model, 200, instances(f"<item>{content}</item>"))
+    assert list(seen) == [f"{at}.{text}" for text in found]
+    assert list(check_answer(model, 200, instances("<member/>"))) == [
+        f"{at}: an element member, not item"
+    ]
 
 
 def test_the_frames_of_answers_and_errors_are_checked() -> None:
@@ -109,40 +93,20 @@ def test_a_wrong_answer_in_json_is_seen() -> None:
     assert list(check_answer(model, 400, b"[]")) == [": the error is no object"]
 
 
-_COLOUR = {"Name": "colour", "Values": ["red"]}
+def test_a_wrong_request_is_seen() -> None:
+    def check(name: str, service: str = "ec2", **sent: Any) -> list[str]:
+        return list(check_request(operation(service, name), sent))
 
-
-@pytest.mark.parametrize(
-    ("service", "name", "sent", "found"),
-    [
-        ("ec2", "DescribeInstances", {"InstanceIds": ["i-1"], "MaxResults": 5}, []),
-        ("ec2", "DescribeInstances", {"Filters": [_COLOUR]}, ["Filters: no filter 'colour'"]),
-        ("ec2", "DescribeInstances", {"Filters": [{**_COLOUR, "Name": "tag:a"}]}, []),
-        ("ec2", "DescribeVpcs", {"MaxResults": 1}, ["MaxResults: 1 is outside its limits"]),
-        (
-            "ec2",
-            "CreatePlacementGroup",
-            {"Strategy": "near"},
-            ["Strategy: 'near' is not in its enum"],
-        ),
-        (
-            "ec2",
-            "RunInstances",
-            {"ElasticGpuSpecification": []},
-            ["ElasticGpuSpecification: deprecated"],
-        ),
-        (
-            "service-quotas",
-            "GetServiceQuota",
-            {"ServiceCode": "ec2", "QuotaCode": "!"},
-            ["QuotaCode: '!' does not match [a-zA-Z][a-zA-Z0-9-]{1,128}"],
-        ),
-    ],
-)
-def test_a_wrong_request_is_seen(
-    service: str, name: str, sent: dict[str, Any], found: list[str]
-) -> None:
-    assert list(check_request(operation(service, name), sent)) == found
+    colour = {"Name": "colour", "Values": ["red"]}
+    assert check("DescribeInstances", InstanceIds=["i-1"], MaxResults=5) == []
+    assert check("DescribeInstances", Filters=[colour]) == ["Filters: no filter 'colour'"]
+    assert check("DescribeInstances", Filters=[{**colour, "Name": "tag:a"}]) == []
+    assert check("DescribeVpcs", MaxResults=1) == ["MaxResults: 1 is outside its limits"]
+    assert check("CreatePlacementGroup", Strategy="near") == ["Strategy: 'near' is not in its enum"]
+    found = check("RunInstances", ElasticGpuSpecification=[])
+    assert found == ["ElasticGpuSpecification: deprecated"]
+    quota = check("GetServiceQuota", "service-quotas", ServiceCode="ec2", QuotaCode="!")
+    assert quota == ["QuotaCode: '!' does not match [a-zA-Z][a-zA-Z0-9-]{1,128}"]
 
 
 def test_what_a_life_deviates_in_is_known(cloud: SimulatedCloud) -> None:

@@ -8,8 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
@@ -30,7 +29,6 @@ from infra.local.api.bucket_server import BucketServer
 from infra.local.api.ec2 import LocalEC2Backend, hide_invented_addresses, place_of
 from infra.local.api.interceptors import answer_dry_run, refuse_stranger
 from infra.local.api.node_services import NodeServices
-from infra.local.api.prices import answer_get_products
 from infra.local.api.quotas import LocalQuotas
 from infra.local.api.requests import (
     READS,
@@ -67,10 +65,6 @@ class Application:
     """Handles one request at a time, and saves the state before responding.
 
     Accounts share nothing; only tests have several.
-
-    For tests: without ``saving``, the state stays in memory. ``on_call`` receives each EC2 action twice,
-    with "before" and "after"; by "after", it has been saved but not answered. ``calls`` counts EC2
-    calls by action, including rejected ones.
     """
 
     backend_type: ClassVar[type[LocalEC2Backend]] = LocalEC2Backend
@@ -82,12 +76,9 @@ class Application:
         *,
         clock: ServerClock | None = None,
         conditions: Conditions | None = None,
-        saving: bool = True,
     ) -> None:
         hide_invented_addresses()
         self.runtime = Runtime(containers, clock or time, conditions or Conditions())
-        self.calls: Counter[str] = Counter()
-        self.on_call: Callable[[str, str], None] | None = None
         self.lock = threading.RLock()
         self._open: set[tuple[str, str]] = set()
         self._known_accounts: list[str] = []
@@ -98,7 +89,6 @@ class Application:
         self.buckets = self._make_buckets(folder)
         self._nodes = NodeServices(self.buckets)
         self._folder = folder
-        self._saving = saving
         self._is_saved = True
 
     def _make_buckets(self, folder: StateFolder) -> BucketServer:
@@ -157,15 +147,14 @@ class Application:
             self._open.add((account, region))
 
     def save(self) -> None:
-        if self._saving:
-            self._is_saved = False
-            iam = {account: iam_backends[account]["aws"] for account in self._known_accounts}
-            more = {
-                account: (dict(scheduler_backends[account]), each.roles, each.instance_profiles)
-                for account, each in iam.items()
-            }
-            save_snapshot(self._folder.snapshot, {**self._backends(), _ACCOUNTS: more})
-            self._is_saved = True
+        self._is_saved = False
+        iam = {account: iam_backends[account]["aws"] for account in self._known_accounts}
+        more = {
+            account: (dict(scheduler_backends[account]), each.roles, each.instance_profiles)
+            for account, each in iam.items()
+        }
+        save_snapshot(self._folder.snapshot, {**self._backends(), _ACCOUNTS: more})
+        self._is_saved = True
 
     def reconcile(self) -> None:
         """Apply changes that nodes made themselves; a failure must not block the request."""
@@ -173,8 +162,7 @@ class Application:
         try:
             changed = [self._run_schedules()]
             changed += [backend.reconcile() for backend in self._backends().values()]
-            if self._saving:
-                self._nodes.follow(list(self._backends().values()))
+            self._nodes.follow(list(self._backends().values()))
             if any(changed) or not self._is_saved:
                 self.save()
         except Exception:
@@ -207,8 +195,6 @@ class Application:
 
     def _answer_call(self, environ: dict[str, Any]) -> Reply:
         call = read_call(environ)
-        if call.service == "ec2":
-            self.calls[call.action] += 1
         self.reconcile()
         try:
             if refusal := self._refuse(environ, call):
@@ -247,8 +233,8 @@ class Application:
         if call.action == "GetServiceSetting":
             return answer_service_setting(call)
         if call.action == "GetProducts":
-            return answer_get_products(call, self.runtime.conditions)
-        self._notify(call, "before")
+            # Containers cost nothing.
+            return json_reply({"FormatVersion": "aws_v1", "PriceList": []})
         try:
             answer = _call_wsgi(self._service(environ, call), environ)
         except NotImplementedError as error:
@@ -260,7 +246,6 @@ class Application:
                 # Events without a delay happen before the response.
                 backend.lifecycle.pass_time()
             self.save()
-        self._notify(call, "after")
         return answer
 
     def _service(self, environ: dict[str, Any], call: ApiCall) -> Any:
@@ -268,10 +253,6 @@ class Application:
         if call.service not in self._services:
             self._services[call.service] = self._moto.get_application(environ)
         return self._services[call.service]
-
-    def _notify(self, call: ApiCall, moment: str) -> None:
-        if self.on_call and call.service == "ec2":
-            self.on_call(call.action, moment)
 
     def _answer_tool(self, environ: dict[str, Any]) -> Reply:
         """Open a region for this tool's commands, and describe it and the server."""

@@ -23,7 +23,7 @@ from infra.local.api.runtime import Part
 _TERMINATED_VISIBLE_S = 3600.0
 # Exit codes of a container's first process after a reboot and a power-off: see SYS_BOOT in podman.py.
 _EXIT_REBOOT, _EXIT_POWER_OFF = 129, 130
-# After podman could not remove a container.
+# After podman could not list or remove containers.
 _RETRY_S = 30.0
 
 
@@ -121,7 +121,10 @@ class InstanceContainers(Part):
             return False
         if all(map(containers.podman.is_alive, self._ec2.lifecycle.pids.values())):
             return False
+        # If podman fails, each look would write to the log.
+        self._next_look = self._runtime.now() + _RETRY_S
         found = containers.find(self._ec2.place)
+        self._next_look = 0.0
         for instance in self._ec2.live_instances():
             container = found.get(instance.id)
             if instance.state != "running":

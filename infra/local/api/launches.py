@@ -144,10 +144,6 @@ class Launches(Part):
         zone = str(self._subnet_of(arguments).availability_zone)
         if self._request.group:
             self._ec2.placement_groups.require_zone(self._request.group, zone)
-        if is_spot(arguments):
-            self._ec2.spot_requests.require_price(
-                self._request.spot, arguments["instance_type"], zone
-            )
         return image, public_key
 
     def _fill_in_subnet(self, arguments: Arguments) -> None:

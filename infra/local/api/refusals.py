@@ -5,12 +5,10 @@ EC2's codes and wording: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from moto.core.utils import get_service_model
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 from moto.iam.models import iam_backends
@@ -129,14 +127,6 @@ def require_length(parameter: str, value: str, most: int) -> None:
         )
 
 
-def require_page_size(size: Any) -> None:
-    if size is not None and int(size) < 5:
-        raise EC2ClientError(
-            "InvalidParameterValue",
-            f"Value ( {size} ) for parameter maxResults is invalid. Expecting a value greater than 5.",
-        )
-
-
 def require_new_image_name(backend: Any, name: str) -> None:
     """Require an unused name of 3 to 128 characters.
 
@@ -213,31 +203,6 @@ def require_taggable(known: Container[str], resource_ids: Iterable[str]) -> None
     for resource_id in resource_ids:
         if code := _NOT_FOUND.get(resource_id.partition("-")[0]):
             require_found(known, [resource_id], code, "ID")
-
-
-_CODE = re.compile(r"<code>([^<&]+)")
-
-
-@functools.cache
-def _named_in(documentation: str) -> frozenset[str]:
-    return frozenset(_CODE.findall(documentation))
-
-
-def unknown_filters(request: Any, names: Iterable[str]) -> list[str]:
-    """Return the filters that an action does not have, according to its documentation in botocore's model."""
-    # For some actions, the parameter is called Filter.
-    filters = request.members.get("Filters", request.members.get("Filter"))
-    known = _named_in(filters.documentation)
-    # The documentation lists `tag:<key>` or only `tag`.
-    has_tags = not known.isdisjoint({"tag", "tag:"})
-    return [n for n in names if n not in known and not (has_tags and n.startswith("tag:"))]
-
-
-def require_known_filters(action: str, names: Iterable[str]) -> None:
-    """Require that filters exist, as EC2 does. moto ignores many unknown ones."""
-    shape: Any = get_service_model("ec2").operation_model(action).input_shape
-    for name in unknown_filters(shape, names):
-        raise EC2ClientError("InvalidParameterValue", f"The filter '{name}' is invalid")
 
 
 NO_RESERVATION = ("InvalidCapacityReservationId.NotFound", "capacity reservation")

@@ -10,7 +10,7 @@ from moto.core.types import Base64EncodedString
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
-from infra.local.api import prices, refusals
+from infra.local.api import refusals
 from infra.local.api.launches import LaunchRequest
 from infra.local.api.network import render_route_table
 
@@ -46,11 +46,6 @@ class LocalEC2Response(EC2Response):
         with self.ec2_backend.observe(str(self._get_action())):
             return super().call_action()
 
-    def _filters_from_querystring(self) -> Any:
-        filters = super()._filters_from_querystring()
-        refusals.require_known_filters(str(self._get_action()), filters)
-        return filters
-
     # Instances
 
     def run_instances(self) -> Any:
@@ -60,11 +55,7 @@ class LocalEC2Response(EC2Response):
         with self.ec2_backend.launches.requested(request):
             return super().run_instances()
 
-    def require_page_size(self) -> None:
-        refusals.require_page_size(self._get_param("MaxResults"))
-
     def describe_instances(self) -> ActionResult:
-        self.require_page_size()
         answer: ActionResult = super().describe_instances()
         for reservation in answer.result["Reservations"]:
             reservation.instances = [
@@ -138,21 +129,13 @@ class LocalEC2Response(EC2Response):
         }
         return ActionResult({"InstanceConnectEndpoints": [endpoint]})
 
-    # Spot prices
+    # Settings and reservations of the account
 
     def get_allowed_images_settings(self) -> ActionResult:
         return ActionResult({"State": "disabled", "ManagedBy": "account"})
 
     def get_ebs_default_kms_key_id(self) -> ActionResult:
         return ActionResult({"KmsKeyId": "alias/aws/ebs"})
-
-    def describe_spot_price_history(self) -> ActionResult:
-        """Return realistic prices; moto returns 0.00001 everywhere."""
-        ec2 = self.ec2_backend
-        types = self._get_param("InstanceTypes", [])
-        history = prices.spot_history(ec2.runtime.conditions, ec2.region_name, types)
-        same = {"ProductDescription": "Linux/UNIX", "Timestamp": ec2.runtime.moto_now()}
-        return ActionResult({"SpotPriceHistory": [{**each, **same} for each in history]})
 
     def describe_capacity_reservations(self) -> ActionResult:
         ids = self._get_param("CapacityReservationIds", [])

@@ -15,16 +15,11 @@ class ServerClock(Protocol):
 
 
 class Conditions:
-    """What varies on AWS: here, nothing takes time, and prices are the usual ones. Tests have worse days."""
+    """What varies on AWS: here, nothing takes time. Tests have worse days."""
 
     boot_s: float = 0
     image_s: float = 0
     terminate_s: float = 0
-    price_factor: float = 1
-    spot_usd: float = 0
-    """The spot price per hour in every zone; 0 means a share of the on-demand price."""
-    unlisted: tuple[str, ...] = ()
-    """Patterns of instance types without a price."""
 
     def refresh(self) -> None:
         """Update the conditions."""

@@ -6,22 +6,20 @@ nodes, opens a port on 127.0.0.1, and returns while a child process continues as
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import signal
 import sys
 import threading
 import traceback
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
 
-from infra.errors import CloudError, DeadlineError, SprError
+from infra.errors import SprError
 from infra.files import read_text
 from infra.local.api.application import Application
 from infra.local.machines.base_image import BaseImage
@@ -29,7 +27,6 @@ from infra.local.machines.containers import NodeContainers
 from infra.local.machines.host import node_mounts
 from infra.local.machines.podman import open_podman
 from infra.local.state import ServerAddress, StateFolder
-from infra.wait import wait_until
 
 _WATCH_S = 0.5
 
@@ -43,25 +40,6 @@ def watch(application: Application) -> None:
             application.buckets.save_changes()
         except Exception:
             logging.exception("watching the nodes")
-
-
-def hold_lock(folder: StateFolder) -> IO[str]:
-    """Take the lock that marks a running server; closing the file releases it."""
-    file = folder.server_lock.open("w")
-
-    def take() -> bool | None:
-        with suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        return None
-
-    try:
-        # `is_server_alive` holds it briefly.
-        wait_until("the server's lock", take, deadline_s=1, every_s=0.02)
-    except DeadlineError:
-        file.close()
-        raise CloudError("another server is running this embedded cloud") from None
-    return file
 
 
 def bind(application: Application, folder: StateFolder) -> Any:
@@ -115,7 +93,6 @@ def main(argv: list[str]) -> int:
     folder, region = StateFolder(Path(argv[0])), argv[1]
     base = BaseImage(argv[2], argv[3])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    lock = hold_lock(folder)
     containers = NodeContainers(
         open_podman(folder.root), folder, base, node_mounts(folder.pip_conf)
     )
@@ -125,13 +102,12 @@ def main(argv: list[str]) -> int:
     folder.suspended.unlink(missing_ok=True)
     server = bind(application, folder)
     if child := os.fork():
-        # The caller now knows that the cloud is ready; the child has the lock and the port.
+        # The caller now knows that the cloud is ready; the child has the port.
         ServerAddress(child, server.port).write(folder)
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    with lock:
-        serve(server, application)
+    serve(server, application)
     return 0
 
 

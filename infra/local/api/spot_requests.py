@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import random_spot_request_id
 
 from infra.local.api import refusals
-from infra.local.api.prices import spot_usd
 from infra.local.api.runtime import Part
 
 _MESSAGES = {
@@ -58,17 +56,6 @@ class SpotRequest(TaggedEC2Resource):
 
 class SpotRequests(Part):
     """A region's spot requests; moto stores them in ``spot_instance_requests``."""
-
-    def require_price(self, options: Mapping[str, Any], instance_type: str, zone: str) -> None:
-        """Refuse a maximum price below the zone's current spot price."""
-        highest = options.get("MaxPrice")
-        price = round(spot_usd(self._runtime.conditions, instance_type, zone), 6)
-        if highest is not None and float(highest) < price:
-            raise EC2ClientError(
-                "SpotMaxPriceTooLow",
-                f"Your Spot request price of {highest} is lower than the minimum required Spot "
-                f"request fulfillment price of {price}.",
-            )
 
     def add(self, instance: Any, options: Mapping[str, Any], tags: dict[str, str]) -> None:
         request = SpotRequest(self._ec2, instance, options, tags)

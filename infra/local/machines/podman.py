@@ -244,16 +244,21 @@ class Podman:
             raise CloudError(f"{container} is not running", code="InternalError")
         target.mkdir(mode=0o755, parents=True)
         try:
-            subprocess.run(
+            done = subprocess.run(
                 ["cp", "--archive", "--one-file-system", f"/proc/{pid}/root/.", str(target)],
-                check=True,
+                env={**self.environment, "LC_ALL": "C"},
                 capture_output=True,
                 text=True,
                 timeout=_COPY_S,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-            raise CloudError(f"can't copy the disk: {reason}", code="InternalError") from None
+            raise CloudError(f"can't copy the disk: {error}", code="InternalError") from None
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        if self.is_alive(pid):
+            # What a running node deletes meanwhile is not missing.
+            lines = [line for line in lines if not line.endswith(": No such file or directory")]
+        if done.returncode and lines:
+            raise CloudError(f"can't copy the disk: {lines[-1]}", code="InternalError")
         # It names a socket of this embedded cloud; the server writes it on each node.
         names = ["root/.aws/config", "home/ubuntu/.aws/config"]
         # cp skips mounted folders, but not mounted files.

@@ -289,8 +289,9 @@ class Endpoint:
         ec2_backends.clear()
         folder.create()
         write_private(folder.credentials_file, " ".join(CREDENTIALS))
+        options: Any = {} if saving else {"saving": False}
         application: Any = kind(
-            NodeContainers(podman, folder, BASE), folder, clock=clock, saving=saving
+            NodeContainers(podman, folder, BASE), folder, clock=clock, **options
         )
         application.load(suspended=suspended)
         application.open_region("us-east-1")

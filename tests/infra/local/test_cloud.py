@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -96,14 +97,14 @@ def test_reset_removes_this_cloud_and_no_other(
     assert not folder.root.exists()
 
 
-@pytest.mark.parametrize("keep_base", [True, False])
 def test_the_last_cloud_removes_the_base_image_unless_it_is_kept(
-    folder: StateFolder, installed_podman: FakePodman, keep_base: bool
+    folder: StateFolder, installed_podman: FakePodman
 ) -> None:
-    add_node(installed_podman, folder.key)
-    cloud.reset(keep_base=keep_base)
-    assert installed_podman.image_names == ({BASE.reference} if keep_base else set())
-    assert bool(installed_podman.pruned) is not keep_base
+    for keep_base, left in ((True, {BASE.reference}), (False, set())):
+        add_node(installed_podman, folder.key)
+        cloud.reset(keep_base=keep_base)
+        assert installed_podman.image_names == left
+        assert bool(installed_podman.pruned) is not keep_base
 
 
 def test_the_next_cloud_starts_from_the_base_that_reset_was_given(
@@ -119,26 +120,19 @@ def test_the_next_cloud_starts_from_the_base_that_reset_was_given(
             cloud.open_local_cloud("us-east-1")
 
 
-def test_reset_works_twice_and_on_a_broken_folder(
-    folder: StateFolder, installed_podman: FakePodman
+def test_reset_works_twice_and_on_a_broken_folder_whose_server_it_finds_by_its_command_line(
+    folder: StateFolder, installed_podman: FakePodman, stubborn_server: subprocess.Popen[bytes]
 ) -> None:
+    assert cloud.status().running
     folder.snapshot.write_bytes(b"broken")
     folder.server_file.write_text("broken")
-    folder.server_lock.touch()
     for _ in range(2):
         cloud.reset(keep_base=False)
         assert not folder.root.exists()
+    assert stubborn_server.wait(50) == -9
     found = cloud.status()
     assert not found.running
     assert found.resources == cloud.LocalResources()
-
-
-def test_reset_finds_a_server_by_its_command_line(
-    folder: StateFolder, installed_podman: FakePodman, stubborn_server: subprocess.Popen[bytes]
-) -> None:
-    folder.server_file.write_text("broken")
-    cloud.reset(keep_base=False)
-    assert stubborn_server.wait(50) == -9
 
 
 def test_stop_stops_and_keeps_everything(folder: StateFolder, installed_podman: FakePodman) -> None:
@@ -165,7 +159,7 @@ def test_a_running_server_is_reused(
     endpoint: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
+    monkeypatch.setattr(cloud, "_server_pids", lambda _: [os.getpid()])
     monkeypatch.setattr(cloud, "recipe_hash", lambda _: BASE.reference.rpartition(":")[2])
     with endpoint.serve(folder, installed_podman):
         ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
@@ -198,7 +192,7 @@ def test_a_server_of_another_base_is_restarted_if_that_disturbs_nothing(
         monkeypatch.setattr(cloud, "recipe_hash", lambda _: BASE.reference.rpartition(":")[2])
 
     monkeypatch.setattr(cloud, "_end_server", end)
-    monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
+    monkeypatch.setattr(cloud, "_server_pids", lambda _: [os.getpid()])
     if obstacle == "snapshot":
         monkeypatch.setattr(cloud, "snapshot_release", lambda: ("0.1", 6))
     if obstacle == "instance":
@@ -266,6 +260,28 @@ def test_other_users_are_told_that_the_cloud_is_roots(
     assert folder.root.exists()
     assert main(["local", "status"]) == 0
     assert "use sudo" in capsys.readouterr().out
+
+
+def test_a_command_says_that_it_waits_for_another_one(
+    folder: StateFolder, installed_podman: FakePodman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud, "ensure_base_image", Mock(side_effect=CloudError("reached")))
+    other, progress = ExitStack(), MagicMock()
+    other.enter_context(folder.command_lock())
+    progress.phase.return_value.__enter__.side_effect = lambda *_: other.close()
+    with pytest.raises(CloudError, match="reached"):
+        cloud.open_local_cloud("us-east-1", progress)
+    (said,) = progress.phase.call_args.args
+    assert said == "embedded cloud: another command is starting or stopping it"
+
+
+def test_podman_on_another_system_is_not_this_clouds(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr(shutil, "which", lambda _: "/opt/homebrew/bin/podman")
+    monkeypatch.setattr(cloud, "open_podman", lambda _: pytest.fail("podman was called"))
+    assert cloud.status().resources == cloud.LocalResources()
 
 
 def test_a_server_that_does_not_start_reports_why(

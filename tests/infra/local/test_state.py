@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -80,16 +80,13 @@ def check_refused(folder: StateFolder, reason: str) -> None:
     assert folder.snapshot.exists()
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755, 0o710, 0o702])
-def test_a_folder_that_others_can_enter_is_refused(strange: StateFolder, mode: int) -> None:
-    strange.root.chmod(mode)
-
-    check_refused(strange, f"mode {mode:o}")
-
-
-def test_another_users_folder_and_a_link_are_refused(
+def test_a_folder_of_others_or_that_they_can_enter_and_a_link_are_refused(
     strange: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for mode in (0o770, 0o710, 0o702):
+        strange.root.chmod(mode)
+        check_refused(strange, f"mode {mode:o}")
+    strange.root.chmod(0o700)
     with monkeypatch.context() as patch:
         own = os.geteuid()
         patch.setattr(os, "geteuid", lambda: own + 1)
@@ -108,10 +105,15 @@ def test_a_snapshot_is_saved_and_loaded(folder: StateFolder) -> None:
     assert [p.name for p in folder.root.iterdir()] == ["ec2.pickle"]
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps({"format": 1})])
-def test_a_broken_snapshot_is_an_error_with_a_remedy(folder: StateFolder, content: bytes) -> None:
-    folder.snapshot.write_bytes(content)
-    with pytest.raises(CloudError, match="can't be read") as caught:
+@pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps({"format": 1}), None])
+def test_a_damaged_snapshot_is_an_error_with_a_remedy_and_is_not_unpickled(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    save_snapshot(folder.snapshot, {})
+    cut_off = folder.snapshot.read_bytes()[:-1]
+    folder.snapshot.write_bytes(cut_off if content is None else content)
+    monkeypatch.setattr(pickle, "load", lambda _: pytest.fail("unpickled"))
+    with pytest.raises(CloudError, match=r"can't be read: .*damaged") as caught:
         load_snapshot(folder.snapshot)
     assert "local reset" in str(caught.value.hint)
 
@@ -119,8 +121,8 @@ def test_a_broken_snapshot_is_an_error_with_a_remedy(folder: StateFolder, conten
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        (("99.0", 7), r"written by moto 99\.0 in format 7"),
-        (("5.0", 1), r"in format 1, this is .* with format 8"),
+        (("99.0", 8), r"written by moto 99\.0 in format 8"),
+        ((version("moto"), 1), "in format 1, this is .* with format 8"),
     ],
 )
 def test_a_snapshot_of_another_release_is_not_loaded(
@@ -129,17 +131,8 @@ def test_a_snapshot_of_another_release_is_not_loaded(
     with monkeypatch.context() as patch:
         patch.setattr(state, "snapshot_release", lambda: saved)
         save_snapshot(folder.snapshot, {})
-    with pytest.raises(CloudError, match=message) as caught:
+    with pytest.raises(CloudError, match=message):
         load_snapshot(folder.snapshot)
-    assert "local reset" in str(caught.value.hint)
-
-
-def test_a_server_is_alive_while_it_holds_its_lock(folder: StateFolder) -> None:
-    assert not folder.is_server_alive()
-    with folder.server_lock.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert folder.is_server_alive()
-    assert not folder.is_server_alive()
 
 
 def test_the_locks_of_a_machine_follow_no_link(
@@ -162,13 +155,3 @@ def test_an_address_is_written_and_read(folder: StateFolder) -> None:
     ServerAddress(7, 4321).write(folder)
     assert ServerAddress.read(folder) == ServerAddress(7, 4321)
     assert ServerAddress(7, 4321).url == "http://127.0.0.1:4321"
-
-
-def test_a_damaged_snapshot_is_not_unpickled(
-    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_snapshot(folder.snapshot, {})
-    monkeypatch.setattr(pickle, "load", lambda _: pytest.fail("unpickled"))
-    folder.snapshot.write_bytes(folder.snapshot.read_bytes()[:-1])
-    with pytest.raises(CloudError, match="damaged, or from another release"):
-        load_snapshot(folder.snapshot)

@@ -18,7 +18,15 @@ from infra.ec2.images import find_ubuntu_image, ubuntu_parameter
 from infra.errors import CloudError
 from infra.local.state import machine_lock
 from infra.wait import wait_until
-from tests.infra.local.fakes import BASE, Endpoint, FakeCloud, FakePodman, refusal, state_folder
+from tests.infra.local.fakes import (
+    BASE,
+    Endpoint,
+    FakeCloud,
+    FakePodman,
+    refusal,
+    state_folder,
+    tags,
+)
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0yHIE3uEh me"
 
@@ -31,13 +39,23 @@ def wait_for_image(cloud: FakeCloud, image_id: str) -> str:
     return wait_until(f"image {image_id}", probe, deadline_s=60, every_s=0.1)
 
 
+def make_image(cloud: FakeCloud, instance_id: str, name: str = "my-image") -> str:
+    answer = cloud.clients.ec2.create_image(InstanceId=instance_id, Name=name, NoReboot=True)
+    return str(answer["ImageId"])
+
+
 # Launch
 
 
 def test_an_instance_is_a_container_with_the_instances_address(fake_cloud: FakeCloud) -> None:
     fake_cloud.clients.ec2.import_key_pair(KeyName="k", PublicKeyMaterial=KEY.encode())
     user_data = "#cloud-config\nruncmd: [[touch, /ran]]\n"
-    (instance_id,) = fake_cloud.run(KeyName="k", UserData=user_data)
+    request = {"ImageId": BASE.ami_id, "InstanceType": "r7iz.metal-16xl", "KeyName": "k"}
+    launch = {"MinCount": 1, "MaxCount": 1, "UserData": user_data, **request}
+    (launched,) = fake_cloud.ec2.run_instances(**launch)["Instances"]
+    # However fast it is.
+    assert launched["State"]["Name"] == "pending"
+    instance_id = launched["InstanceId"]
 
     instance, spec = fake_cloud.describe(instance_id), fake_cloud.spec(instance_id)
     assert instance["State"]["Name"] == "running"
@@ -69,15 +87,16 @@ def test_no_invented_address_reaches_an_answer(fake_cloud: FakeCloud) -> None:
     assert refused == "AddressLimitExceeded"
 
 
-def test_the_gateway_and_used_addresses_are_never_assigned(
-    fake_cloud: FakeCloud, podman: FakePodman
+def test_addresses_are_assigned_once_and_cpus_evenly_also_after_a_restart(
+    fake_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = [fake_cloud.spec(i).address for i in fake_cloud.run(2)]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    first = [fake_cloud.spec(i) for i in fake_cloud.run(2)]
     # moto forgets its own position in a subnet when it is loaded again.
     with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
-        second = [resumed.spec(i).address for i in resumed.run(2)]
-    assert first == ["172.31.0.4", "172.31.0.5"]
-    assert second == ["172.31.0.6", "172.31.0.7"]
+        specs = [*first, *(resumed.spec(i) for i in resumed.run(2))]
+    assert [spec.address for spec in specs] == [f"172.31.0.{n}" for n in (4, 5, 6, 7)]
+    assert [spec.cpus for spec in specs] == [(0,), (1,), (0,), (1,)]
 
 
 def test_the_vpc_avoids_ranges_that_the_machine_uses(
@@ -117,36 +136,33 @@ def test_a_launch_that_podman_refuses_leaves_nothing(
 ) -> None:
     podman.refuse = "run 172.31.0.5"
     with pytest.raises(ClientError, match="refused") as caught:
-        fake_cloud.run(3)
+        fake_cloud.run(3, TagSpecifications=tags("instance", cluster="c"))
     podman.refuse = ""
 
     ec2 = fake_cloud.clients.ec2
     assert error_code(caught.value) == "InternalError"
-    assert podman.state == {}
+    assert (podman.state, dict(fake_cloud.backend.tags)) == ({}, {})
     assert ec2.describe_instances()["Reservations"] == []
     assert ec2.describe_volumes()["Volumes"] == []
     assert ec2.describe_network_interfaces()["NetworkInterfaces"] == []
     assert len(fake_cloud.run(3)) == 3
 
 
-@pytest.mark.parametrize(
-    ("parameters", "code"),
-    [
+def test_what_ec2_refuses_is_refused(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+    huge = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 65537}}
+    asked: list[tuple[dict[str, Any], str]] = [
         ({"ImageId": "ami-12345678"}, "InvalidAMIID.NotFound"),
         ({"InstanceType": "r7iz.huge"}, "InvalidParameterValue"),
         ({"KeyName": "missing"}, "InvalidKeyPair.NotFound"),
         ({"ClientToken": "x" * 65}, "InvalidParameterValue"),
-        (
-            {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 65537}}]},
-            "InvalidParameterValue",
-        ),
-    ],
-)
-def test_what_ec2_refuses_is_refused(
-    fake_cloud: FakeCloud, podman: FakePodman, parameters: dict[str, Any], code: str
-) -> None:
-    assert refusal(fake_cloud.run, **parameters) == code
+        ({"BlockDeviceMappings": [huge]}, "InvalidParameterValue"),
+    ]
+    for parameters, code in asked:
+        assert refusal(fake_cloud.run, **parameters) == code
     assert podman.state == {}
+    ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
+    ec2.stop_instances(InstanceIds=ids)
+    assert refusal(ec2.create_image, InstanceId=ids[0], Name="my-image") == "UnsupportedOperation"
 
 
 def test_an_instance_outside_the_default_vpc_is_refused(
@@ -157,15 +173,6 @@ def test_an_instance_outside_the_default_vpc_is_refused(
     subnet_id = ec2.create_subnet(VpcId=vpc_id, CidrBlock="10.9.1.0/24")["Subnet"]["SubnetId"]
     assert refusal(fake_cloud.run, SubnetId=subnet_id) == "UnsupportedOperation"
     assert ec2.describe_instances()["Reservations"] == []
-
-
-def test_nodes_get_the_least_used_cpus(
-    fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    first, second = fake_cloud.run(2)
-    (third,) = fake_cloud.run()
-    assert [fake_cloud.spec(i).cpus for i in (first, second, third)] == [(0,), (1,), (0,)]
 
 
 # Start, stop, reboot, terminate
@@ -221,6 +228,21 @@ def test_an_instance_runs_until_its_container_is_removed(
     assert podman.state == {}
 
 
+def test_a_podman_that_fails_is_not_asked_again_at_once(
+    timed_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (instance_id,) = timed_cloud.run()
+    podman.end(timed_cloud.container(instance_id), 130)
+    refuse = Mock(side_effect=CloudError("podman ps: refused"))
+    with monkeypatch.context() as patch:
+        patch.setattr(podman, "containers", refuse)
+        for _ in range(5):
+            timed_cloud.application.reconcile()
+    assert refuse.call_count == 1
+    timed_cloud.clock.sleep(30)
+    assert timed_cloud.state_of(instance_id) == "stopped"
+
+
 def test_a_full_disk_is_named_and_does_not_keep_containers(
     fake_cloud: FakeCloud, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,24 +293,23 @@ def test_stop_and_start_keep_container_and_address_even_if_a_start_fails(
 
 
 @pytest.mark.parametrize(
-    ("behavior", "state", "containers"), [("terminate", "terminated", 0), ("stop", "stopped", 1)]
+    ("behavior", "exit_code", "state"),
+    [("terminate", 130, "terminated"), ("stop", 130, "stopped"), ("terminate", 129, "running")],
 )
-def test_a_shutdown_inside_reaches_the_api(
-    fake_cloud: FakeCloud, podman: FakePodman, behavior: str, state: str, containers: int
+def test_a_shutdown_or_reboot_inside_reaches_the_api(
+    fake_cloud: FakeCloud, podman: FakePodman, behavior: str, exit_code: int, state: str
 ) -> None:
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior=behavior)
-    podman.end(fake_cloud.container(instance_id), 130)
+    podman.end(fake_cloud.container(instance_id), exit_code)
     assert fake_cloud.state_of(instance_id) == state
-    assert len(podman.state) == containers
-    reason = fake_cloud.describe(instance_id)["StateReason"]["Code"]
-    assert reason == "Client.InstanceInitiatedShutdown"
-
-
-def test_a_reboot_inside_restarts_the_container(fake_cloud: FakeCloud, podman: FakePodman) -> None:
-    (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
-    podman.end(fake_cloud.container(instance_id), 129)
-    assert fake_cloud.state_of(instance_id) == "running"
-    assert podman.state[fake_cloud.container(instance_id)].running
+    assert [c.running for c in podman.state.values()] == {
+        "terminated": [],
+        "stopped": [False],
+        "running": [True],
+    }[state]
+    if state != "running":
+        reason = fake_cloud.describe(instance_id)["StateReason"]["Code"]
+        assert reason == "Client.InstanceInitiatedShutdown"
 
 
 # Images
@@ -340,21 +361,12 @@ def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
     assert fake_cloud.spec(clone).image == fake_cloud.folder.images / image_id
 
 
-def test_an_image_of_a_stopped_instance_is_refused(fake_cloud: FakeCloud) -> None:
-    ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
-    ec2.stop_instances(InstanceIds=ids)
-    assert refusal(ec2.create_image, InstanceId=ids[0], Name="my-image") == "UnsupportedOperation"
-    assert ec2.describe_images(Owners=["self"])["Images"] == []
-
-
 def test_an_image_that_can_not_be_copied_fails_with_the_reason(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = fake_cloud.run()
     podman.refuse = "copy"
-    image_id = fake_cloud.clients.ec2.create_image(
-        InstanceId=instance_id, Name="my-image", NoReboot=True
-    )["ImageId"]
+    image_id = make_image(fake_cloud, instance_id)
     assert wait_for_image(fake_cloud, image_id) == "failed"
     image = fake_cloud.clients.ec2.describe_images(ImageIds=[image_id])["Images"][0]
     assert "refused" in image["StateReason"]["Message"]
@@ -365,7 +377,7 @@ def test_an_images_disk_stays_until_nothing_needs_it(
 ) -> None:
     ec2 = fake_cloud.clients.ec2
     (instance_id,) = fake_cloud.run()
-    image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
+    image_id = make_image(fake_cloud, instance_id)
     wait_for_image(fake_cloud, image_id)
     (clone,) = fake_cloud.run(ImageId=image_id)
     (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
@@ -385,13 +397,15 @@ def test_an_images_disk_stays_until_nothing_needs_it(
 
 
 def test_a_security_group_in_use_stays(fake_cloud: FakeCloud) -> None:
-    ec2 = fake_cloud.clients.ec2
-    used = ec2.create_security_group(GroupName="used", Description="d")["GroupId"]
-    other = ec2.create_security_group(GroupName="other", Description="d")["GroupId"]
-    ec2.authorize_security_group_ingress(
-        GroupId=other, IpPermissions=[{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": used}]}]
+    ec2 = fake_cloud.ec2
+    used, other = (
+        ec2.create_security_group(GroupName=name, Description="d")["GroupId"]
+        for name in ("used", "other")
     )
-    ids = fake_cloud.run(SecurityGroupIds=[used])
+    pairs = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": used}]}]
+    ec2.authorize_security_group_ingress(GroupId=other, IpPermissions=pairs)
+    ids = fake_cloud.run(NetworkInterfaces=[{"DeviceIndex": 0, "Groups": [used]}])
+    assert [g["GroupId"] for g in fake_cloud.describe(ids[0])["SecurityGroups"]] == [used]
     assert refusal(ec2.delete_security_group, GroupId=used) == "DependencyViolation"
     ec2.terminate_instances(InstanceIds=ids)
     assert refusal(ec2.delete_security_group, GroupId=used) == "DependencyViolation"
@@ -401,29 +415,12 @@ def test_a_security_group_in_use_stays(fake_cloud: FakeCloud) -> None:
     assert names == {"default"}
 
 
-def test_the_group_of_a_requested_interface_is_shown_and_in_use(fake_cloud: FakeCloud) -> None:
-    ec2 = fake_cloud.clients.ec2
-    subnet_id = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
-    group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
-    interface = {
-        "DeviceIndex": 0,
-        "SubnetId": subnet_id,
-        "Groups": [group],
-        "AssociatePublicIpAddress": True,
-    }
-    (instance_id,) = fake_cloud.run(NetworkInterfaces=[interface])
-    assert [g["GroupId"] for g in fake_cloud.describe(instance_id)["SecurityGroups"]] == [group]
-    assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
-
-
 # Resume
 
 
 def test_the_state_survives_the_server(fake_cloud: FakeCloud, podman: FakePodman) -> None:
     ids = fake_cloud.run(2)
-    image_id = fake_cloud.clients.ec2.create_image(
-        InstanceId=ids[0], Name="my-image", NoReboot=True
-    )["ImageId"]
+    image_id = make_image(fake_cloud, ids[0])
     wait_for_image(fake_cloud, image_id)
     before = [fake_cloud.describe(i)["PrivateIpAddress"] for i in ids]
 
@@ -484,20 +481,14 @@ def test_resume_removes_containers_of_an_interrupted_launch(
 def test_resume_settles_pending_images_by_their_disks(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
-    ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
+    (instance_id,) = fake_cloud.run()
     podman.copying_allowed.clear()
-    done, lost = (
-        ec2.create_image(InstanceId=instance_id, Name=name, NoReboot=True)["ImageId"]
-        for name in ("done", "lost")
-    )
+    done, lost = (make_image(fake_cloud, instance_id, name) for name in ("done", "lost"))
     (fake_cloud.folder.images / done).mkdir(parents=True)
     with (
         fake_cloud.application.lock,
         fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed,
     ):
-        states = {
-            i["ImageId"]: i["State"]
-            for i in resumed.clients.ec2.describe_images(Owners=["self"])["Images"]
-        }
+        found = resumed.clients.ec2.describe_images(Owners=["self"])["Images"]
     podman.copying_allowed.set()
-    assert states == {done: "available", lost: "failed"}
+    assert {i["ImageId"]: i["State"] for i in found} == {done: "available", lost: "failed"}

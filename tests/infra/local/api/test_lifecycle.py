@@ -24,13 +24,6 @@ def status_of(cloud: FakeCloud, instance_id: str) -> str:
     return str(status["InstanceStatus"]["Status"])
 
 
-def test_a_launch_is_answered_as_pending_however_fast_it_is(fake_cloud: FakeCloud) -> None:
-    request = {"ImageId": "ami-00123456789abcdef", "InstanceType": "r7iz.metal-16xl"}
-    answer = fake_cloud.ec2.run_instances(MinCount=1, MaxCount=1, **request)["Instances"][0]
-    assert answer["State"]["Name"] == "pending"
-    assert fake_cloud.state_of(answer["InstanceId"]) == "running"
-
-
 def test_a_machine_keeps_its_resources_until_it_has_ended(
     cloud: FakeCloud, podman: FakePodman
 ) -> None:

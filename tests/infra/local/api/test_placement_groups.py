@@ -18,35 +18,26 @@ def make(cloud: FakeCloud, name: str = "near", **values: str) -> Any:
     )["PlacementGroup"]
 
 
-def names(cloud: FakeCloud, **request: Any) -> list[str]:
-    found = cloud.ec2.describe_placement_groups(**request)["PlacementGroups"]
-    return [group["GroupName"] for group in found]
-
-
 def test_a_group_is_created_found_and_deleted(fake_cloud: FakeCloud) -> None:
-    ec2 = fake_cloud.ec2
-    made = make(fake_cloud)
+    def names(**request: Any) -> list[str]:
+        found = ec2.describe_placement_groups(**request)["PlacementGroups"]
+        return [group["GroupName"] for group in found]
+
+    ec2, made = fake_cloud.ec2, make(fake_cloud)
     assert (made["Strategy"], made["State"]) == ("cluster", "available")
     assert made["Tags"] == [{"Key": "cluster", "Value": "c"}]
     make(fake_cloud, "far", other="x")
-    assert names(fake_cloud) == ["near", "far"]
-    assert names(fake_cloud, GroupNames=["far"]) == ["far"]
+    assert (names(), names(GroupNames=["far"])) == (["near", "far"], ["far"])
     for name, value in (("group-name", "near"), ("tag:cluster", "c"), ("tag-key", "cluster")):
-        assert names(fake_cloud, Filters=[{"Name": name, "Values": [value]}]) == ["near"]
+        assert names(Filters=[{"Name": name, "Values": [value]}]) == ["near"]
+    assert refusal(make, cloud=fake_cloud) == "InvalidPlacementGroup.Duplicate"
     ec2.delete_placement_group(GroupName="near")
-    assert names(fake_cloud) == ["far"]
+    assert names() == ["far"]
     assert [[*tags] for tags in fake_cloud.backend.tags.values()] == [["other"]]
-
-
-def test_duplicate_and_unknown_groups_are_refused(fake_cloud: FakeCloud) -> None:
-    ec2 = fake_cloud.ec2
-    make(fake_cloud)
-    request = {"GroupName": "near", "Strategy": "cluster"}
-    assert refusal(ec2.create_placement_group, **request) == "InvalidPlacementGroup.Duplicate"
     unknown = "InvalidPlacementGroup.Unknown"
-    assert refusal(ec2.delete_placement_group, GroupName="far") == unknown
-    assert refusal(ec2.describe_placement_groups, GroupNames=["far"]) == unknown
-    assert refusal(fake_cloud.run, Placement={"GroupName": "far"}) == unknown
+    assert refusal(ec2.delete_placement_group, GroupName="near") == unknown
+    assert refusal(ec2.describe_placement_groups, GroupNames=["near"]) == unknown
+    assert refusal(fake_cloud.run, **NEAR) == unknown
     assert ec2.describe_instances()["Reservations"] == []
 
 

@@ -67,6 +67,13 @@ def test_a_node_signs_for_its_own_region(
             assert refusal(s3.list_objects_v2, Bucket="team") == "InvalidAccessKeyId"
 
 
+def test_only_requests_signed_with_this_clouds_secret_are_answered(fake_cloud: FakeCloud) -> None:
+    for credentials in ((CREDENTIALS[0], "wrong"), ("stranger", CREDENTIALS[1])):
+        stranger = fake_cloud.endpoint.client("s3", credentials)
+        assert refusal(stranger.create_bucket, Bucket="team") == "InvalidAccessKeyId"
+    assert fake_cloud.clients.s3.list_buckets()["Buckets"] == []
+
+
 def test_the_next_server_has_the_buckets_and_files_of_their_objects_alone(
     fake_cloud: FakeCloud,
 ) -> None:

@@ -24,31 +24,23 @@ def guard(cloud: FakeCloud, *ids: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Application, FaultyApplication])
-def test_schedules_survive_a_restart(
+def test_a_machine_that_does_not_shut_down_by_itself_is_terminated_also_after_a_restart(
     endpoint: Endpoint, folder: StateFolder, podman: FakePodman, kind: type[Application]
 ) -> None:
-    with endpoint.serve(folder, podman, clock=FakeTime(), kind=kind) as cloud:
-        guard(cloud, "i-0123")
-    with endpoint.serve(folder, podman, clock=FakeTime(), kind=kind) as cloud:
-        (found,) = ClusterGuard(cloud.clients, "bert").find()
-        assert found.machines == {"i-0123"}
-        guard(cloud, "i-4567")
-        scheduler = cloud.clients.scheduler
-        group = scheduler.get_schedule_group(Name=GROUP)["Arn"]
-        assert scheduler.list_tags_for_resource(ResourceArn=group)["Tags"]
-
-
-@pytest.mark.parametrize("kind", [Application, FaultyApplication])
-def test_a_machine_that_does_not_shut_down_by_itself_is_terminated(
-    endpoint: Endpoint, folder: StateFolder, podman: FakePodman, kind: type[Application]
-) -> None:
-    with endpoint.serve(folder, podman, clock=FakeTime(), kind=kind) as cloud:
+    clock = FakeTime()
+    with endpoint.serve(folder, podman, clock=clock, kind=kind) as cloud:
         own = {"ResourceType": "instance", "Tags": [{"Key": CLUSTER, "Value": "bert"}]}
         (machine,) = cloud.run(TagSpecifications=[own])
         guard(cloud, machine)
+    with endpoint.serve(folder, podman, clock=clock, kind=kind) as cloud:
+        (found,) = ClusterGuard(cloud.clients, "bert").find()
+        assert found.machines == {machine}
+        scheduler = cloud.clients.scheduler
+        group = scheduler.get_schedule_group(Name=GROUP)["Arn"]
+        assert scheduler.list_tags_for_resource(ResourceArn=group)["Tags"]
         for minutes, state in ((-1, "running"), (1, "terminated")):
             end = START + timedelta(hours=1, minutes=minutes) + AFTER
-            cloud.clock.sleep(end.timestamp() - cloud.clock.time())
+            clock.sleep(end.timestamp() - clock.time())
             cloud.state_of(machine)  # the server notices
             assert cloud.state_of(machine) == state
 

@@ -12,9 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from infra.errors import CloudError
 from infra.local.api import server
-from infra.local.state import StateFolder
 from infra.wait import wait_until
 from tests.infra.local.fakes import FakeCloud, FakePodman
 
@@ -55,22 +53,3 @@ def test_a_server_whose_buckets_are_not_saved_does_not_end(monkeypatch: pytest.M
     assert (codes, lock.locked()) == ([], False)
     handlers[signal.SIGTERM](signal.SIGTERM, None)
     assert codes == [0]
-
-
-def test_looking_for_a_server_does_not_keep_one_from_starting(folder: StateFolder) -> None:
-    folder.create()
-    server.hold_lock(folder).close()
-    looking = threading.Event()
-
-    def look() -> None:
-        while not looking.is_set():
-            folder.is_server_alive()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    for _ in range(200):
-        server.hold_lock(folder).close()
-    looking.set()
-    thread.join()
-    with server.hold_lock(folder), pytest.raises(CloudError, match="another server"):
-        server.hold_lock(folder)

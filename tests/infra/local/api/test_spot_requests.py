@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.infra.local.fakes import FakeCloud, refusal, tags
 
 
@@ -53,20 +51,16 @@ def test_requests_are_found_by_filters_and_ids(fake_cloud: FakeCloud) -> None:
         assert refusal(call, **unknown) == "InvalidSpotInstanceRequestID.NotFound"
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_a_request_is_closed_with_its_machine_or_canceled_before(
-    fake_cloud: FakeCloud, cancelled: bool
-) -> None:
-    (instance_id,) = run_spot(fake_cloud)
-    (request,) = requests(fake_cloud)
-    if cancelled:
-        ids = [request["SpotInstanceRequestId"]]
-        answer = fake_cloud.ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=ids)
-        assert answer["CancelledSpotInstanceRequests"][0]["State"] == "cancelled"
-        assert fake_cloud.state_of(instance_id) == "running"
-        (request,) = requests(fake_cloud)
-        assert request["Status"]["Code"] == "request-canceled-and-instance-running"
-    fake_cloud.ec2.terminate_instances(InstanceIds=[instance_id])
-    (request,) = requests(fake_cloud)
-    assert request["State"] == ("cancelled" if cancelled else "closed")
-    assert request["Status"]["Code"] == "instance-terminated-by-user"
+def test_a_request_is_closed_with_its_machine_or_canceled_before(fake_cloud: FakeCloud) -> None:
+    closed, canceled = run_spot(fake_cloud, 2)
+    (request,) = requests(fake_cloud, instance_id=canceled)
+    ids = [request["SpotInstanceRequestId"]]
+    answer = fake_cloud.ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=ids)
+    assert answer["CancelledSpotInstanceRequests"][0]["State"] == "cancelled"
+    assert fake_cloud.state_of(canceled) == "running"
+    (request,) = requests(fake_cloud, instance_id=canceled)
+    assert request["Status"]["Code"] == "request-canceled-and-instance-running"
+    fake_cloud.ec2.terminate_instances(InstanceIds=[closed, canceled])
+    ended = {r["InstanceId"]: (r["State"], r["Status"]["Code"]) for r in requests(fake_cloud)}
+    code = "instance-terminated-by-user"
+    assert ended == {closed: ("closed", code), canceled: ("cancelled", code)}

@@ -17,7 +17,6 @@ from infra.local.machines.host import (
     check_prerequisites,
     choose_cpus,
     choose_range,
-    gateway_of,
     local_sources,
     merge_pip_config,
     node_mounts,
@@ -68,26 +67,16 @@ def networks(*texts: str) -> list[ipaddress.IPv4Network]:
     return [ipaddress.IPv4Network(text) for text in texts]
 
 
-@pytest.mark.parametrize(
-    ("used", "chosen"),
-    [
+def test_a_range_overlaps_nothing_that_is_used() -> None:
+    for used, chosen in (
         ((), "172.31.0.0/16"),
         (("172.31.5.0/24",), "172.30.0.0/16"),
         (("172.31.0.2/32", "172.30.0.0/15"), "172.29.0.0/16"),
         (("172.16.0.0/12",), "10.200.0.0/16"),
-    ],
-)
-def test_a_range_overlaps_nothing_that_is_used(used: tuple[str, ...], chosen: str) -> None:
-    assert str(choose_range(networks(*used))) == chosen
-
-
-def test_no_free_range_is_an_error() -> None:
+    ):
+        assert str(choose_range(networks(*used))) == chosen
     with pytest.raises(UsageError, match="no free private address range"):
         choose_range(CANDIDATE_RANGES)
-
-
-def test_the_gateway_is_the_first_address() -> None:
-    assert gateway_of(ipaddress.IPv4Network("172.31.0.0/16")) == "172.31.0.1"
 
 
 def test_routes_addresses_and_name_servers_are_used_ranges(tmp_path: Path) -> None:
@@ -101,20 +90,12 @@ def test_routes_addresses_and_name_servers_are_used_ranges(tmp_path: Path) -> No
 # CPUs
 
 
-@pytest.mark.parametrize(
-    ("count", "in_use", "available", "chosen"),
-    [
-        (3, [], range(2), [(0,), (1,), (0,)]),
-        (2, [(0,)], range(2), [(1,), (0,)]),
-        (2, [], range(8), [(0, 1), (2, 3)]),
-        (1, [(0, 1), (2, 3)], range(8), [(4, 5)]),
-        (1, [], (5,), [(5,)]),
-    ],
-)
-def test_nodes_share_cpus_as_little_as_possible(
-    count: int, in_use: list[tuple[int, ...]], available: range, chosen: list[tuple[int, ...]]
-) -> None:
-    assert choose_cpus(count, in_use, list(available)) == chosen
+def test_nodes_share_cpus_as_little_as_possible() -> None:
+    assert choose_cpus(3, [], range(2)) == [(0,), (1,), (0,)]
+    assert choose_cpus(2, [(0,)], range(2)) == [(1,), (0,)]
+    assert choose_cpus(2, [], range(8)) == [(0, 1), (2, 3)]
+    assert choose_cpus(1, [(0, 1), (2, 3)], range(8)) == [(4, 5)]
+    assert choose_cpus(1, [], (5,)) == [(5,)]
 
 
 # pip
@@ -143,19 +124,12 @@ def test_variables_beat_every_file_and_section(tmp_path: Path) -> None:
     environment = {"PIP_FIND_LINKS": "/x /y", "PIP_TARGET": "/t", "PIP_NO_INDEX": "", "PATH": "/"}
     settings = {"global": {"no-index": "true", "find-links": "/x /y"}, "install": {}}
     assert merged([file], environment) == settings
-
-
-def test_a_broken_pip_file_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "pip.conf"
-    file.write_text("no section\n")
-    with pytest.raises(UsageError, match=r"pip\.conf can't be read"):
-        merge_pip_config([file], {})
-
-
-def test_pips_variables_for_its_configuration_files_are_respected(tmp_path: Path) -> None:
     files = pip_config_files({"XDG_CONFIG_HOME": "/x", "PIP_CONFIG_FILE": "/last"}, tmp_path)
     assert files[-2:] == [Path("/x/pip/pip.conf"), Path("/last")]
     assert pip_config_files({"PIP_CONFIG_FILE": "/dev/null"}, tmp_path) == []
+    file.write_text("no section\n")
+    with pytest.raises(UsageError, match=r"pip\.conf can't be read"):
+        merge_pip_config([file], {})
 
 
 def test_folders_of_packages_are_found(tmp_path: Path) -> None:
@@ -170,33 +144,28 @@ def test_folders_of_packages_are_found(tmp_path: Path) -> None:
     assert local_sources(merge_pip_config([], environment)) == [index, wheels]
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o700, 0o711, 0o754])
 @pytest.mark.parametrize("by_file", [False, True])
-def test_a_private_folder_of_packages_is_refused(tmp_path: Path, mode: int, by_file: bool) -> None:
+def test_a_private_folder_of_packages_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool
+) -> None:
     wheels, file = tmp_path / "my wheels", tmp_path / "pip.conf"
-    wheels.mkdir(mode)
-    wheels.chmod(mode)
+    wheels.mkdir()
     link = tmp_path / "link"
     link.symlink_to(wheels)
     file.write_text(f"[install]\nfind-links = {link}\n")
     found = {"PIP_CONFIG_FILE": str(file)} if by_file else {"PIP_FIND_LINKS": str(link)}
     environment = {"PIP_CONFIG_FILE": "/dev/null", **found}
-    if mode == 0o755:
-        check_pip_sources(environment)
-        return
-    with pytest.raises(UsageError, match=f"pip's source {wheels} .* is private") as refused:
-        check_pip_sources(environment)
-    assert f"chmod -R o+rX '{wheels}'" in (refused.value.hint or "")
-
-
-def test_packages_below_roots_home_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """On the nodes, /root is private, even if it is not on this machine."""
-    (tmp_path / "wheels").mkdir()
+    check_pip_sources(environment)
+    for mode in (0o700, 0o711, 0o754):
+        wheels.chmod(mode)
+        with pytest.raises(UsageError, match=f"pip's source {wheels} .* is private") as refused:
+            check_pip_sources(environment)
+        assert f"chmod -R o+rX '{wheels}'" in (refused.value.hint or "")
+    # On the nodes, /root is private, even if it is not on this machine.
+    wheels.chmod(0o755)
     monkeypatch.setattr("infra.local.machines.host._ROOT_HOME", tmp_path)
     with pytest.raises(UsageError, match="is private") as refused:
-        check_pip_sources({"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": f"{tmp_path}/wheels"})
+        check_pip_sources(environment)
     assert (refused.value.hint or "").startswith("move it to /srv")
 
 
@@ -206,6 +175,7 @@ def test_nodes_see_the_machines_trust_and_pip_sources(tmp_path: Path) -> None:
     wheels.mkdir()
     environment = {
         "PIP_CONFIG_FILE": "/dev/null",
+        "REQUESTS_CA_BUNDLE": f"{bundle}.absent",
         "SSL_CERT_FILE": str(bundle),
         "PIP_FIND_LINKS": str(wheels),
     }

@@ -6,6 +6,7 @@ import json
 import resource
 import shutil
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,7 +133,38 @@ def test_netavark_is_used_without_changing_the_hosts_configuration(
     assert ('network_backend = "netavark"' in configuration) is own
 
 
-# Host keys
+# Disks and host keys
+
+
+def inspected_podman(monkeypatch: pytest.MonkeyPatch, pid: int = 1) -> Podman:
+    """podman with one container."""
+    monkeypatch.setattr(podman_module, "choose_runtime", list)
+    podman = Podman()
+    inspected = [{"State": {"Pid": pid}, "Mounts": [{"Destination": "/etc/config"}]}]
+    monkeypatch.setattr(podman, "call", lambda *_: json.dumps(inspected))
+    return podman
+
+
+@pytest.mark.parametrize(
+    ("pid", "more", "told"),
+    [
+        (1, "", ""),
+        (1, "cp: error writing '/images/b': No space left on device", "No space left on device"),
+        (2**30, "", "No such file or directory"),
+    ],
+)
+def test_a_file_that_a_running_node_deletes_during_the_copy_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int, more: str, told: str
+) -> None:
+    program = tmp_path / "cp"
+    line = "cp: cannot stat '/proc/1/root/./home/ubuntu/a.tmp': No such file or directory"
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{line}\n{more}\nEND\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    podman = inspected_podman(monkeypatch, pid)
+    failing = pytest.raises(CloudError, match=f"^can't copy the disk: cp: .*{told}$")
+    with failing if told else nullcontext():
+        podman.copy_disk("c", tmp_path / "disk")
 
 
 @pytest.mark.parametrize("is_link", [True, False])
@@ -143,7 +175,7 @@ def test_a_copy_of_a_disk_loses_our_files_and_the_host_none(
     host.mkdir()
     (host / "config").write_text("[profile mine]")
 
-    def copy(*_: object, **__: object) -> None:
+    def copy(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
         (disk / "root").mkdir()
         if is_link:
             (disk / "root/.aws").symlink_to(host)
@@ -153,10 +185,9 @@ def test_a_copy_of_a_disk_loses_our_files_and_the_host_none(
                 shutil.copytree(host, disk / name)
             (disk / "home/ubuntu/.aws").mkdir(parents=True)
             (disk / "home/ubuntu/.aws/config").symlink_to("missing")
+        return subprocess.CompletedProcess([], 0, "", "")
 
-    podman = Podman()
-    inspected = [{"State": {"Pid": 1}, "Mounts": [{"Destination": "/etc/config"}]}]
-    monkeypatch.setattr(podman, "call", lambda *_: json.dumps(inspected))
+    podman = inspected_podman(monkeypatch)
     monkeypatch.setattr(subprocess, "run", copy)
     podman.copy_disk("c", disk)
     assert (host / "config").exists()

@@ -76,10 +76,15 @@ def test_only_the_phase_with_steps_can_hang() -> None:
     # An evaluation takes as long as its data need, and is not the longest step.
     run.see("evaluating", "", 352)
     assert run.stalled(9000) == 0
-    run.see("evaluation", "", 9000)
-    run.see("step", "", 9001)
-    assert run.stalled(9182) == 181
-    run.see("phase", "save", 200)
+    run.see("evaluation", "", 652)
+    assert run.stalled(833) == 181, "before its next step"
+    run.see("step", "", 653)
+    run.see("evaluating", "", 654)
+    assert run.stalled(3654) == 0
+    assert run.stalled(3655) == 3001
+    run.see("phase", "train", 4000)
+    assert run.stalled(9000) == 0
+    run.see("phase", "save", 9000)
     assert run.stalled(10_000) == 0
 
 

@@ -28,8 +28,8 @@ NOTICES = {
 IDLE_S, _IDLE_SHARE = 600.0, 0.01
 """A job counts as idle after this time with less than this share of one CPU."""
 LEAST_S, FACTOR = 180.0, 10.0
-"""A run counts as hung after this time without a step, or after this multiple of its longest step, or after
-the time in which it may save a checkpoint."""
+"""A run counts as hung after this time without a step, or after this multiple of its longest step (or
+evaluation), or after the time in which it may save a checkpoint."""
 # Hydra's message when it can't start ranks. Under Slurm it may then wait forever [tried: 2021.18].
 _NOT_STARTED = re.compile(
     rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
@@ -50,29 +50,39 @@ class StallDetector:
     """Detects hangs from a run's events, only in the phase with steps: others print nothing."""
 
     longest: float = 0.0
+    longest_evaluation: float = 0.0
     _since: float | None = None
     """The last sign of progress in the phase with steps."""
     _stepping: bool = False
+    _evaluates: bool = False
 
     def see(self, kind: str, name: str, now: float) -> None:
         """Process an event; ``name`` is a phase's."""
         if kind == "phase":
             # The first step may compile the model: it is unbounded and counts as the longest.
             self._since, self._stepping = (now if name == "train" else None), False
-        elif kind == "step" and self._since is not None:
+            self._evaluates = False
+        elif self._since is None:
+            return
+        elif kind == "step":
             self.longest = max(self.longest, now - self._since)
             self._since, self._stepping = now, True
         elif kind == "evaluating":
-            self._stepping = False  # for as long as the data need
-        elif kind in ("checkpoint", "evaluation") and self._since is not None:
+            # The first one takes as long as its data need, and the others hardly more.
+            self._since, self._evaluates = now, True
+        elif kind == "evaluation":
+            self.longest_evaluation = max(self.longest_evaluation, now - self._since)
+            self._since, self._evaluates = now, False
+        elif kind == "checkpoint":
             self._since = now
 
     def stalled(self, now: float, least_s: float = LEAST_S) -> float:
         """Return the seconds without a step if there are too many, else 0."""
-        if self._since is None or not self._stepping:
+        longest = self.longest_evaluation if self._evaluates else self.longest
+        if self._since is None or not (longest if self._evaluates else self._stepping):
             return 0.0
         silent = now - self._since
-        return silent if silent > max(least_s, FACTOR * self.longest) else 0.0
+        return silent if silent > max(least_s, FACTOR * longest) else 0.0
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from jobs.worker.array.coordinator import ArrayCoordinator
+from jobs.worker.array.coordinator import ArrayCoordinator, gather, read_ends
 from jobs.worker.array.elements import ElementRunner, end_group
 from jobs.worker.array.plan import ARRAY, ArrayPlan
 from jobs.worker.pool.remote import Remote, serving
@@ -319,6 +320,23 @@ def test_ranks_wait_for_one_that_copies_elements_first() -> None:
         assert not answer.done()
         with serving(coordinator, "127.0.0.1", port):
             assert answer.result(20) == 7
+
+
+def test_an_element_that_can_not_be_read_whole_costs_no_later_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(tmp_path, "true", indexes(1))
+    tar = f'#!/bin/sh\n{shutil.which("tar")} "$@" && case "$*" in *" - 1 "*) exit 2; esac\n'
+    (tmp_path / "bin/tar").write_text(tar)
+    (tmp_path / "bin/tar").chmod(0o755)
+    for index in range(1, 101):
+        (nodes[1] / f"elements/{index}").mkdir(parents=True)
+        (nodes[1] / f"elements/{index}/end.json").write_text(json.dumps({"element": index}))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.chdir(nodes[0])
+    (tmp_path / "refused").mkdir()
+    gather(nodes[0], ["node1"])
+    assert len(read_ends(nodes[0])) == 100
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,19 @@ FIGURES: dict[str, Any] = {
 }
 
 
+def test_only_rank_0_prints_events_but_every_rank_its_errors() -> None:
+    stream = io.StringIO()
+    for rank in (0, 1):
+        Events(rank, stream).note("text")
+        Events(rank, stream).error("message", "a hint")
+    parsed = [parse_event(line) or {} for line in stream.getvalue().splitlines()]
+    assert [(each["event"], each.get("rank")) for each in parsed] == [
+        ("note", None),
+        ("error", 0),
+        ("error", 1),
+    ]
+
+
 def test_events_name_the_users_files(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, own = io.StringIO(), 'my "own"/data/train.csv'
     monkeypatch.setenv(NAMES, json.dumps({"data/train.csv": own}))

@@ -159,6 +159,18 @@ def test_unfinished_job_is_stored_with_its_checkpoint_and_not_marked(
     assert not (job / push.PUSHED).exists()
 
 
+def test_a_job_with_a_file_that_was_not_stored_is_not_marked(
+    job: Path, bucket: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "_TRIES", 1)
+    proxy.answer = lambda request: DENIED if "a.bin" in request else None
+    assert run("all", job) == 1
+    assert not (job / push.PUSHED).exists()
+    proxy.answer = lambda _: None
+    assert run("all", job) == 0
+    assert "output/model/a.bin" in names(bucket)
+
+
 def test_a_probe_leaves_nothing_and_a_denial_fails_at_once_without_secrets(
     job: Path, bucket: Any, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:

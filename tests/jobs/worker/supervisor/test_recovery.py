@@ -15,6 +15,7 @@ from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
 from jobs.worker.spec import JobSpec
 from jobs.worker.supervisor import nodes
+from jobs.worker.supervisor.__main__ import Supervisor
 from jobs.worker.supervisor.attempt import (
     choose_copy_limit,
     describe,
@@ -76,10 +77,15 @@ def test_only_the_phase_with_steps_can_hang() -> None:
     # An evaluation takes as long as its data need, and is not the longest step.
     run.see("evaluating", "", 352)
     assert run.stalled(9000) == 0
-    run.see("evaluation", "", 9000)
-    run.see("step", "", 9001)
-    assert run.stalled(9182) == 181
-    run.see("phase", "save", 200)
+    run.see("evaluation", "", 652)
+    assert run.stalled(833) == 181, "before its next step"
+    run.see("step", "", 653)
+    run.see("evaluating", "", 654)
+    assert run.stalled(3654) == 0
+    assert run.stalled(3655) == 3001
+    run.see("phase", "train", 4000)
+    assert run.stalled(9000) == 0
+    run.see("phase", "save", 9000)
     assert run.stalled(10_000) == 0
 
 
@@ -292,3 +298,27 @@ def test_low_priority_within_a_session_and_among_sessions_that_have_one(group: P
 def test_a_command_beside_the_loop(argv: list[str], limit_s: float, printed: str, why: str) -> None:
     found = Running(argv, limit_s).wait()
     assert (found.printed, found.why.translate({0x2018: "'", 0x2019: "'"})) == (printed, why)
+
+
+@pytest.mark.parametrize(
+    ("state", "fate", "first"),
+    [
+        ("succeeded", REQUEUED, "send"),
+        ("failed", "", "send"),
+        ("failed", REQUEUED, "write"),
+        ("cancelled", "", "write"),
+    ],
+)
+def test_an_outcome_waits_for_the_results_unless_slurm_ends_the_supervisor_soon(
+    monkeypatch: pytest.MonkeyPatch, state: str, fate: str, first: str
+) -> None:
+    did = list[str]()
+    main = "jobs.worker.supervisor.__main__"
+    monkeypatch.setattr(f"{main}.conclude", lambda *_, **__: {"state": state})
+    monkeypatch.setattr(Supervisor, "_close", lambda *_: did.append("close"))
+    job = SimpleNamespace(fate=lambda: fate, keep_from_requeueing=lambda: None)
+    head: Any = SimpleNamespace(exists=lambda _: False, send_results=lambda: did.append("send"))
+    head.write = lambda *_: did.append("write")
+    watcher: Any = SimpleNamespace(job=job, stop=None)
+    assert Supervisor(watcher, head)._finish(1) == 1
+    assert (did[0], did[-1]) == (first, "close")

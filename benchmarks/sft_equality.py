@@ -13,7 +13,6 @@ import json
 import random
 import tempfile
 import warnings
-from datetime import date, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -59,28 +58,13 @@ SHAPES: dict[str, dict[str, int]] = {
 
 
 def make_chats(count: int, draw: random.Random) -> list[dict[str, Any]]:
-    """Return different chats of a question and its answer: a sum, or a day as ISO 8601 writes it."""
+    """Return different chats of a question and its answer: a sum."""
     found = dict[str, str]()
     while len(found) < count:
-        question, answer = draw.choice((ask_sum, ask_date))(draw)
-        found[question] = answer
-    return [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
-        for q, a in found.items()
-    ]
-
-
-def ask_sum(draw: random.Random) -> tuple[str, str]:
-    """Return a sum of two numbers, of which no digit carries."""
-    tens, ones = draw.randrange(1, 9), draw.randrange(10)
-    more = 10 * draw.randrange(1, 10 - tens) + draw.randrange(10 - ones)
-    return f"What is {10 * tens + ones} plus {more}?", f"{10 * tens + ones + more}"
-
-
-def ask_date(draw: random.Random) -> tuple[str, str]:
-    """Return a day in words, and as ISO 8601 writes it."""
-    day = date(1900, 1, 1) + timedelta(days=draw.randrange(36_500))
-    return f"{day:%B} {day.day}, {day.year}?", f"{day:%Y-%m-%d}"
+        one, two = draw.randrange(1000), draw.randrange(1000)
+        found[f"What is {one} plus {two}?"] = f"{one + two}"
+    turns = ([("user", one), ("assistant", two)] for one, two in found.items())
+    return [{"messages": [{"role": r, "content": t} for r, t in each]} for each in turns]
 
 
 def as_pairs(chats: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -187,7 +171,7 @@ def main() -> None:
                 tokenizer = new_chat_tokenizer([json.dumps(row) for row in rows], MARKED)
                 folder = save_chat_model(Path(root), tokenizer, **SHAPES[name])
                 found[f"{name} {kind}"] = compare(folder, rows, args.steps, args.learning_rate)
-                print(name, kind, found[f"{name} {kind}"], flush=True)
+            print(name, kind, found[f"{name} {kind}"], flush=True)
     finish([name for name, each in found.items() if each["largest_difference"] > BAR], runs=found)
 
 

@@ -125,6 +125,10 @@ def test_the_last_measurement_is_shown_again(line: CommandLine) -> None:
 
     assert json.loads(line.must("bench", "--last", "--json").out) == first
     assert AMX in line.must("bench", "--last").out
+    line.machines.staged.insert(0, ("node0", "ls -1 ~/spr-bench", lambda _: Result(0, "{", "")))
+    result = line.run("bench", "--last")
+    assert result.code == 1
+    assert result.message.startswith("the measurement on node0 can't be read: ")
     line.machines.staged.insert(0, ("node0", "ls -1 ~/spr-bench", lambda _: Result(0, "", "")))
     result = line.run("bench", "--last")
     assert result.code == 2

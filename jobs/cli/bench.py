@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -52,8 +52,12 @@ def run(request: BenchCommand) -> int:
         raise UsageError(
             f"--seconds {request.seconds:g} is out of range: {SHORTEST:g} to {LONGEST:g}"
         )
-    speeds, ctx = _measure(request)
-    emit(request, lambda: wrap("\n".join(render(speeds, ctx))), speeds.as_dict())
+    ctx = open_cluster(request)
+
+    def show(speeds: BenchResult) -> None:
+        emit(request, lambda: wrap("\n".join(render(speeds, ctx))), speeds.as_dict())
+
+    speeds = _measure(request, ctx, show)
     lacking = speeds.without_amx if speeds.amx_expected else ()
     if lacking:
         reports = "; ".join(f"{node.name}: {node.onednn}" for node in lacking)
@@ -67,16 +71,19 @@ def run(request: BenchCommand) -> int:
     return 0
 
 
-def _measure(request: BenchCommand) -> tuple[BenchResult, Context]:
-    ctx = open_cluster(request)
+def _measure(
+    request: BenchCommand, ctx: Context, show: Callable[[BenchResult], None]
+) -> BenchResult:
     context = open_job_context(replace(request, name=ctx.name), datetime.now(timezone.utc))
     if request.last:
-        return read_last_speeds(context.open_host(context.cluster.head), context.cluster), ctx
+        speeds = read_last_speeds(context.open_host(context.cluster.head), context.cluster)
+        show(speeds)
+        return speeds
     record = describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",)).record
     required = bool(record.options["amx_required"]) if record else True
     has_amx = ctx.cloud.has_amx
     wanted = BenchRequest(request.seconds, amx_expected=has_amx and required, real=has_amx)
-    return bench(context, wanted), ctx
+    return bench(context, wanted, show)
 
 
 def render(speeds: BenchResult, ctx: Context) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -140,8 +140,10 @@ class BenchRequest:
     real: bool
 
 
-def bench(context: JobContext, request: BenchRequest) -> BenchResult:
-    """Measure each node and the network between them, and keep the result on the head.
+def bench(
+    context: JobContext, request: BenchRequest, show: Callable[[BenchResult], None]
+) -> BenchResult:
+    """Measure each node and the network between them, show the result, and keep it on the head.
 
     Raises :class:`JobError` if that fails.
     """
@@ -155,6 +157,7 @@ def bench(context: JobContext, request: BenchRequest) -> BenchResult:
             hint=f"run `spr-cluster bench {context.cluster.flags}` again",
         )
     speeds = read_result(result, context.cluster, context.stack, request, context.now)
+    show(speeds)
     text = json.dumps(speeds.as_dict(), indent=1) + "\n"
     save_on_head(context.open_host(context.cluster.head), FOLDER, text, context.now)
     return speeds

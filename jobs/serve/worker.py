@@ -127,10 +127,11 @@ class Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_run, args=(other, *self._arguments), daemon=True)
-        self._process.start()
-        # Without this end, reading fails if the process ends, also within an answer.
-        other.close()
+        # Without this end, reading fails if the process ends, also within an answer, or does not start.
+        with other:
+            process = context.Process(target=_run, args=(other, *self._arguments), daemon=True)
+            process.start()
+        self._process = process
 
     async def ask(
         self, rows: Sequence[Mapping[str, Any]], settings: Settings = MappingProxyType({})
@@ -225,7 +226,8 @@ class Worker:
                 self.model, self.restarts = None, self.restarts + 1
                 if not self._is_over:
                     self._end()
-                    self._start()
+                    with suppress(OSError):  # without memory: the next call tries again
+                        self._start()
                 raise LostError from error
         if isinstance(found, Exception):
             raise found

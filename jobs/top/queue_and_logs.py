@@ -12,7 +12,7 @@ from jobs.worker.supervisor.listing import spending
 
 CONNECTING = "connecting"
 """The error while there is no answer yet."""
-_ANSWER_S = 10.0
+_ANSWER_S = 10
 _LISTED_JOBS = 100
 _LOG_BYTES = 65536
 _STEP = ("step", "total", "loss", "samples_per_second", "eta_seconds")
@@ -30,22 +30,19 @@ def read_queue(argv: list[str]) -> dict[str, Any]:
     """Query the queue; the answer says why if that fails."""
     try:
         done = subprocess.run(
-            argv,
+            ["timeout", str(_ANSWER_S), *argv],  # it outlives this process if that is killed
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_ANSWER_S,
             check=False,
         )
-    except FileNotFoundError:
-        return no_queue(f"{argv[0]} is not installed on the head")
-    except subprocess.TimeoutExpired:
-        return no_queue(f"{argv[0]} does not answer")
     except OSError as error:
         return no_queue(str(error))
     lines = done.stdout.decode(errors="replace").splitlines()
     if code := done.returncode:
-        return no_queue(f"{argv[0]}: {lines[-1] if lines else f'ended with {code}'}")
+        said = f": {lines[-1] if lines else f'ended with {code}'}"
+        known = {124: " does not answer", 127: " is not installed on the head"}
+        return no_queue(f"{argv[0]}{known.get(code, said)}")
     rows = [row for row in map(parse_queue_line, lines) if row]
     rows.sort(key=lambda row: row["state"] == "PENDING")
     return {"queue": rows[:_LISTED_JOBS], "queued": len(rows), "queue_error": ""}
@@ -60,7 +57,7 @@ def parse_queue_line(line: str) -> dict[str, Any] | None:
     """Parse a line of ``squeue -o '%A|%j|%T|%M|%D|%C|%N|%r'``; a job's name may contain anything."""
     number, _, rest = line.partition("|")
     parts = rest.rsplit("|", 6)
-    if len(parts) != 7 or not (parts[3].isdigit() and parts[4].isdigit()):
+    if len(parts) != 7 or not (parts[3].isdecimal() and parts[4].isdecimal()):
         return None
     name, state, passed, nodes, cores, where, reason = parts
     row = {"id": number, "name": name, "state": state, "passed": passed}

@@ -42,8 +42,8 @@ class NodeLink:
         while True:
             try:
                 self._error = self._follow()
-            except OSError as error:
-                self._error = str(error)
+            except Exception as error:  # also a defect: else the node would seem to be silent
+                self._error = str(error) or repr(error)
             time.sleep(_RETRY_S)
 
     def _follow(self) -> str:
@@ -73,11 +73,10 @@ class NodeLink:
 
     def figures(self, now: float) -> dict[str, Any]:
         """Return the node's metrics, or why there are none."""
-        silent = now - self._heard
-        if not self._error and silent > self._patience:
+        if error := self._error:  # first: `_heard` is set before it is cleared
+            return {"name": self.name, "error": error}
+        if (silent := now - self._heard) > self._patience:
             return {"name": self.name, "error": f"no answer for {silent:.0f} s"}
-        if self._error:
-            return {"name": self.name, "error": self._error}
         try:
             return {"name": self.name, **json.loads(self._line)}
         except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -224,7 +225,14 @@ def _run_texts(request: PredictCommand) -> int:
     context = None if request.context is None else read_context(request.context)
     if request.texts == ("-",):
         rows = read_rows(sys.stdin.buffer.read(), context)
+    elif "-" in request.texts:
+        raise UsageError("- (standard input) can't be used with other texts")
     else:
+        for text in request.texts if request.model is None else ():
+            if os.path.isdir(text):  # noqa: PTH112 - a text may be too long for a path
+                raise UsageError(
+                    f"{show(text)} is a folder, not a text", hint="--model names a model"
+                )
         rows = make_rows(request.texts, context)
     model = find_model(request.model, say)
     check_model(model, request.settings, has_context=context is not None)

@@ -95,7 +95,7 @@ def test_a_type_that_is_not_listed_is_named(ec2_cloud: FakeCloud, kept: Path) ->
 
 
 def test_other_partitions_are_not_asked_about(ec2_cloud: FakeCloud, kept: Path) -> None:
-    for region in ("cn-north-1", "eusc-de-east-1"):
+    for region in ("cn-north-1", "us-gov-west-1", "eusc-de-east-1"):
         prices = ask(ec2_cloud, kept, region)
         assert prices.problem == f"the Price List API does not cover {region}"
         assert not prices.machines[METAL].is_here

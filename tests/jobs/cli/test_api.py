@@ -131,6 +131,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Run("x", outputs=["../y"])), "--outputs '../y' is outside of the program's"),
     (lambda: submit(["x"]), "['x'] is no job"),
     (lambda: Cluster.up(check=True), "check: not in Python"),
+    (lambda: Cluster.up(help=True), "help: not in Python\n  → spr-cluster up --help"),
     (lambda: Cluster.find().down(name="x"), "name: the cluster is spr"),
     (lambda: Cluster.find().job("squad-1").cancel(name="x"), "name: the cluster is spr"),
     (lambda: Cluster.find().submit(Run("x"), name="x"), "name: the cluster is spr"),

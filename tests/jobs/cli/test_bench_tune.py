@@ -7,9 +7,11 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from infra.errors import ConnectionLostError
 from jobs.cli import invoke
 from jobs.worker.spec import Ending
 from provision.host import Result
@@ -105,6 +107,17 @@ def test_a_slow_node_is_named_with_its_remedy_and_is_no_failure(line: CommandLin
     assert instance[1] in line.ids()
 
 
+def test_figures_that_the_head_can_t_keep_are_shown_all_the_same(line: CommandLine) -> None:
+    lost = ConnectionLostError("node0", "the connection broke")
+    measured(line, figures(AMX, AMX))
+    line.machines.staged.insert(0, ("node0", "^mkdir -p ~/spr-bench", Mock(side_effect=lost)))
+
+    result = line.run("bench", "--json")
+
+    assert (result.code, json.loads(result.out)["amx"]) == (1, True)
+    assert "the connection broke" in result.err
+
+
 def test_the_last_measurement_is_shown_again(line: CommandLine) -> None:
     measured(line, figures(AMX, AMX))
     first = json.loads(line.must("bench", "--json").out)
@@ -112,6 +125,10 @@ def test_the_last_measurement_is_shown_again(line: CommandLine) -> None:
 
     assert json.loads(line.must("bench", "--last", "--json").out) == first
     assert AMX in line.must("bench", "--last").out
+    line.machines.staged.insert(0, ("node0", "ls -1 ~/spr-bench", lambda _: Result(0, "{", "")))
+    result = line.run("bench", "--last")
+    assert result.code == 1
+    assert result.message.startswith("the measurement on node0 can't be read: ")
     line.machines.staged.insert(0, ("node0", "ls -1 ~/spr-bench", lambda _: Result(0, "", "")))
     result = line.run("bench", "--last")
     assert result.code == 2

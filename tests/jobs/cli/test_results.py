@@ -417,6 +417,14 @@ def test_the_head_answers_if_pytorch_is_not_installed_here(
     monkeypatch.setattr("sys.stdin", stdin)
     assert json.loads(line.must("predict", "-", *asked[2:], "--json").out) == result
 
+    Path("mine").mkdir()
+    folder = "'mine' is a folder, not a text\n  → --model names a model"
+    for texts in (["mine"], ["Where?", "mine"]):
+        assert line.run("predict", *texts).message == folder
+    both = line.run("predict", "-", "Where?")
+    assert both.message == "- (standard input) can't be used with other texts"
+    assert both.code == 2
+
     nobody = line.run(*asked, "--name", "other")
     assert nobody.code == 2
     assert nobody.message == (

@@ -56,7 +56,7 @@ def run(hosts: dict[str, FakeHost], *, real: bool = True) -> tuple[BenchResult, 
     head = hosts["node0"]
     head.answers.append(("mkdir -p ~/spr-bench", ""))
     request = BenchRequest(3.0, amx_expected=True, real=real)
-    speeds = bench(job_context(hosts), request)
+    speeds = bench(job_context(hosts), request, lambda _: None)
     return speeds, head
 
 

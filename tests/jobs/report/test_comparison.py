@@ -149,6 +149,7 @@ SAME: Any = [{"loss": 1.0, "tokens": 2}]
         ("classify", 7, 8, "has another form"),
         ("lm", SAME, [{"loss": 1.0, "tokens": 3}], "on different data"),
         ("lm", [{"loss": math.nan, "tokens": 2}], [{"loss": 1, "tokens": 2}], "a run has diverged"),
+        ("lm", [{"lost": 1.0}], [{"loss": 1.0}], "has another form"),
         ("squad", {"a": "x"}, {"b": "x"}, "on different data"),
         ("lm", (SAME, {"eval_digest": "other"}), SAME, "on different data"),
         ("lm", (SAME, {"eval_digest": None}), SAME, "does not say what it was evaluated on"),

@@ -155,7 +155,8 @@ def test_jobs_are_added_up_by_month_owner_cluster_and_tag(tmp_path: Path) -> Non
     when = "2026-11-30T23:00:00+00:00"
     tags = [["team", "nlp"], ["x", "1"], 3]
     add(tmp_path, "run-1", when=when, ended="2026-12-01", tags=tags)
-    add(tmp_path, "run-1", "an earlier end", when=when, ended="2026-11-30", seconds=9.0)
+    for folder in ("an earlier end", "the earlier end"):  # before and after its own by name
+        add(tmp_path, "run-1", folder, when=when, ended="2026-11-30", seconds=9.0)
     add(tmp_path, "run-1", "sent", seconds=None)
     add(tmp_path, "run-2", when="2026-12-01T00:00:00+00:00", tags=[["team", "nlp"]], owner="bob")
     add(tmp_path, "run-3", when="2026-10-01T00:00:00+00:00", cloud="local", cluster="other")

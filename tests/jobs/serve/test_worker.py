@@ -6,6 +6,7 @@ That process imports this module, so what takes long to import is imported withi
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import struct
 from collections.abc import AsyncIterator, Iterable
@@ -15,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -124,8 +126,8 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
 ) -> None:
     monkeypatch.setattr(module, "_run", end_within_an_answer)
 
-    async def wait_for_start(worker: Worker, restarts: int) -> None:
-        while worker.restarts != restarts or not worker.model:
+    async def wait_for_start(worker: Worker, least: int) -> None:
+        while worker.restarts < least or not worker.model:
             await asyncio.sleep(0.1)
 
     async def use() -> None:
@@ -141,9 +143,15 @@ def test_a_process_that_ends_within_an_answer_is_replaced(
             with pytest.raises(LostError):
                 await worker.ask([{}])
             await wait_for_start(worker, 1)
+            assert worker.restarts == 1
             assert await worker.ask([{}, {}]) == [{"row": 1}, {"row": 2}]
-            worker._process.kill()  # between requests
-            await wait_for_start(worker, 2)
+            with monkeypatch.context() as full:
+                start = Mock(side_effect=OSError(errno.ENOMEM, "no memory"))
+                full.setattr("multiprocessing.context.SpawnProcess.start", start)
+                worker._process.kill()  # between requests
+                while start.call_count < 2:
+                    await asyncio.sleep(0.1)
+            await wait_for_start(worker, 3)
             assert await worker.ask([{}]) == [{"row": 1}]
         assert not worker._process.is_alive()
 

@@ -123,6 +123,7 @@ def test_nodes_queue_and_logs_are_one_line_whatever_a_node_does(
         (None, "no-squeue is not installed on the head"),
         ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "Unable"),
         ("exit 3", "no-squeue: ended with 3"),
+        ("sleep 60", "no-squeue does not answer"),
     ],
 )
 def test_a_queue_that_can_not_be_asked_is_shown_as_such(
@@ -131,6 +132,9 @@ def test_a_queue_that_can_not_be_asked_is_shown_as_such(
     if script:
         (tmp_path / "no-squeue").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "no-squeue").chmod(0o755)
+    # It is waited for as long as this says.
+    (tmp_path / "timeout").write_text('#!/bin/sh\nshift\nexec /usr/bin/timeout 1 "$@"\n')
+    (tmp_path / "timeout").chmod(0o755)
 
     with begin("node0", queue=["no-squeue"]) as relay:
         found = until(relay, lambda line: line["queue_error"] != "connecting")

@@ -99,6 +99,7 @@ true
     "tar -H posix -cf - */run.sh */launch.json */first.json */end.json */cancelled 2>/dev/null",
 )
 _SUMMARIZE = f"""# asking how busy the queue is
+echo
 timeout 2 sinfo --noheader --Node --format='%N|%T|%C' && timeout 2 {LIST_QUEUE}
 """
 # A node, its state, and its allocated, idle, other, and all cores.

@@ -57,8 +57,8 @@ def _find_busy(head: Host) -> dict[str, tuple[str, str]]:
     running = [job for job in list_queue(head) if not job.is_waiting]
     if not running:
         return {}
-    text = head.run("# listing the nodes\nsinfo --noheader --Node --format='%N %o'").stdout
-    # The shell's startup files may print other lines.
+    text = head.run("# listing the nodes\necho; sinfo --noheader --Node --format='%N %o'").stdout
+    # The shell's startup files may print other lines, and text without a newline.
     lines = (line.split() for line in text.splitlines())
     addresses = dict(words for words in lines if len(words) == 2)
     try:

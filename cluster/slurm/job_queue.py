@@ -196,7 +196,8 @@ def list_queue(head: Host) -> tuple[QueuedJob, ...]:
 
 
 def _ask_slurm(head: Host, command: str, limit_s: int) -> str:
-    done = head.run(command, check=False)
+    # Startup files may have printed a terminal's title, without a newline.
+    done = head.run(f"echo; {command}", check=False)
     if done.exit_code:
         last = (done.stderr.strip() or f"no answer within {limit_s} s").splitlines()[-1]
         hint = "`verify` shows how to start it again"

@@ -19,9 +19,9 @@ for attempt in 1 2 3 4 5 6 7 8 9 10; do
   answer=$(timeout 4 sinfo -h -N -o '%N|%T|%E' 2>&1) && case $answer in *'|unknown'*) ;; *) break ;; esac
   sleep 0.5
 done
-echo "$answer"
+printf '\n%s\n' "$answer"
 """
-# The shell's startup files may print other lines.
+# The shell's startup files may print other lines, and text without a newline.
 _NODE = re.compile(r"([^|\s]+)\|([^|\s]+)\|(.*)")
 
 

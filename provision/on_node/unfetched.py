@@ -113,6 +113,7 @@ def _has_newer_work(job: Path, since: float) -> bool:
 def main() -> None:
     """Print what would be lost and the job's name, line by line; ``queue`` and why if it is unknown."""
     queue: dict[str, str] = {}
+    print()  # startup files may print a terminal's title, without a newline
     try:
         queue = list_queue()
     except QueueError as error:

@@ -40,9 +40,9 @@ def test_how_busy_the_queue_is() -> None:
 
 
 def test_a_waiting_job_uses_no_node() -> None:
-    host = FakeHost("node0", [("^timeout 20 squeue ", _TEXT)])
+    host = FakeHost("node0", [("^echo; timeout 20 squeue ", _TEXT)])
     assert find_running_job(host) == "squad-20260731-142501-k3f"
-    waiting = FakeHost("node0", [("^timeout 20 squeue ", _TEXT.splitlines()[1] + "\n")])
+    waiting = FakeHost("node0", [("^echo; timeout 20 squeue ", _TEXT.splitlines()[1] + "\n")])
     assert find_running_job(waiting) is None
 
 

@@ -198,7 +198,7 @@ class SimulatedHost(StandInHost):
             ("bin/mpirun -f", self._hello),
             ("spr-cluster-expires", self._extend),
             ("# listing what would be lost", lambda _: Result(0, "", "")),
-            ("^timeout 20 squeue ", self._list_busy),
+            ("^echo; timeout 20 squeue ", self._list_busy),
             ("# listing the nodes", self._list_nodes),
             ("# listing the jobs", lambda _: Result(0, self._state().get("listing", ""), "")),
             ("# asking the queue", self._list_queue),

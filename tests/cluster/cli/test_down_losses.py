@@ -192,11 +192,14 @@ def make_job(head: Path, job: str, *files: str) -> Path:
 
 
 def find(head: Path, queue: str = "", code: int = 0) -> list[str]:
-    """Run the script beside a ``squeue`` that prints this and ends with this exit code."""
+    """Run the script beside a ``squeue`` that prints this and ends with this exit code.
+
+    A startup file has printed text without a newline.
+    """
     (head / "squeue").write_text(f"#!/bin/sh\ncat <<'END'\n{queue}END\nexit {code}\n")
     (head / "squeue").chmod(0o755)
     done = subprocess.run(
-        ["sh", "-c", job_queue.list_losses()],
+        ["sh", "-c", f"printf title; {job_queue.list_losses()}"],
         env={**os.environ, "HOME": str(head), "PATH": f"{head}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -204,7 +207,9 @@ def find(head: Path, queue: str = "", code: int = 0) -> list[str]:
         check=True,
     )
     assert done.stderr == ""
-    return done.stdout.splitlines()
+    title, *found = done.stdout.splitlines()
+    assert title == "title"
+    return found
 
 
 def test_the_script_finds_what_was_never_fetched(head: Path) -> None:

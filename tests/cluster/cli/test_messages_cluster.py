@@ -35,7 +35,7 @@ _LONG_AGO = f.record("expires latest", "2020-01-01T00:00:00Z")
 _TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")
 _ALL_THROTTLED = "[[throttle]]\naction = 'DescribeInstances'\nrate = 1\n"
 _A_JOB_RUNS = f.stage(
-    "node0", "^timeout 20 squeue ", Result(0, "7|RUNNING|node[0-1]|None|squad-1\n", "")
+    "node0", "^echo; timeout 20 squeue ", Result(0, "7|RUNNING|node[0-1]|None|squad-1\n", "")
 )
 
 

@@ -138,7 +138,7 @@ def test_a_running_job_is_not_disturbed(cluster: CommandLine) -> None:
     assert not [c for c in found if c["check"] == "bandwidth"]
 
     why = "slurm_load_partitions: Unable to contact slurm controller"
-    cluster.stage("node0", "^timeout 20 squeue", Result(1, "", why))
+    cluster.stage("node0", "^echo; timeout 20 squeue", Result(1, "", why))
     cluster.stage("node0", "# asking the queue", Result(0, why, ""))
     found = checks(cluster, code=1)
 

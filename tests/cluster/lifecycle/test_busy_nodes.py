@@ -74,7 +74,7 @@ def test_only_repair_takes_a_node_for_lost_that_this_machine_can_not_reach(
 ) -> None:
     # In Slurm's short form.
     row = "12|RUNNING|node[0,2]|None|squad-1\n13|PENDING||Resources|run-2\n"
-    three.stage("node0", "^timeout 20 squeue ", Result(0, row, ""))
+    three.stage("node0", "^echo; timeout 20 squeue ", Result(0, row, ""))
     worker = three.ids()[2]
     three.cloud.change_machine(worker, fate="no-ssh")
 
@@ -88,7 +88,7 @@ def test_only_repair_takes_a_node_for_lost_that_this_machine_can_not_reach(
 
 
 def test_nothing_is_taken_if_the_head_can_not_be_asked(three: CommandLine) -> None:
-    three.stage("node0", "^timeout 20 squeue ", Result(1, "", "no controller"))
+    three.stage("node0", "^echo; timeout 20 squeue ", Result(1, "", "no controller"))
     before = three.changes
     result = three.run("up", "--nodes", "2", "--yes")
     assert result.message.startswith("[node0] Slurm does not answer: no controller")

@@ -210,6 +210,16 @@ def test_down_can_keep_the_image(cloud: SimulatedCloud) -> None:
     assert remembered_cloud("bert") is None
 
 
+def test_there_may_be_no_image_to_keep(cloud: SimulatedCloud) -> None:
+    cloud.be("instant")
+    cloud.prepared(nodes=1)
+    of_no_image = ResourceFactory(cloud.fake, "bert").snapshots()
+
+    assert cloud.down(keep_image=True).kept == Inventory()
+    assert cloud.found() == Inventory()
+    assert of_no_image not in cloud.left()
+
+
 @pytest.mark.parametrize("region", ["eu-west-1", "us-east-1"], ids=["elsewhere", "not listed"])
 def test_the_key_of_a_cluster_that_this_did_not_see_is_left_alone(
     cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, region: str

@@ -114,6 +114,18 @@ def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(cloud: Simu
     assert cloud.steps.count("tar -C") == 0
 
 
+def test_a_changed_key_found_by_the_verification_is_an_error_too(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
+
+    def refuse() -> None:
+        raise HostKeyError("node0", "another key")
+
+    cloud.steps.before["health of all nodes"] = refuse
+    with pytest.raises(HostKeyError, match="another key"):
+        cloud.up(nodes=2)
+    assert len(cloud.found("instances").instances) == 2
+
+
 def test_a_key_that_is_not_here_can_not_enter(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=1)
     key = cloud.ctx.files.key.read_text()

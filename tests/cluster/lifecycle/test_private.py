@@ -170,6 +170,14 @@ def test_without_the_jumps_own_resource_nothing_is_bought(
     assert nat.left() == []
 
 
+def test_an_instance_profile_may_replace_host_management(nat: SimulatedCloud) -> None:
+    nat.faults(f"{NAT}host_management = false\n")
+
+    find_offers(nat.ctx, nat.plan_input(private=True, jump="ssm", instance_profile="nodes"))
+
+    assert "so the role in instance profile nodes needs the policy Amazon" in nat.progress.notes[-1]
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_public_machines_are_reached_over_a_jump_where_port_22_is_blocked(
     cloud: SimulatedCloud, later: bool

@@ -123,6 +123,16 @@ def test_machines_that_are_still_shutting_down_hold_the_name(
     assert cloud.clock.now - start < 60
 
 
+def test_the_group_is_that_of_the_machines(cloud: SimulatedCloud) -> None:
+    """A loser in another network may have left its own."""
+    cloud.prepared(nodes=1)
+    found = cloud.found("instances", "security_groups")
+    (group,) = found.security_groups
+    other = replace(group, id="sg-other", tags={**group.tags, "spr-cluster:owner-key": "SHA256:x"})
+
+    assert replace(found, security_groups=(other, group)).group == group
+
+
 def down_held_at(cloud: SimulatedCloud, call: str, meanwhile: Callable[[], object]) -> None:
     """`down`, with something else done just before a call of it."""
     events, event = cloud.ec2.meta.events, f"provide-client-params.ec2.{call}"

@@ -220,7 +220,7 @@ def test_for_the_laptop_a_job_that_waits_for_lost_nodes_is_waiting(
 
     unfetched.main()
 
-    assert capsys.readouterr().out == "waiting busy\n"
+    assert capsys.readouterr().out == "\nwaiting busy\n"
 
 
 def test_what_would_be_lost_and_what_is_stored(jobs: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
@@ -167,7 +167,9 @@ def with_guards(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, I
     pages = scheduler.get_paginator("list_schedule_groups").paginate(NamePrefix=prefix)
     try:
         for group in [group for page in pages for group in page["ScheduleGroups"]]:
-            labels = scheduler.list_tags_for_resource(ResourceArn=group["Arn"])["Tags"]
+            list_tags = partial(scheduler.list_tags_for_resource, ResourceArn=group["Arn"])
+            # Another command may have deleted the group since.
+            labels = (unless(_MISSING, list_tags) or {}).get("Tags")
             if cluster := tags.from_aws(labels).get(tags.CLUSTER):
                 found = guarded.get(cluster, Inventory())
                 guarded[cluster] = replace(found, guards=(SecondGuard(group["Name"]),))

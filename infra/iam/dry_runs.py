@@ -24,7 +24,7 @@ from infra.ec2.instances import label_instances
 from infra.ec2.network import Network
 from infra.ec2.purchase import ON_DEMAND, SPOT, Offer, Purchase, render_request
 from infra.ec2.routes import HOST_MANAGEMENT
-from infra.errors import SprError
+from infra.errors import CloudError, SprError
 from infra.iam.simulation import Finding, find_principal, simulate
 from infra.instance_types import InstanceType
 from infra.plan.planner import plan_down
@@ -148,6 +148,8 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
         found = inventory.describe_inventories(ec2)
         networks = network.describe_networks(ec2, (), None)
         image = images.find_ubuntu_image(clients.ssm, ec2, max(RELEASES))
+    except CloudError:
+        return  # the region lacks the image, or the account hides it
     except ClientError as error:
         if error_code(error) not in DENIED:
             raise

@@ -145,6 +145,7 @@ def test_a_bug_is_not_translated() -> None:
         (refusal("Unavailable"), True),
         (EndpointConnectionError(endpoint_url="https://ec2"), True),
         (ReadTimeoutError(endpoint_url="https://ec2"), True),
+        (boto.ProxyConnectionError(proxy_url="http://proxy"), True),
         (refusal("UnauthorizedOperation"), False),
         (refusal("InvalidAMIID.NotFound"), False),
         (NoCredentialsError(), False),

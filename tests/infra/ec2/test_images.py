@@ -14,6 +14,8 @@ from infra.ec2.images import (
     ubuntu_parameter,
 )
 from infra.errors import CloudError
+from infra.iam.dry_runs import try_dry
+from infra.iam.policy import build_policy
 from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
 from tests.infra.plan_inputs import RECIPE
@@ -43,6 +45,22 @@ def test_an_image_that_the_account_hides_is_explained(
         find_ubuntu_image(ec2_cloud.clients.ssm, ec2, "24.04")
     assert ("the setting Allowed AMIs hides Canonical's image" in str(caught.value)) is found
     assert ("(managed by: declarative-policy;" in str(caught.value)) is found
+
+
+def test_an_image_that_the_account_hides_ends_no_check_of_permissions(
+    ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = ec2_cloud.clients
+    hides = {"State": "enabled"}
+    monkeypatch.setattr(clients.ec2, "get_allowed_images_settings", lambda: hides)
+    # Of this partition, no account of Canonical's is known.
+    monkeypatch.setattr(clients.ec2.meta, "_partition", "aws-eusc")
+    ec2_cloud.faults("[[error]]\naction = 'DescribeImages'\ncode = 'InvalidAMIID.NotFound'\n")
+
+    with pytest.raises(CloudError, match="can allow the image provider Canonical"):
+        find_ubuntu_image(clients.ssm, clients.ec2, "24.04")
+    found = {finding.action: finding.state for finding in try_dry(clients, build_policy())}
+    assert found["ec2:DescribeVpcs"] == "allowed"
 
 
 def begin(cloud: FakeCloud) -> str:

@@ -1,4 +1,4 @@
-"""SSH to a machine through fabric, with host keys pinned at first contact."""
+"""SSH to a machine through paramiko, with host keys pinned at first contact."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
-from fabric import Config, Connection
-from fabric.runners import Remote
-from invoke.exceptions import CommandTimedOut
 
 from infra.ec2.key_pair import fingerprint
 from infra.errors import ConnectionLostError, HostError, HostKeyError, JumpError, NoAnswerError
+from infra.wait import start_thread
 from provision.host import CONNECT_TIMEOUT_S, Login, Result, TextSink
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from provision.jump import Gateway, Proxy, Tunnel, login_hint
+from provision.jump import Gateway, Proxy, Tunnel, is_connected, login_hint
 
 _KEEPALIVE_S = 20
 # Seconds without an answer after which a connection or a transfer is given up.
@@ -53,15 +51,6 @@ class _LearnOnce(paramiko.MissingHostKeyPolicy):
             raise self._host.refuse_key(shown, pinned)
         pin_host_keys(file, alias, [*pinned, shown])
         client.get_host_keys().add(hostname, key.get_name(), key)
-
-
-class _InterruptibleRun(Remote):
-    """fabric's runner, except that Ctrl-C ends it immediately, not when the command ends."""
-
-    def send_interrupt(self, interrupt: KeyboardInterrupt) -> None:
-        # Otherwise fabric's readers wait until the remote command's output ends.
-        self.channel.close()
-        raise interrupt
 
 
 def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[str]:
@@ -108,31 +97,52 @@ class ChannelStream:
             raise ConnectionLostError(self._name, f"the connection broke: {error}") from None
 
     def __iter__(self) -> Iterator[str]:
-        for text in whole_lines(self._receive(None), _LONGEST_ANSWER_BYTES):
+        for text in whole_lines(_receive(self._channel, None), _LONGEST_ANSWER_BYTES):
             yield from text.split("\n")
-
-    def follow(self, on_text: TextSink, timeout_s: float | None) -> int:
-        """Pass on all lines and return the exit code. Raises :class:`TimeoutError`."""
-        for text in whole_lines(self._receive(timeout_s)):
-            on_text(text)
-        code: int = self._channel.recv_exit_status()
-        return code
-
-    def _receive(self, timeout_s: float | None) -> Iterator[bytes]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            if deadline is not None:
-                self._channel.settimeout(max(0.0, deadline - time.monotonic()))
-            if not (block := self._channel.recv(LINE_BYTES)):
-                return
-            yield block
 
     def close(self) -> None:
         self._channel.close()
 
 
+def _receive(channel: paramiko.Channel, deadline: float | None) -> Iterator[bytes]:
+    """Yield what a command prints. Raises :class:`TimeoutError` at the deadline."""
+    while True:
+        if deadline is not None:
+            channel.settimeout(max(0.0, deadline - time.monotonic()))
+        if not (block := channel.recv(LINE_BYTES)):
+            return
+        yield block
+
+
+def _read(channel: paramiko.Channel, deadline: float | None) -> tuple[str, str]:
+    """Return a command's whole stdout and stderr."""
+    stderr = start_thread(channel.makefile_stderr("rb").read)
+    stdout = b"".join(_receive(channel, deadline))
+    return stdout.decode(errors="replace"), stderr.result().decode(errors="replace")
+
+
+def _follow(
+    on_text: TextSink, channel: paramiko.Channel, deadline: float | None
+) -> tuple[str, str]:
+    """Pass on a command's output, which may be long; return its last lines."""
+    last: deque[str] = deque(maxlen=3)
+    for text in whole_lines(_receive(channel, deadline)):
+        on_text(text)
+        last.extend(line for line in text.rsplit("\n", _SEARCHED)[-_SEARCHED:] if line.strip())
+    return "\n".join(last), ""
+
+
+def _wait_for_exit(channel: paramiko.Channel, deadline: float | None) -> int:
+    """Return the exit code. Raises :class:`TimeoutError` at the deadline."""
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    if not channel.status_event.wait(left):
+        raise TimeoutError
+    code: int = channel.recv_exit_status()
+    return code
+
+
 class SshHost:
-    """A :class:`Host` over fabric. It connects at the first use and keeps the connection for all threads.
+    """A :class:`Host` over paramiko. It connects at the first use and keeps the connection for all threads.
 
     ``alias`` names its host keys in the known-hosts file: the instance id, because an address may be
     reassigned. ``proxy`` is a command that connects to its port 22. With a ``gateway``, all machines share
@@ -154,7 +164,7 @@ class SshHost:
         self._name, self._address, self.login, self.alias = name, address, login, alias
         self._ask_why_gone, self._proxy_argv, self._region = ask_why_gone, proxy, region
         self._gateway = gateway if proxy else None
-        self._connection: Connection | None = None
+        self._client: paramiko.SSHClient | None = None
         self._sftp: paramiko.SFTPClient | None = None
         self._proxy: Proxy | None = None
         self._opening, self._opening_files = threading.Lock(), threading.Lock()
@@ -163,23 +173,23 @@ class SshHost:
     def name(self) -> str:
         return self._name
 
-    def _open(self) -> Connection:
+    def _open(self) -> paramiko.Transport:
+        """Return the connection."""
         with self._opening:
-            return self._open_once()
+            if self._client is None or not is_connected(self._client):
+                self.close()
+                self._client = self._connect()
+            return self._client.get_transport()
 
-    def _open_once(self) -> Connection:
-        if self._connection is not None and self._connection.is_connected:
-            return self._connection
-        self.close()
-        connection = self._prepare()
+    def _connect(self) -> paramiko.SSHClient:
+        sock = None
         try:
             if self._gateway:
                 sock = self._gateway.connect(self._address, _PORT, self._dig)
-                connection.connect_kwargs["sock"] = sock
             elif self._proxy_argv:
                 self._proxy = Proxy(self._proxy_argv)
-                connection.connect_kwargs["sock"] = self._proxy.socket
-            connection.open()
+                sock = self._proxy.socket
+            return self._log_in(sock)
         except paramiko.BadHostKeyException as error:
             raise self.refuse_key(_text_of(error.key), [_text_of(error.expected_key)]) from None
         except paramiko.AuthenticationException as error:
@@ -198,9 +208,6 @@ class SshHost:
                 hint="SSH is open to the address that this machine had at `up`. Has it changed, or "
                 "is port 22 blocked?",
             ) from None
-        self._watch(connection.transport)
-        self._connection = connection
-        return connection
 
     def _watch(self, transport: paramiko.Transport) -> None:
         """End a connection when the machine stops answering.
@@ -224,39 +231,33 @@ class SshHost:
 
     def _dig(self) -> Tunnel:
         """Open this machine's tunnel for a gateway; on failure, report the proxy's reason."""
-        connection = self._prepare()
         self._proxy = proxy = Proxy(self._proxy_argv)
-        connection.connect_kwargs["sock"] = proxy.socket
-        connection.open()
-        self._watch(connection.transport)
+        client = self._log_in(proxy.socket)
         self._proxy = None
-        return Tunnel(self._name, connection, proxy)
+        return Tunnel(self._name, client, proxy)
 
-    def _prepare(self) -> Connection:
-        """Build a connection with its host keys and credentials."""
-        connection = Connection(
-            self._address,
-            user=self.login.user,
-            port=_PORT,
-            # The user's ~/.ssh/config is for other machines: its ports, proxies, and agents do not apply.
-            forward_agent=False,
-            config=Config(
-                overrides={"runners": {"remote": _InterruptibleRun}, "load_ssh_configs": False}
-            ),
-            connect_timeout=CONNECT_TIMEOUT_S,
-            connect_kwargs={
-                "key_filename": str(self.login.key_file),
-                "allow_agent": False,
-                "look_for_keys": False,
-                "banner_timeout": CONNECT_TIMEOUT_S,
-                "auth_timeout": CONNECT_TIMEOUT_S,
-                "channel_timeout": CONNECT_TIMEOUT_S,
-            },
-        )
+    def _log_in(self, sock: Any) -> paramiko.SSHClient:
+        """Connect, over ``sock`` if there is one, and watch the connection."""
+        client = paramiko.SSHClient()
         for key in pinned_host_keys(self.login.known_hosts, self.alias):
-            _trust(connection.client.get_host_keys(), self._address, key)
-        connection.client.set_missing_host_key_policy(_LearnOnce(self))
-        return connection
+            _trust(client.get_host_keys(), self._address, key)
+        client.set_missing_host_key_policy(_LearnOnce(self))
+        # An agent may have so many keys that the server refuses before it sees ours.
+        client.connect(
+            self._address,
+            _PORT,
+            self.login.user,
+            key_filename=str(self.login.key_file),
+            allow_agent=False,
+            look_for_keys=False,
+            timeout=CONNECT_TIMEOUT_S,
+            banner_timeout=CONNECT_TIMEOUT_S,
+            auth_timeout=CONNECT_TIMEOUT_S,
+            channel_timeout=CONNECT_TIMEOUT_S,
+            sock=sock,
+        )
+        self._watch(client.get_transport())
+        return client
 
     def _explain_proxy(self, error: Exception) -> NoAnswerError:
         over = self._gateway.name if self._gateway and not self._proxy else ""
@@ -300,40 +301,21 @@ class SshHost:
         check: bool = True,
         on_text: TextSink | None = None,
     ) -> Result:
-        try:
-            run = partial(self._follow, on_text) if on_text else self._run
-            done = run(command, timeout_s)
-        except (CommandTimedOut, TimeoutError):
-            raise HostError(
-                self._name, f"`{_short(command)}` did not finish within {timeout_s} s"
-            ) from None
+        with closing(self._open_channel(command, combine_stderr=bool(on_text))) as channel:
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            try:
+                read = partial(_follow, on_text) if on_text else _read
+                stdout, stderr = read(channel, deadline)
+                done = Result(_wait_for_exit(channel, deadline), stdout, stderr)
+            except TimeoutError:
+                raise HostError(
+                    self._name, f"`{_short(command)}` did not finish within {timeout_s} s"
+                ) from None
         if done.exit_code == _NO_EXIT_CODE:
             raise self._lose()
         if check:
             _require_success(self._name, command, done)
         return done
-
-    def _run(self, command: str, timeout_s: float | None) -> Result:
-        connection = self._open()
-        try:
-            done = connection.run(
-                _in_bash(command), hide=True, warn=True, in_stream=False, timeout=timeout_s
-            )
-        except (OSError, paramiko.SSHException, EOFError) as error:
-            raise self._lose(f": {error or 'closed'}") from None
-        return Result(done.exited, done.stdout, done.stderr)
-
-    def _follow(self, on_text: TextSink, command: str, timeout_s: float | None) -> Result:
-        """Run a command whose output may be long: only its last lines are kept."""
-        last: deque[str] = deque(maxlen=3)
-
-        def take(text: str) -> None:
-            on_text(text)
-            last.extend(line for line in text.rsplit("\n", _SEARCHED)[-_SEARCHED:] if line.strip())
-
-        with closing(self.open_stream(command)) as stream:
-            code = stream.follow(take, timeout_s)
-        return Result(code, "\n".join(last), "")
 
     def _lose(self, why: str = "") -> ConnectionLostError:
         self.close()
@@ -343,10 +325,9 @@ class SshHost:
         return ChannelStream(self._name, self._open_channel(command, combine_stderr=True))
 
     def _open_channel(self, command: str, *, combine_stderr: bool = False) -> paramiko.Channel:
-        # Not fabric's run, which keeps all output and rejoins it for every piece that arrives.
-        connection = self._open()
+        transport = self._open()
         try:
-            channel = _open_session(connection.transport)
+            channel = _open_session(transport)
             channel.set_combine_stderr(combine_stderr)
             channel.exec_command(_in_bash(command))
         except (OSError, paramiko.SSHException, EOFError) as error:
@@ -387,9 +368,9 @@ class SshHost:
         _require_success(self._name, command, Result(code, "", said.decode(errors="replace")))
 
     def _open_files(self) -> paramiko.SFTPClient:
-        """Return the SFTP session that all threads share. fabric's has no time limit."""
+        """Return the SFTP session that all threads share."""
         with self._opening_files:  # not the other lock: commands need no files
-            transport = self._open().transport
+            transport = self._open()
             if self._sftp is None:
                 channel = _open_session(transport)
                 channel.settimeout(_LOST_S)
@@ -406,8 +387,8 @@ class SshHost:
             raise HostError(self._name, f"there is no {path}") from None
         except (OSError, paramiko.SSHException, EOFError) as error:
             # An error such as a full disk leaves the connection intact.
-            connected = self._connection is not None and self._connection.is_connected
             silent = isinstance(error, TimeoutError)
+            connected = self._client is not None and is_connected(self._client)
             lost = silent or not isinstance(error, OSError) or not connected
             self.close()
             kind = ConnectionLostError if lost else HostError
@@ -418,9 +399,9 @@ class SshHost:
         return self._ask_why_gone()
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = self._sftp = None
+        if self._client is not None:
+            self._client.close()
+            self._client = self._sftp = None
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None

@@ -169,8 +169,9 @@ def with_guards(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, I
         for group in [group for page in pages for group in page["ScheduleGroups"]]:
             list_tags = partial(scheduler.list_tags_for_resource, ResourceArn=group["Arn"])
             # Another command may have deleted the group since.
-            labels = (unless(_MISSING, list_tags) or {}).get("Tags")
-            if cluster := tags.from_aws(labels).get(tags.CLUSTER):
+            listed = unless(_MISSING, list_tags)
+            labels = tags.from_aws(listed["Tags"]) if listed else {}
+            if cluster := labels.get(tags.CLUSTER):
                 found = guarded.get(cluster, Inventory())
                 guarded[cluster] = replace(found, guards=(SecondGuard(group["Name"]),))
     except (ClientError, BotoCoreError) as error:

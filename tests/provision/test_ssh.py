@@ -141,12 +141,13 @@ def test_a_broken_connection_is_not_a_failed_command(server: Server, host: SshHo
 def test_a_refused_session_is_tried_again_in_the_same_connection(
     server: Server, host: SshHost
 ) -> None:
-    host.run("true")
-    server.refuses, server.says = 2, "content"
+    server.says = "content"
+    for read in (lambda: host.run("cat").stdout, lambda: b"".join(host.download("cat")).decode()):
+        server.refuses = 2
 
-    assert b"".join(host.download("cat file")) == b"content"
+        assert read() == "content"
 
-    assert (server.refuses, len(server.logins)) == (0, 1)
+        assert (server.refuses, len(server.logins)) == (0, 1)
 
 
 @pytest.mark.parametrize("proxied", [False, True])
@@ -264,12 +265,20 @@ def test_a_file_is_private_before_it_has_content(
     assert changes == [call.chmod(0o600), call.write(b"secret")]
 
 
-def test_only_the_clusters_key_is_tried(login: Login) -> None:
+def test_only_the_clusters_key_is_tried(
+    server: Server, host: SshHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An agent may have so many keys that the server refuses before it sees ours."""
-    connection = SshHost("node0", ADDRESS, login, alias="i-0a")._prepare()
-    options = connection.connect_kwargs
-    assert options["key_filename"] == [str(login.key_file)]
-    assert (options["allow_agent"], options["look_for_keys"]) == (False, False)
+    other = paramiko.ECDSAKey.generate()
+    monkeypatch.setattr(paramiko.Agent, "get_keys", lambda _: (other,))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    other.write_private_key_file(str(tmp_path / ".ssh/id_ecdsa"))
+    server.accepts = False
+
+    with pytest.raises(HostError, match="SSH rejects"):
+        host.run("true")
+    assert len(server.logins) == 1
 
 
 def test_a_stream_yields_lines_until_its_command_ends(server: Server, host: SshHost) -> None:

@@ -278,10 +278,7 @@ class ClusterOptions(BaseModel):
     ] = None
     proxy: Annotated[
         str | None,
-        ClusterOption(
-            "HTTP proxy of the nodes, also for jobs; or `none`",
-            "http://HOST:PORT",
-        ),
+        ClusterOption("HTTP proxy of the nodes, also for jobs; or `none`", "http://HOST:PORT"),
     ] = None
     # The record stores them in one tag of at most 256 characters.
     subnet_ids: Annotated[

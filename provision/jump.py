@@ -153,7 +153,7 @@ class Proxy:
         return lines[-1].strip() if lines else ""
 
 
-def is_connected(client: paramiko.SSHClient) -> bool:
+def is_alive(client: paramiko.SSHClient) -> bool:
     """Return whether a client's connection still stands."""
     transport = client.get_transport()
     return transport is not None and transport.is_active()
@@ -167,7 +167,7 @@ class Tunnel:
 
     @property
     def is_open(self) -> bool:
-        return is_connected(self._client)
+        return is_alive(self._client)
 
     def open_channel(self, address: str, port: int) -> paramiko.Channel:
         """Return a connection from the machine to an address."""

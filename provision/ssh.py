@@ -20,7 +20,7 @@ from infra.errors import ConnectionLostError, HostError, HostKeyError, JumpError
 from infra.wait import start_thread
 from provision.host import CONNECT_TIMEOUT_S, Login, Result, TextSink
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from provision.jump import Gateway, Proxy, Tunnel, is_connected, login_hint
+from provision.jump import Gateway, Proxy, Tunnel, is_alive, login_hint
 
 _KEEPALIVE_S = 20
 # Seconds without an answer after which a connection or a transfer is given up.
@@ -75,13 +75,10 @@ def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[
 
 def _last_states(lines: bytes) -> str:
     text = lines.decode(errors="replace")
-    return "\n".join(map(_last_state, text.split("\n"))) if "\r" in text else text
-
-
-def _last_state(line: str) -> str:
-    if "\r" not in line:
-        return line
-    return next((state for state in reversed(line.split("\r")) if state.strip()), "")
+    if "\r" not in text:
+        return text
+    states = (reversed(line.split("\r")) for line in text.split("\n"))
+    return "\n".join(next((each for each in line if each.strip()), "") for line in states)
 
 
 class ChannelStream:
@@ -176,7 +173,7 @@ class SshHost:
     def _open(self) -> paramiko.Transport:
         """Return the connection."""
         with self._opening:
-            if self._client is None or not is_connected(self._client):
+            if self._client is None or not is_alive(self._client):
                 self.close()
                 self._client = self._connect()
             return self._client.get_transport()
@@ -388,7 +385,7 @@ class SshHost:
         except (OSError, paramiko.SSHException, EOFError) as error:
             # An error such as a full disk leaves the connection intact.
             silent = isinstance(error, TimeoutError)
-            connected = self._client is not None and is_connected(self._client)
+            connected = self._client is not None and is_alive(self._client)
             lost = silent or not isinstance(error, OSError) or not connected
             self.close()
             kind = ConnectionLostError if lost else HostError

@@ -176,10 +176,6 @@ def record_tags(
     }
 
 
-def _has_tag(option: ClusterOption, value: Any) -> bool:
-    return value is None or option.write(value) is not None
-
-
 def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
     """Parse the record in a group's tags; return ``None`` if there is none.
 
@@ -201,7 +197,8 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
         options = ClusterOptions().model_dump(include={*_RECORDED, "labels"})
         for key, option in _RECORDED.items():
             # Some values have no tag.
-            if f"{_PREFIX}{option.tag}" in labels or _has_tag(option, options[key]):
+            has_none = options[key] is not None and option.write(options[key]) is None
+            if f"{_PREFIX}{option.tag}" in labels or not has_none:
                 options[key] = read(str(option.tag), partial(_parse, key, option))
         options["labels"] = tags.user_labels(labels)
         times = (read(key, tags.parse_time) for key in ("created", "expires", "latest"))

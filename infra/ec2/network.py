@@ -83,12 +83,13 @@ class SecurityGroup:
             for rule in ssh
             for each in (*rule.get("IpRanges", []), *rule.get("Ipv6Ranges", []))
         }
+        tracked = [cidr for cidr, why in ranges.items() if why == _CALLER]
         return SecurityGroup(
             id=group["GroupId"],
             vpc_id=group.get("VpcId", ""),
             tags=tags.from_aws(group.get("Tags")),
             ssh_cidrs=tuple(sorted(ranges)),
-            followed=frozenset(c for c, why in ranges.items() if why == _CALLER and is_single(c)),
+            followed=frozenset(c for c in tracked if ipaddress.ip_network(c).num_addresses == 1),
             inside_in=_lets_itself_pass(group["GroupId"], ingress),
             inside_out=_lets_itself_pass(group["GroupId"], egress),
         )
@@ -111,14 +112,8 @@ class SecurityGroup:
 
     def cidrs_for(self, caller: str) -> tuple[str, ...]:
         """Return the user's ranges, plus the caller's address unless they contain it."""
-        if self.admits(caller):
-            return tuple(c for c in self.ssh_cidrs if c not in self.followed or c == caller)
-        return (*(c for c in self.ssh_cidrs if c not in self.followed), caller)
-
-
-def is_single(cidr: str) -> bool:
-    """Return whether a range is a single address."""
-    return ipaddress.ip_network(cidr).num_addresses == 1
+        kept = tuple(c for c in self.ssh_cidrs if c not in self.followed or c == caller)
+        return kept if self.admits(caller) else (*kept, caller)
 
 
 def _lets_itself_pass(group_id: str, rules: Sequence[IpPermissionOutputTypeDef]) -> bool:

@@ -66,23 +66,15 @@ _NOWHERE = "192.0.2.1/32"
 _NO_GROUP, _DEFAULT_GROUP = "in the default group", ":security-group/"
 _NOTHING = "no resource of this tool to try it on"
 _DENIED_ON = re.compile(r"not authorized to perform: (\S+) on resource: (\S+)")
-_PLAIN: Mapping[str, Callable[[Clients], object]] = {
-    "organizations:DescribeEffectivePolicy": describe_tag_rules,
-    "iam:ListInstanceProfiles": lambda clients: clients.iam.list_instance_profiles(MaxItems=1),
-    "pricing:GetProducts": lambda clients: clients.pricing.get_products(
-        ServiceCode="AmazonEC2", MaxResults=1
-    ),
-    "scheduler:ListScheduleGroups": lambda clients: clients.scheduler.list_schedule_groups(),
-    "scheduler:ListSchedules": lambda clients: clients.scheduler.list_schedules(),
-    "servicequotas:GetServiceQuota": lambda clients: clients.quotas.get_service_quota(
-        ServiceCode="ec2", QuotaCode=ON_DEMAND_QUOTA
-    ),
-    "ssm:GetServiceSetting": lambda clients: clients.ssm.get_service_setting(
-        SettingId=HOST_MANAGEMENT
-    ),
-    "ssm:GetParameter": lambda clients: clients.ssm.get_parameter(
-        Name=ubuntu_parameter(max(RELEASES))
-    ),
+# Reads of other services than EC2, with their parameters.
+_PLAIN: Mapping[str, Mapping[str, Any]] = {
+    "iam:ListInstanceProfiles": {"MaxItems": 1},
+    "pricing:GetProducts": {"ServiceCode": "AmazonEC2", "MaxResults": 1},
+    "scheduler:ListScheduleGroups": {},
+    "scheduler:ListSchedules": {},
+    "servicequotas:GetServiceQuota": {"ServiceCode": "ec2", "QuotaCode": ON_DEMAND_QUOTA},
+    "ssm:GetServiceSetting": {"SettingId": HOST_MANAGEMENT},
+    "ssm:GetParameter": {"Name": ubuntu_parameter(max(RELEASES))},
 }
 Trials = Iterator[tuple[str, Callable[[], object]]]
 
@@ -142,8 +134,11 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
         service, _, operation = action.partition(":")
         if service == "ec2" and operation.startswith(("Describe", "GetAllowed", "GetEbs")):
             yield action, getattr(dry, xform_name(operation))
+        elif action == "organizations:DescribeEffectivePolicy":
+            yield action, partial(describe_tag_rules, clients)
         elif action in _PLAIN:
-            yield action, partial(_PLAIN[action], clients)
+            client = clients.quotas if service == "servicequotas" else getattr(clients, service)
+            yield action, partial(getattr(client, xform_name(operation)), **_PLAIN[action])
     try:
         found = inventory.describe_inventories(ec2)
         networks = network.describe_networks(ec2, (), None)

@@ -26,27 +26,13 @@ from infra.spec import EICE, KMS_KEY, SSM
 _VIRTUAL = ("r7iz.16xlarge", "c7i.16xlarge", "c7i.24xlarge", "m7i.16xlarge", "c7i.large", *BAKERS)
 DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.is_metal or t.name in _VIRTUAL)
 
-# Actions and reads that AWS can't restrict to a resource.
-_LOOK = (
+# Purchases work without these permissions, only with fewer checks and less information.
+_INFORM = (
     "ec2:DescribeCapacityReservations",
-    "ec2:DescribeImages",
     "ec2:DescribeInstanceConnectEndpoints",
-    "ec2:DescribeInstanceStatus",
-    "ec2:DescribeInstanceTypeOfferings",
-    "ec2:DescribeInstanceTypes",
-    "ec2:DescribeInstances",
-    "ec2:DescribeKeyPairs",
     "ec2:DescribeNetworkAcls",
-    "ec2:DescribeNetworkInterfaces",
-    "ec2:DescribePlacementGroups",
-    "ec2:DescribeRegions",
     "ec2:DescribeRouteTables",
-    "ec2:DescribeSecurityGroups",
-    "ec2:DescribeSnapshots",
-    "ec2:DescribeSpotInstanceRequests",
     "ec2:DescribeSpotPriceHistory",
-    "ec2:DescribeSubnets",
-    "ec2:DescribeVolumes",
     "ec2:DescribeVpcBlockPublicAccessExclusions",
     "ec2:DescribeVpcBlockPublicAccessOptions",
     "ec2:DescribeVpcEndpoints",
@@ -58,26 +44,30 @@ _LOOK = (
     "pricing:GetProducts",
     "servicequotas:GetServiceQuota",
 )
-# Purchases work without these permissions, only with fewer checks and less information.
+# Actions and reads that AWS can't restrict to a resource.
+_LOOK = (
+    *_INFORM,
+    "ec2:DescribeImages",
+    "ec2:DescribeInstanceStatus",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstances",
+    "ec2:DescribeKeyPairs",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribePlacementGroups",
+    "ec2:DescribeRegions",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSnapshots",
+    "ec2:DescribeSpotInstanceRequests",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVolumes",
+)
 OPTIONAL = frozenset(
     {
-        "ec2:DescribeCapacityReservations",
-        "ec2:DescribeInstanceConnectEndpoints",
-        "ec2:DescribeNetworkAcls",
-        "ec2:DescribeRouteTables",
-        "ec2:DescribeSpotPriceHistory",
-        "ec2:DescribeVpcBlockPublicAccessExclusions",
-        "ec2:DescribeVpcBlockPublicAccessOptions",
-        "ec2:DescribeVpcEndpoints",
-        "ec2:DescribeVpcs",
-        "ec2:GetAllowedImagesSettings",
+        *_INFORM,
         "ec2:GetConsoleOutput",
-        "ec2:GetEbsDefaultKmsKeyId",
-        "organizations:DescribeEffectivePolicy",
-        "pricing:GetProducts",
         "s3:GetBucketVersioning",
         "s3:GetLifecycleConfiguration",
-        "servicequotas:GetServiceQuota",
         "ssm:GetServiceSetting",
         "ssm:ResumeSession",
     }
@@ -221,7 +211,7 @@ def build_policy(
     return {
         "Version": "2012-10-17",
         "Statement": [
-            _allow("Look", _LOOK, "*"),
+            _allow("Look", sorted(_LOOK), "*"),
             _allow("Find", ("ssm:GetParameter", "ssm:GetServiceSetting"), [ubuntu, setting]),
             _allow("Machines", _RUN, _ec2("instance/*"), {"Null": tagged, "StringEquals": machine}),
             _allow(

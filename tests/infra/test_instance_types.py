@@ -14,28 +14,19 @@ _PUBLISHED = {
     "r7iz.metal-16xl": 6.5472,
     "r7iz.metal-32xl": 13.0944,
     "r7iz.32xlarge": 11.904,
-    "r7iz.large": 0.186,
     "c7i.metal-24xl": 4.7124,
-    "c7i.metal-48xl": 8.568,
-    "c7i.24xlarge": 4.284,
     "c7i.large": 0.08925,
     "c7i-flex.16xlarge": 2.7132,
     "m7i.metal-24xl": 5.32224,
-    "m7i.16xlarge": 3.2256,
     "m7i-flex.8xlarge": 1.53216,
     "r7i.metal-48xl": 12.7008,
-    "r7i.24xlarge": 6.3504,
     "i7i.metal-24xl": 9.6204,
-    "i7ie.18xlarge": 9.3564,
     "i7ie.48xlarge": 24.9504,
-    "c8i.metal-48xl": 9.89578,
     "c8i.32xlarge": 5.99744,
     "c8i-flex.4xlarge": 0.71216,
-    "m8i.96xlarge": 20.32128,
     "m8id.metal-48xl": 12.52992,
     "r8i.metal-96xl": 26.67264,
     "x8i.64xlarge": 28.01024,
-    "x8i.96xlarge": 48.74438,
 }
 
 
@@ -43,6 +34,8 @@ def test_prices_are_as_published() -> None:
     found = {name: INSTANCE_TYPES[name].table_usd for name in _PUBLISHED}
 
     assert found == pytest.approx(_PUBLISHED, rel=1e-4)
+    names = ("r7iz.16xlarge", "r7iz.32xlarge", "c7i.24xlarge", "c7i.48xlarge", "c8i.48xlarge")
+    assert [INSTANCE_TYPES[name].sockets for name in names] == [1, 2, 1, 2, 1]
 
 
 def test_all_sizes_of_the_families_are_those_of_ec2() -> None:
@@ -61,11 +54,6 @@ def test_all_sizes_of_the_families_are_those_of_ec2() -> None:
         assert found.gbit == expected, name
     # Not in the table; the tool does not use its second card.
     assert InstanceType.from_aws(EC2_TYPES["c8in.metal-96xl"]).gbit == 300
-
-
-def test_sockets_hold_as_many_cores_as_their_processor() -> None:
-    names = ("r7iz.16xlarge", "r7iz.32xlarge", "c7i.24xlarge", "c7i.48xlarge", "c8i.48xlarge")
-    assert [INSTANCE_TYPES[name].sockets for name in names] == [1, 2, 1, 2, 1]
 
 
 def test_the_cheapest_work_comes_first() -> None:

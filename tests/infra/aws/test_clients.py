@@ -73,9 +73,7 @@ _ERRORS: dict[str, Exception] = {
     "an unknown profile": boto.ProfileNotFound(profile="x"),
     "no network": EndpointConnectionError(endpoint_url="https://ec2"),
     "old credentials": refusal("ExpiredToken", "old"),
-    "credentials of nobody": refusal("AuthFailure", "who?"),
     "no permission for EC2": refusal("UnauthorizedOperation"),
-    "no permission for another service": refusal("AccessDeniedException"),
     "what only an administrator can decode": refusal("UnauthorizedOperation", _ENCODED),
     "a denial by the organization": refusal(
         "UnauthorizedOperation", _DENIED + "with an explicit deny in a service control policy"
@@ -91,18 +89,14 @@ _ERRORS: dict[str, Exception] = {
     "a quota": refusal("VcpuLimitExceeded"),
     "another refusal": refusal("Oops", "hm"),
     "no role for spot": refusal("AuthFailure.ServiceLinkedRoleCreationNotPermitted"),
-    "an account that is blocked": refusal("Blocked"),
     "an account that is not verified": refusal("PendingVerification"),
     "an SSO session": boto.UnauthorizedSSOTokenError(),
-    "no SSO token": boto.SSOTokenLoadError(error_msg="none"),
     "an old SSO token": boto.TokenRetrievalError(provider="sso", error_msg="Token has expired"),
     "an old login": boto.LoginRefreshRequired(),
-    "no login": boto.LoginTokenLoadError(error_msg="none"),
     "a login without permissions": boto.LoginInsufficientPermissions(),
     "no crt": boto.MissingDependencyException(msg="crt"),
     "an old MFA session": boto.RefreshWithMFAUnsupportedError(),
     "credentials that are renewed in vain": _renewed_in_vain(),
-    "another provider": boto.CredentialRetrievalError(provider="x", error_msg="y"),
     "the user's own program": boto.CredentialRetrievalError(
         provider="custom-process", error_msg="boom\n"
     ),

@@ -11,7 +11,6 @@ from infra.ec2.images import (
     describe_cached_images,
     describe_image,
     find_ubuntu_image,
-    ubuntu_parameter,
 )
 from infra.errors import CloudError
 from infra.iam.dry_runs import try_dry
@@ -21,15 +20,6 @@ from tests.infra.local.fakes import FakeCloud
 from tests.infra.plan_inputs import RECIPE
 
 LABELS = {tags.INSTALLED: RECIPE}
-
-
-@pytest.mark.parametrize(
-    ("release", "disk"), [("24.04", "ebs-gp3"), ("20.04", "ebs-gp2"), ("22.04", "ebs-gp2")]
-)
-def test_canonicals_parameter(release: str, disk: str) -> None:
-    assert ubuntu_parameter(release) == (
-        f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/{disk}/ami-id"
-    )
 
 
 @pytest.mark.parametrize(("state", "found"), [("enabled", True), ("disabled", False)])
@@ -63,15 +53,11 @@ def test_an_image_that_the_account_hides_ends_no_check_of_permissions(
     assert found["ec2:DescribeVpcs"] == "allowed"
 
 
-def begin(cloud: FakeCloud) -> str:
-    (machine,) = cloud.run(1)
-    return create_image(cloud.clients.ec2, machine, "bert", "spr-cluster-bert-1", LABELS)
-
-
 def test_an_image_is_begun_without_a_reboot_and_with_its_tags(
     ec2_cloud: FakeCloud, ec2_calls: Recorder
 ) -> None:
-    image = describe_image(ec2_cloud.clients.ec2, begin(ec2_cloud))
+    ec2, (machine,) = ec2_cloud.clients.ec2, ec2_cloud.run(1)
+    image = describe_image(ec2, create_image(ec2, machine, "bert", "spr-cluster-bert-1", LABELS))
 
     (request,) = ec2_calls.of("CreateImage")
     assert request["NoReboot"] is True

@@ -11,19 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.ec2 import tags
-from infra.ec2.cluster_record import record_tags
+from infra.ec2.cluster_record import new_record, record_tags
 from infra.ec2.instances import HEAD, WORKER, Instance
 from infra.ec2.inventory import Inventory, RegisteredKey
 from infra.ec2.key_pair import fingerprint
 from infra.plan.actions import Action, ActionKind, Plan
-from infra.plan.ownership import ForeignClusterError
+from infra.plan.ownership import ForeignClusterError, check_owner
 from infra.plan.planner import PlanInput, plan_up
 from tests.infra.plan_inputs import (
     CALLER,
     KEY,
+    NOW,
     PLACEMENT,
     RECIPE,
     connect,
+    make_found,
     make_group,
     make_image,
     make_machine,
@@ -94,29 +96,27 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
     return replace(plan_input, cached=draw(st.sampled_from([(), (), (cached,)])))
 
 
-@given(plan_inputs(), st.data())
-def test_a_cluster_of_another_owner_is_never_planned(
-    plan_input: PlanInput, data: st.DataObject
-) -> None:
+def test_a_cluster_of_another_owner_is_never_planned() -> None:
     """Whatever of it shows already: a machine, the group, or the key pair with one of them."""
-    found, foreign = plan_input.found, {tags.OWNER_KEY: fingerprint(FOREIGN_KEY)}
-    machine = replace(make_machine(9), tags={**make_machine(9).tags, **foreign})
-    group = make_group(plan_input.spec)
-    group = replace(group, tags={**group.tags, **foreign})
-    pair = RegisteredKey("key-2", {}, FOREIGN_KEY)
+    spec, foreign = make_spec(2), {tags.OWNER_KEY: fingerprint(FOREIGN_KEY)}
+    own, pair = make_found(spec), RegisteredKey("key-2", {}, FOREIGN_KEY)
+    machine, group = make_machine(9), make_group(spec)
+    theirs = replace(group, tags={**group.tags, **foreign})
+    living = replace(group, tags=record_tags(spec, new_record(spec, NOW, None)))
     signs: list[dict[str, Any]] = [
-        {"instances": (*found.instances, machine)},
-        {"security_groups": (group,), "key_pairs": ()},
-        {"security_groups": (group,), "key_pairs": (pair,)},
+        {"instances": (*own.instances, replace(machine, tags={**machine.tags, **foreign}))},
+        {"security_groups": (theirs,), "key_pairs": ()},
+        {"security_groups": (theirs,), "key_pairs": (pair,)},
+        {"instances": (), "security_groups": (living,), "key_pairs": (pair,)},
+        {"key_pairs": (pair,)},
     ]
-    living = replace(group, tags=record_tags(plan_input.spec, plan_input.record))
-    signs.append({"instances": (), "security_groups": (living,), "key_pairs": (pair,)})
-    if found.alive:
-        signs.append({"key_pairs": (pair,)})
-    seen = replace(found, **data.draw(st.sampled_from(signs)))
-
-    with pytest.raises(ForeignClusterError, match="belongs to another SSH key"):
-        plan_up(replace(plan_input, found=seen))
+    # Machines without an owner are not taken over either.
+    bare = Inventory(instances=(replace(machine, tags={}),))
+    with pytest.raises(ForeignClusterError, match="this machine has none"):
+        check_owner("bert", bare, "", NOW)
+    for sign in signs:
+        with pytest.raises(ForeignClusterError, match="belongs to another SSH key"):
+            plan_up(make_plan_input(spec, replace(own, **sign)))
 
 
 def is_good(plan_input: PlanInput, machine: Instance) -> bool:
@@ -183,22 +183,9 @@ class World:
     def _buy(self, count: int, role: str, digest: str) -> None:
         place = self.nodes[0].place if self.nodes else (TYPES[0], ZONES[0])
         first = 100 + len(self.found.instances)
-        self._set(
-            *(
-                make_machine(
-                    number,
-                    role,
-                    instance_type=place[0],
-                    zone=place[1],
-                    labels={tags.INSTALLED: digest},
-                )
-                for number in range(first, first + count)
-            )
-        )
-
-    def _label_head(self, **labels: str) -> None:
-        head = self.nodes[0]
-        self._set(replace(head, tags={**head.tags, **labels}))
+        here: dict[str, Any] = {"instance_type": place[0], "zone": place[1]}
+        here |= {"labels": {tags.INSTALLED: digest}}
+        self._set(*(make_machine(number, role, **here) for number in range(first, first + count)))
 
     def _terminate(self, action: Action) -> None:
         rest = tuple(m for m in self.found.instances if m.id not in action.ids)

@@ -158,17 +158,13 @@ class SshHost:
         gateway: Gateway | None = None,
         ask_why_gone: Callable[[], str] = str,
     ) -> None:
-        self._name, self._address, self.login, self.alias = name, address, login, alias
+        self.name, self._address, self.login, self.alias = name, address, login, alias
         self._ask_why_gone, self._proxy_argv, self._region = ask_why_gone, proxy, region
         self._gateway = gateway if proxy else None
         self._client: paramiko.SSHClient | None = None
         self._sftp: paramiko.SFTPClient | None = None
         self._proxy: Proxy | None = None
         self._opening, self._opening_files = threading.Lock(), threading.Lock()
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def _open(self) -> paramiko.Transport:
         """Return the connection."""
@@ -191,7 +187,7 @@ class SshHost:
             raise self.refuse_key(_text_of(error.key), [_text_of(error.expected_key)]) from None
         except paramiko.AuthenticationException as error:
             raise HostError(
-                self._name,
+                self.name,
                 f"SSH rejects the cluster's key: {error}",
                 hint="cloud-init writes it early in the first boot; later, a rejection means that "
                 "~/.ssh/authorized_keys on the node was changed",
@@ -200,7 +196,7 @@ class SshHost:
             if self._proxy_argv:
                 raise self._explain_proxy(error) from None
             raise NoAnswerError(
-                self._name,
+                self.name,
                 f"no SSH at {self._address}: {error}",
                 hint="SSH is open to the address that this machine had at `up`. Has it changed, or "
                 "is port 22 blocked?",
@@ -231,7 +227,7 @@ class SshHost:
         self._proxy = proxy = Proxy(self._proxy_argv)
         client = self._log_in(proxy.socket)
         self._proxy = None
-        return Tunnel(self._name, client, proxy)
+        return Tunnel(self.name, client, proxy)
 
     def _log_in(self, sock: Any) -> paramiko.SSHClient:
         """Connect, over ``sock`` if there is one, and watch the connection."""
@@ -260,7 +256,7 @@ class SshHost:
         over = self._gateway.name if self._gateway and not self._proxy else ""
         if over:
             return NoAnswerError(
-                self._name,
+                self.name,
                 f"no SSH at {self._address} from {over}: {error}",
                 hint=f"{over} answers, so the fault is this machine's, or of the rules between them",
             )
@@ -270,7 +266,7 @@ class SshHost:
         hint = login_hint(self._proxy_argv) if is_host else "does this command work by itself?"
         command = shlex.join(self._proxy_argv)
         return JumpError(
-            self._name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint
+            self.name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint
         )
 
     def refuse_key(self, shown: str, pinned: Sequence[str]) -> HostKeyError:
@@ -280,7 +276,7 @@ class SshHost:
         file = self.login.known_hosts
         region = f" --region {self._region}" if self._region else ""
         return HostKeyError(
-            self._name,
+            self.name,
             f"{self._address} shows another SSH host key than {self.alias} had: received {received}, "
             f"expected {expected}. Not connected",
             hint="The connection may be intercepted. It is harmless if the node stopped a moment ago "
@@ -306,20 +302,20 @@ class SshHost:
                 done = Result(_wait_for_exit(channel, deadline), stdout, stderr)
             except TimeoutError:
                 raise HostError(
-                    self._name, f"`{_short(command)}` did not finish within {timeout_s} s"
+                    self.name, f"`{_short(command)}` did not finish within {timeout_s} s"
                 ) from None
         if done.exit_code == _NO_EXIT_CODE:
             raise self._lose()
         if check:
-            _require_success(self._name, command, done)
+            _require_success(self.name, command, done)
         return done
 
     def _lose(self, why: str = "") -> ConnectionLostError:
         self.close()
-        return ConnectionLostError(self._name, f"the connection broke{why}")
+        return ConnectionLostError(self.name, f"the connection broke{why}")
 
     def open_stream(self, command: str) -> ChannelStream:
-        return ChannelStream(self._name, self._open_channel(command, combine_stderr=True))
+        return ChannelStream(self.name, self._open_channel(command, combine_stderr=True))
 
     def _open_channel(self, command: str, *, combine_stderr: bool = False) -> paramiko.Channel:
         transport = self._open()
@@ -359,10 +355,10 @@ class SshHost:
                 code = channel.recv_exit_status()
             except TimeoutError:
                 why = f"`{_short(command)}` sent nothing for {_LOST_S} s"
-                raise HostError(self._name, why) from None
+                raise HostError(self.name, why) from None
         if code == _NO_EXIT_CODE:
             raise self._lose()
-        _require_success(self._name, command, Result(code, "", said.decode(errors="replace")))
+        _require_success(self.name, command, Result(code, "", said.decode(errors="replace")))
 
     def _open_files(self) -> paramiko.SFTPClient:
         """Return the SFTP session that all threads share."""
@@ -381,7 +377,7 @@ class SshHost:
         try:
             yield self._open_files()
         except FileNotFoundError:
-            raise HostError(self._name, f"there is no {path}") from None
+            raise HostError(self.name, f"there is no {path}") from None
         except (OSError, paramiko.SSHException, EOFError) as error:
             # An error such as a full disk leaves the connection intact.
             silent = isinstance(error, TimeoutError)
@@ -390,7 +386,7 @@ class SshHost:
             self.close()
             kind = ConnectionLostError if lost else HostError
             why = f"no answer for {_LOST_S} s" if silent else str(error) or "connection closed"
-            raise kind(self._name, f"copying {path}: {why}") from None
+            raise kind(self.name, f"copying {path}: {why}") from None
 
     def why_gone(self) -> str:
         return self._ask_why_gone()

@@ -120,8 +120,8 @@ class ClusterRecord:
         """Return it with the ends that another command has moved further, according to ``seen``."""
         if seen is None or seen.created != self.created:
             return self
-        ends = max(self.expires, seen.expires), max(self.latest, seen.latest)
-        return replace(self, expires=ends[0], latest=ends[1])
+        expires, latest = max(self.expires, seen.expires), max(self.latest, seen.latest)
+        return replace(self, expires=expires, latest=latest)
 
     @property
     def lifetime(self) -> Lifetime:

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
@@ -151,18 +151,17 @@ def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, Typ
     infos = ec2.get_paginator("describe_instance_types").paginate(
         Filters=[{"Name": "instance-type", "Values": sorted(zones)}]
     )
-    known: dict[str, Any] = {i["InstanceType"]: i for page in infos for i in page["InstanceTypes"]}
+    # EC2 may offer a new type before it describes it.
     support = {}
-    for name, places in zones.items():
-        # EC2 may offer a new type before it describes it.
-        info = known.get(name)
-        if info is None:
-            continue
-        strategies = info.get("PlacementGroupInfo", {}).get("SupportedStrategies", ["cluster"])
-        ena = bool(info.get("NetworkInfo", {}).get("EnaSrdSupported", False))
-        machine, unusable = InstanceType.from_aws(info), _why_unusable(info)
-        places_group = "cluster" in strategies
-        support[name] = TypeSupport(frozenset(places), ena, places_group, machine, unusable)
+    for info in (each for page in infos for each in page["InstanceTypes"]):
+        name, about = info["InstanceType"], info.get("PlacementGroupInfo", {})
+        support[name] = TypeSupport(
+            zones=frozenset(zones[name]),
+            ena_express=bool(info.get("NetworkInfo", {}).get("EnaSrdSupported", False)),
+            cluster_groups="cluster" in about.get("SupportedStrategies", ["cluster"]),
+            machine=InstanceType.from_aws(info),
+            unusable=_why_unusable(info),
+        )
     return support
 
 
@@ -330,15 +329,10 @@ def _change(
             _change(call, group_id, [rule])
 
 
-def _ssh_rule(cidr: str, **described: str) -> IpPermissionTypeDef:
+def _ssh_rule(cidr: str, **described: str) -> Any:
     kind, key = ("Ipv6Ranges", "CidrIpv6") if ":" in cidr else ("IpRanges", "CidrIp")
-    rule: Any = {
-        "IpProtocol": "tcp",
-        "FromPort": 22,
-        "ToPort": 22,
-        kind: [{key: cidr, **described}],
-    }
-    return cast("IpPermissionTypeDef", rule)
+    ports = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
+    return {**ports, kind: [{key: cidr, **described}]}
 
 
 def create_placement_group(ec2: EC2Client, cluster: str, labels: Mapping[str, str]) -> None:

@@ -47,6 +47,7 @@ class ClusterGuard:
         self._boundary = boundary
         self._scheduler, self._iam, self._clock = clients.scheduler, clients.iam, clock
         self._cluster, self._group = cluster, tags.resource_name(cluster)
+        self._tags: Any = tags.to_aws(tags.resource_tags(cluster, "guard"))
         self._role = tags.guard_role(cluster, self._scheduler.meta.region_name)
 
     def find(self) -> tuple[SecondGuard, ...]:
@@ -109,10 +110,6 @@ class ClusterGuard:
             return made["ScheduleGroupArn"]
         found = unless(_MISSING, lambda: client.get_schedule_group(Name=name))
         return found["Arn"] if found and found["State"] == "ACTIVE" else None
-
-    @property
-    def _tags(self) -> Any:
-        return tags.to_aws(tags.resource_tags(self._cluster, "guard"))
 
     def _schedule(self, instance_id: str, expires: datetime, role: str) -> dict[str, Any]:
         partition = role.split(":")[1]

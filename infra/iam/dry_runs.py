@@ -150,7 +150,10 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
             raise
         return  # the Describe calls above report which
     for place in networks[:1]:
-        yield from _creations(clients, place)
+        public = key_pair.generate_key_pair(_NAME).public
+        yield "", partial(network.create_security_group, dry, _NAME, place.vpc_id, {})
+        yield "", partial(network.create_placement_group, dry, _NAME, {})
+        yield "", partial(key_pair.import_key_pair, dry, _NAME, public, {})
         groups = [g for i in found.values() for g in i.security_groups if g.vpc_id == place.vpc_id]
         request = partial(_render_purchase, place, image, groups[0].id if groups else "")
         types = _types(policy)
@@ -168,13 +171,6 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
 def _types(policy: Mapping[str, Any]) -> list[str]:
     wanted = [s.get("Condition", {}).get("StringEquals", {}) for s in policy["Statement"]]
     return [name for each in wanted for name in each.get("ec2:InstanceType", [])]
-
-
-def _creations(clients: Clients, place: Network) -> Trials:
-    dry, public = clients.dry, key_pair.generate_key_pair(_NAME).public
-    yield "", lambda: network.create_security_group(dry, _NAME, place.vpc_id, {})
-    yield "", lambda: network.create_placement_group(dry, _NAME, {})
-    yield "", lambda: key_pair.import_key_pair(dry, _NAME, public, {})
 
 
 def _render_purchase(

@@ -72,6 +72,8 @@ OPTIONAL = frozenset(
         "ssm:ResumeSession",
     }
 )
+# Images and snapshots have no account in their ARNs.
+_IMAGES = "arn:*:ec2:*::image/*"
 _RUN = ("ec2:RunInstances",)
 # In any network: the user chooses it.
 _INSIDE = ("ec2:CreateSecurityGroup", *_RUN)
@@ -204,7 +206,7 @@ def build_policy(
     named = _ec2(
         f"key-pair/{tags.resource_name('*')}", f"placement-group/{tags.resource_name('*')}"
     )
-    made = [*_ec2("security-group/*"), *named, *_public("image/*"), *_public("snapshot/*")]
+    made = [*_ec2("security-group/*"), *named, _IMAGES, "arn:*:ec2:*::snapshot/*"]
     ubuntu = "arn:*:ssm:*:*:parameter/aws/service/canonical/ubuntu/server/*"
     setting = f"arn:*:ssm:*:*:servicesetting{HOST_MANAGEMENT}"
     role = f"arn:*:iam::*:role/aws-service-role/{_SPOT}/AWSServiceRoleForEC2Spot"
@@ -228,7 +230,7 @@ def build_policy(
             _allow(
                 "FromUbuntu",
                 _RUN,
-                _public("image/*"),
+                [_IMAGES],
                 {"StringEquals": {"ec2:Owner": _UBUNTU_OWNERS}},
             ),
             _allow("Make", _MAKE, made, {"Null": tagged}),
@@ -249,11 +251,6 @@ def build_policy(
 
 def _ec2(*resources: str) -> list[str]:
     return [f"arn:*:ec2:*:*:{resource}" for resource in resources]
-
-
-def _public(resource: str) -> list[str]:
-    """Return the ARN of a kind of resource without an account in its ARN."""
-    return [f"arn:*:ec2:*::{resource}"]
 
 
 def _use_key(key: str) -> list[dict[str, Any]]:
@@ -361,11 +358,6 @@ def split_policy(policy: dict[str, Any]) -> list[dict[str, Any]]:
             parts.append([])
         parts[-1].append(statement)
     return [{**policy, "Statement": part} for part in parts]
-
-
-def render_policy(policy: dict[str, Any]) -> str:
-    """Return a policy as JSON text."""
-    return json.dumps(policy, indent=2)
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:

@@ -70,9 +70,11 @@ def node(machine: Machine) -> Machine:
 def lock_of(index: PackageIndex) -> tuple[str, ...]:
     """The lines of a lock with all that an index has."""
     wheels = {name: content for page in index.pages.values() for name, content in page.items()}
-    pins = {name: name.split("-")[:2] for name in wheels}
-    digests = {name: (hashlib.sha256(content).hexdigest(),) for name, content in wheels.items()}
-    return tuple(str(Pinned(*pins[name], digests[name])) for name in wheels)
+    pins = []
+    for file, content in wheels.items():
+        name, version, *_ = file.split("-")
+        pins.append(Pinned(name, version, (hashlib.sha256(content).hexdigest(),)))
+    return tuple(map(str, pins))
 
 
 @pytest.mark.parametrize("is_pips", [False, True])

@@ -134,33 +134,27 @@ def test_every_session_of_a_node_knows_its_region_and_waits_for_credentials(
 
 
 def test_a_copy_of_a_machine_forgets_its_parents_cluster_once(machine: Machine) -> None:
-    ssh = machine.path("/home/ubuntu/.ssh")
-    ssh.mkdir(parents=True)
-    for name in ("authorized_keys", "spr-cluster", "spr-cluster.pub", "config", "known_hosts"):
-        (ssh / name).write_text("of the parent")
-    (ssh / "id_own").write_text("not ours")
-    machine.path("/home/ubuntu/hosts").write_text("node0\nnode1\n")
-    slurm = ["/etc/slurm/slurm.conf", "/etc/munge/munge.key", "/var/spool/spr-cluster-slurm/jobs"]
-    for path in map(machine.path, slurm):
-        path.parent.mkdir(parents=True)
+    ssh = "/home/ubuntu/.ssh"
+    keys = ("authorized_keys", "spr-cluster", "spr-cluster.pub", "config", "known_hosts")
+    slurm = ("/etc/slurm/slurm.conf", "/etc/munge/munge.key", "/var/spool/spr-cluster-slurm/jobs")
+    parents = [*(f"{ssh}/{name}" for name in keys), *slurm, "/home/ubuntu/hosts"]
+    for path in map(machine.path, (*parents, f"{ssh}/id_own")):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("of the parent")
     hosts = machine.path("/etc/hosts")
-    hosts.write_text(
-        "127.0.0.1 localhost\n# spr-cluster begin\n172.31.0.4 node0\n# spr-cluster end\n::1 six\n"
-    )
+    lines = "# spr-cluster begin\n172.31.0.4 node0\n# spr-cluster end\n"
+    hosts.write_text(f"127.0.0.1 localhost\n{lines}::1 six\n")
 
     boot(machine)
 
-    assert [path.name for path in ssh.iterdir()] == ["id_own"]
-    assert not machine.path("/home/ubuntu/hosts").exists()
-    assert not [path for path in slurm if machine.path(path).exists()]
+    assert not [path for path in parents if machine.path(path).exists()]
+    assert machine.path(f"{ssh}/id_own").exists(), "it is not ours"
     assert not machine.path("/var/spool/spr-cluster-slurm").exists()
     assert hosts.read_text() == "127.0.0.1 localhost\n::1 six\n"
-
     # Later boots leave alone what cloud-init and `up` have written since.
-    (ssh / "authorized_keys").write_text("of the owner")
+    machine.path(parents[0]).write_text("of the owner")
     boot(machine)
-    assert (ssh / "authorized_keys").read_text() == "of the owner"
+    assert machine.path(parents[0]).read_text() == "of the owner"
 
 
 # ENA Express

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from infra.aws.api_time import API_TIME
 from infra.aws.clients import translate_boto_error
 from infra.errors import UsageError
-from tests.infra.local.fakes import FakeCloud, sign_at
+from tests.infra.local.fakes import FakeCloud
 
 DAY = timedelta(days=1)
 
@@ -63,24 +63,6 @@ def test_a_clock_that_is_a_little_off_is_believed(
         set_clock(monkeypatch, timedelta(seconds=seconds))
         http_cloud.clients.ec2.describe_vpcs()
         assert (API_TIME.ahead, warnings) == (timedelta(), [])
-
-
-def test_a_refused_date_is_reported_as_the_clocks_fault(
-    http_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
-) -> None:
-    set_clock(monkeypatch, DAY)
-    sign_at(monkeypatch, real_time() + DAY)
-
-    for call in (http_cloud.clients.ec2.describe_vpcs, http_cloud.clients.quotas.list_services):
-        with pytest.raises(ClientError) as caught:
-            call()
-        error = translate_boto_error(caught.value)
-        assert isinstance(error, UsageError)
-        assert error.message == (
-            "this machine's clock is 24 h ahead of the cloud's, so AWS rejects its requests"
-        )
-        assert "timedatectl" in str(error.hint)
-    assert warnings == [], "the error says it"
 
 
 def refusal(code: str, off: timedelta | None) -> ClientError:

@@ -22,34 +22,34 @@ from tests.infra.plan_inputs import RECIPE
 LABELS = {tags.INSTALLED: RECIPE}
 
 
-@pytest.mark.parametrize(("state", "found"), [("enabled", True), ("disabled", False)])
 def test_an_image_that_the_account_hides_is_explained(
-    ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, state: str, found: bool
-) -> None:
-    ec2 = ec2_cloud.clients.ec2
-    setting = {"State": state, "ManagedBy": "declarative-policy"}
-    monkeypatch.setattr(ec2, "get_allowed_images_settings", lambda: setting)
-    ec2_cloud.faults("[[error]]\naction = 'DescribeImages'\ncode = 'InvalidAMIID.NotFound'\n")
-
-    with pytest.raises((CloudError, ClientError)) as caught:
-        find_ubuntu_image(ec2_cloud.clients.ssm, ec2, "24.04")
-    assert ("the setting Allowed AMIs hides Canonical's image" in str(caught.value)) is found
-    assert ("(managed by: declarative-policy;" in str(caught.value)) is found
-
-
-def test_an_image_that_the_account_hides_ends_no_check_of_permissions(
     ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clients = ec2_cloud.clients
-    hides = {"State": "enabled"}
-    monkeypatch.setattr(clients.ec2, "get_allowed_images_settings", lambda: hides)
+    clients, setting = ec2_cloud.clients, {"State": "enabled", "ManagedBy": "declarative-policy"}
+    monkeypatch.setattr(clients.ec2, "get_allowed_images_settings", lambda: setting)
+    fault = "[[error]]\naction = 'DescribeImages'\ncode = 'InvalidAMIID.NotFound'\ntimes = 9\n"
+    ec2_cloud.faults(fault)
+
+    hidden = (
+        r"the setting Allowed AMIs hides Canonical's image .*\n.*{} \(managed by: declarative-p"
+    )
+    with pytest.raises(CloudError, match=hidden.format("099720109477")):
+        find_ubuntu_image(clients.ssm, clients.ec2, "24.04")
     # Of this partition, no account of Canonical's is known.
     monkeypatch.setattr(clients.ec2.meta, "_partition", "aws-eusc")
-    ec2_cloud.faults("[[error]]\naction = 'DescribeImages'\ncode = 'InvalidAMIID.NotFound'\n")
-
-    with pytest.raises(CloudError, match="can allow the image provider Canonical"):
+    with pytest.raises(CloudError, match=hidden.format("Canonical")):
         find_ubuntu_image(clients.ssm, clients.ec2, "24.04")
-    found = {finding.action: finding.state for finding in try_dry(clients, build_policy())}
+    setting["State"] = "disabled"
+    with pytest.raises(ClientError, match=r"InvalidAMIID\.NotFound"):
+        find_ubuntu_image(clients.ssm, clients.ec2, "24.04")
+
+
+def test_a_region_without_ubuntus_image_ends_no_check_of_permissions(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults("[[error]]\naction = 'GetParameter'\ncode = 'ParameterNotFound'\ntimes = 9\n")
+
+    found = {
+        finding.action: finding.state for finding in try_dry(ec2_cloud.clients, build_policy())
+    }
     assert found["ec2:DescribeVpcs"] == "allowed"
 
 

@@ -132,17 +132,6 @@ def test_a_machine_counts_from_its_purchase_until_it_was_stopped(
     assert machine.was_restarted is restarted
 
 
-def test_a_machine_keeps_its_purchase_when_it_is_stopped_and_started(ec2_cloud: FakeCloud) -> None:
-    ec2, (id_,) = ec2_cloud.clients.ec2, ec2_cloud.run(1)
-    (bought,) = describe_instances(ec2, [])
-    ec2.stop_instances(InstanceIds=[id_])
-    ec2_cloud.clock.sleep(3600)
-    ec2.start_instances(InstanceIds=[id_])
-
-    (machine,) = describe_instances(ec2, [])
-    assert machine.first_launch == bought.first_launch == bought.launch_time
-
-
 def test_why_a_machine_will_never_answer_again(
     ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:

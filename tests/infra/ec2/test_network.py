@@ -53,6 +53,9 @@ def test_it_is_opened_once_for_the_caller_and_for_itself_alone(
     assert (ssh["IpProtocol"], ssh["FromPort"], ssh["ToPort"]) == ("tcp", 22, 22)
     assert [r["CidrIp"] for r in ssh["IpRanges"]] == [CALLER]
     assert [itself] == [inside] == egress["IpPermissions"]
+    create_placement_group(ec2_cloud.clients.ec2, "bert", {})
+    (request,) = ec2_calls.of("CreatePlacementGroup")
+    assert (request["GroupName"], request["Strategy"]) == ("spr-cluster-bert", "cluster")
     before = len(ec2_calls.calls)
     open_security_group(ec2_cloud.clients.ec2, see(ec2_cloud), [CALLER], CALLER)
     assert ec2_calls.operations()[before:] == ["DescribeSecurityGroups"]
@@ -132,18 +135,9 @@ def test_rules_are_read_as_ec2_tells_them(ingress: list[Any], egress: Any, open_
     assert SecurityGroup.from_aws(answer).is_open_as([CALLER], "") is open_
 
 
-def test_a_placement_group_is_a_tight_one_and_tagged(
-    ec2_cloud: FakeCloud, ec2_calls: Recorder
+def test_the_default_subnet_of_every_zone_and_the_zones_of_a_type(
+    ec2_cloud: FakeCloud,
 ) -> None:
-    create_placement_group(ec2_cloud.clients.ec2, "bert", {})
-
-    (request,) = ec2_calls.of("CreatePlacementGroup")
-    assert (request["GroupName"], request["Strategy"]) == ("spr-cluster-bert", "cluster")
-    found = describe_inventory(ec2_cloud.clients.ec2, "bert", ("placement_groups",))
-    assert found.ids() == {"placement_groups": ["spr-cluster-bert"]}
-
-
-def test_the_default_subnet_of_every_zone_in_their_order(ec2_cloud: FakeCloud) -> None:
     ec2 = ec2_cloud.clients.ec2
 
     networks = describe_networks(ec2, (), None)
@@ -153,6 +147,11 @@ def test_the_default_subnet_of_every_zone_in_their_order(ec2_cloud: FakeCloud) -
     assert describe_networks(ec2, (wished.subnet_id,), None) == [wished]
     assert describe_networks(ec2, (), wished.vpc_id) == networks
     assert describe_networks(ec2, (), "vpc-of-somebody-else") == []
+    # A type that the region does not offer is left out.
+    support = describe_type_support(ec2, ["r7iz.metal-16xl", "x9z.metal"])
+    assert set(support) == {"r7iz.metal-16xl"}
+    assert support["r7iz.metal-16xl"].zones <= {network.zone for network in networks}
+    assert describe_type_support(ec2, ["x9z.metal"]) == {}
 
 
 def test_subnets_of_several_vpcs_or_with_dedicated_tenancy_are_refused(
@@ -166,25 +165,10 @@ def test_subnets_of_several_vpcs_or_with_dedicated_tenancy_are_refused(
     with pytest.raises(UsageError, match=f"{subnet}: {vpc} has dedicated tenancy") as caught:
         describe_networks(ec2, (subnet,), None)
     assert caught.value.hint == "choose a subnet of another VPC"
-    with pytest.raises(
-        UsageError, match="a cluster is in one VPC; these are in several: "
-    ) as caught:
+    with pytest.raises(UsageError, match="a cluster is in one VPC; these are in several") as caught:
         describe_networks(ec2, (subnet, other.subnet_id), None)
     for id_, place in ((subnet, vpc), (other.subnet_id, other.vpc_id)):
         assert f"{id_} in {place}" in caught.value.message
-
-
-def test_a_types_zones_are_asked_and_one_that_is_not_offered_is_left_out(
-    ec2_cloud: FakeCloud,
-) -> None:
-    ec2 = ec2_cloud.clients.ec2
-
-    support = describe_type_support(ec2, ["r7iz.metal-16xl", "x9z.metal"])
-
-    assert set(support) == {"r7iz.metal-16xl"}
-    assert support["r7iz.metal-16xl"].zones <= {f"us-east-1{zone}" for zone in "abcdef"}
-    assert support["r7iz.metal-16xl"].cluster_groups
-    assert describe_type_support(ec2, ["x9z.metal"]) == {}
 
 
 _SIZE = {

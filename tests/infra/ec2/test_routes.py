@@ -155,16 +155,13 @@ def test_block_public_access_closes_what_it_does_not_exclude(
 @pytest.mark.parametrize("target", [{"GatewayId": "vpce-1"}, {"NetworkInterfaceId": "eni-1"}])
 def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target: Any) -> None:
     through = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active", **target}
-    notes: list[str] = []
-    ec2 = Ec2(table("rtb-main", through), table("rtb-own", subnet="subnet-b"))
+    notes, main = list[str](), table("rtb-main", through)
+    ec2 = Ec2(main, table("rtb-own", subnet="subnet-b"))
 
     assert require_ways(clients_of(ec2), [A, B], notes.append, make_spec()) == [A]
-    (note,) = notes
-    (name,) = target.values()
+    (note,), (name,) = notes, target.values()
     assert f"subnet-a goes through a firewall endpoint, {name}; the firewall may block SSH" in note
-    assert usable(
-        Ec2(table("rtb-main", through), table("rtb-own", INTERNET, subnet="subnet-b"))
-    ) == ["subnet-b"]
+    assert usable(Ec2(main, table("rtb-own", INTERNET, subnet="subnet-b"))) == ["subnet-b"]
 
 
 def endpoint(service: str, kind: str, *tables: str, state: str = "available") -> Any:
@@ -206,11 +203,9 @@ def test_private_machines_need_a_way_to_s3(
         assert says in "".join(notes)
         assert bool(says) == bool(notes)
     else:
-        with pytest.raises(UsageError, match=says) as caught:
+        way_out = "--service-name com.amazonaws.us-east-1.s3 --route-table-ids rtb-main"
+        with pytest.raises(UsageError, match=f"(?s){says}.*{way_out}"):
             look(**private)
-        assert "--service-name com.amazonaws.us-east-1.s3 --route-table-ids rtb-main" in str(
-            caught.value.hint
-        )
     assert look(private=True) == look(bucket="s3://team") == ["subnet-a", "subnet-b"]
 
 

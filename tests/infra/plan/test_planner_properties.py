@@ -123,10 +123,6 @@ def is_good(plan_input: PlanInput, machine: Instance) -> bool:
     return machine.state in ("pending", "running") and machine.id not in plan_input.unhealthy
 
 
-def taken(plan: Plan) -> set[str]:
-    return {id_ for action in plan.terminations for id_ in action.ids}
-
-
 @given(plan_inputs())
 def test_machines_are_kept_if_they_are_good_and_needed_and_else_terminated(
     plan_input: PlanInput,
@@ -134,12 +130,13 @@ def test_machines_are_kept_if_they_are_good_and_needed_and_else_terminated(
     plan = plan_up(plan_input)
 
     kept = {machine.id for machine in plan.keep}
+    taken = {id_ for action in plan.terminations for id_ in action.ids}
     assert len(kept) == len(plan.keep) <= plan_input.spec.nodes
     assert len({machine.place for machine in plan.keep}) <= 1
     assert all(is_good(plan_input, machine) for machine in plan.keep)
     assert all(machine.role == WORKER for machine in plan.keep[1:])
-    assert kept | taken(plan) == {machine.id for machine in plan_input.found.alive}
-    assert not kept & taken(plan)
+    assert kept | taken == {machine.id for machine in plan_input.found.alive}
+    assert not kept & taken
     # A bare one would get newer software than the others have.
     mixed = plan_input.software != plan_input.recipe
     healthy = [machine for machine in plan_input.found.alive if is_good(plan_input, machine)]
@@ -153,7 +150,7 @@ def test_machines_are_kept_if_they_are_good_and_needed_and_else_terminated(
     here = [machine for machine in good if machine.place == place]
     if any(machine.role == HEAD for machine in here):
         assert plan.keep[0].role == HEAD, "a good head was thrown away"
-    workers_gone = [m for m in here if m.id in taken(plan) and m.role == WORKER]
+    workers_gone = [m for m in here if m.id in taken and m.role == WORKER]
     assert not workers_gone or len(plan.keep) == plan_input.spec.nodes
 
 

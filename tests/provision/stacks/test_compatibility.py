@@ -103,7 +103,6 @@ def test_torch_alone_has_other_pythons() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ubuntu": "18.04"}, "ubuntu 18.04 is unknown\n  → one of 20.04, 22.04, 24.04"),
         ({"ubuntu": "24.04"}, "Ubuntu 24.04 comes with Python 3.12, not 3.10"),
         ({"python": "3.11"}, "Ubuntu 22.04 comes with Python 3.10, not 3.11"),
         ({"backend": "ccl"}, "backend ccl needs oneccl-bind-pt"),

@@ -133,7 +133,7 @@ class Context:
             region=self.cloud.region,
             proxy=proxy_argv(node.jump, id_, node.address, self.cloud.region),
             gateway=gateway,
-            ask_why_gone=lambda: why_gone(self.clients.ec2, id_),
+            why_gone=lambda: why_gone(self.clients.ec2, id_),
         )
 
     def require_key(self) -> None:

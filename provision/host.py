@@ -102,7 +102,7 @@ def wait_until_reachable(
     *,
     deadline_s: float = BOOT_DEADLINE_S,
     clock: Clock | None = None,
-    on_wait: Callable[[float, str], None] | None = None,
+    on_wait: Callable[[float, str], None] = lambda _seconds, _reason: None,
 ) -> None:
     """Wait until a machine answers over SSH.
 
@@ -123,13 +123,15 @@ def wait_until_reachable(
             return None
         return True
 
-    def report(passed: float) -> None:
-        if on_wait:
-            on_wait(passed, last.message)
-
-    what = f"SSH on {host.name}"
     try:
-        wait_until(what, answers, deadline_s=deadline_s, clock=clock, every_s=4, on_wait=report)
+        wait_until(
+            f"SSH on {host.name}",
+            answers,
+            deadline_s=deadline_s,
+            clock=clock,
+            every_s=4,
+            on_wait=lambda passed: on_wait(passed, last.message),
+        )
     except DeadlineError as error:
         reason = last.message.removeprefix(f"[{host.name}] ")
         hint = last.hint or _NO_ANSWER_HINT

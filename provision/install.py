@@ -75,15 +75,14 @@ def persist(
     host: Host,
     work: Callable[[], T],
     clock: Clock | None,
-    on_break: Callable[[str], None] | None = None,
+    on_break: Callable[[str], object] = str,
 ) -> T:
     """Repeat work whose connection broke, although it may have continued on the machine."""
     for attempt in range(2, _ATTEMPTS + 1):
         try:
             return work()
         except (ConnectionLostError, NoAnswerError) as error:
-            if on_break:
-                on_break(f"{error.message}; trying again ({attempt} of {_ATTEMPTS})")
+            on_break(f"{error.message}; trying again ({attempt} of {_ATTEMPTS})")
         if gone := host.why_gone():
             raise HostError(host.name, gone)
         wait_until_reachable(host, deadline_s=_RECONNECT_DEADLINE_S, clock=clock)

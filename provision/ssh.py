@@ -134,8 +134,7 @@ def _wait_for_exit(channel: paramiko.Channel, deadline: float | None) -> int:
     left = None if deadline is None else max(0.0, deadline - time.monotonic())
     if not channel.status_event.wait(left):
         raise TimeoutError
-    code: int = channel.recv_exit_status()
-    return code
+    return int(channel.recv_exit_status())
 
 
 class SshHost:
@@ -143,7 +142,7 @@ class SshHost:
 
     ``alias`` names its host keys in the known-hosts file: the instance id, because an address may be
     reassigned. ``proxy`` is a command that connects to its port 22. With a ``gateway``, all machines share
-    one such command. ``ask_why_gone`` implements :meth:`why_gone`.
+    one such command. ``why_gone`` implements the method.
     """
 
     def __init__(
@@ -156,10 +155,10 @@ class SshHost:
         region: str = "",
         proxy: Sequence[str] = (),
         gateway: Gateway | None = None,
-        ask_why_gone: Callable[[], str] = str,
+        why_gone: Callable[[], str] = str,
     ) -> None:
         self.name, self._address, self.login, self.alias = name, address, login, alias
-        self._ask_why_gone, self._proxy_argv, self._region = ask_why_gone, proxy, region
+        self.why_gone, self._proxy_argv, self._region = why_gone, proxy, region
         self._gateway = gateway if proxy else None
         self._client: paramiko.SSHClient | None = None
         self._sftp: paramiko.SFTPClient | None = None
@@ -387,9 +386,6 @@ class SshHost:
             kind = ConnectionLostError if lost else HostError
             why = f"no answer for {_LOST_S} s" if silent else str(error) or "connection closed"
             raise kind(self.name, f"copying {path}: {why}") from None
-
-    def why_gone(self) -> str:
-        return self._ask_why_gone()
 
     def close(self) -> None:
         if self._client is not None:

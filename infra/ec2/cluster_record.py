@@ -110,11 +110,8 @@ class ClusterRecord:
     def begun(self, now: datetime) -> ClusterRecord:
         """Return it for a cluster that is created now, with all its times moved."""
         late = now.replace(microsecond=0) - self.created  # tags store whole seconds
-        bound = self.bound + late if self.bound else None
-        expires, latest = self.expires + late, self.latest + late
-        return replace(
-            self, created=self.created + late, expires=expires, latest=latest, bound=bound
-        )
+        times = {key: getattr(self, key) for key in ("created", "expires", "latest", "bound")}
+        return replace(self, **{key: time + late for key, time in times.items() if time})
 
     def joined(self, seen: ClusterRecord | None) -> ClusterRecord:
         """Return it with the ends that another command has moved further, according to ``seen``."""

@@ -152,7 +152,7 @@ def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, Typ
         Filters=[{"Name": "instance-type", "Values": sorted(zones)}]
     )
     # EC2 may offer a new type before it describes it.
-    support = {}
+    support: dict[str, TypeSupport] = {}
     for info in (each for page in infos for each in page["InstanceTypes"]):
         name, about = info["InstanceType"], info.get("PlacementGroupInfo", {})
         support[name] = TypeSupport(
@@ -204,9 +204,10 @@ def describe_networks(
     # A default VPC has the default tenancy; a cluster that exists can't leave its VPC.
     if subnet_ids and found and vpc_id is None:
         _require_shared_tenancy(ec2, found[0])
-    order = {id_: place for place, id_ in enumerate(subnet_ids)}
-    inside = (n for n in found if vpc_id in (None, n.vpc_id))
-    return sorted(inside, key=lambda n: (order.get(n.subnet_id, 0), n.zone))
+    inside = [n for n in found if vpc_id in (None, n.vpc_id)]
+    if subnet_ids:
+        return sorted(inside, key=lambda n: subnet_ids.index(n.subnet_id))
+    return sorted(inside, key=lambda n: n.zone)
 
 
 def _require_shared_tenancy(ec2: EC2Client, network: Network) -> None:

@@ -12,7 +12,7 @@ import pytest
 from infra.ec2 import tags
 from infra.ec2.images import Image
 from infra.ec2.instances import HEAD, Instance
-from infra.ec2.inventory import RegisteredKey
+from infra.ec2.inventory import Resource
 from infra.plan.actions import ActionKind, Plan
 from infra.plan.planner import PlanInput, plan_up
 from tests.golden import check_section
@@ -32,7 +32,7 @@ K = ActionKind
 GROWTH = (K.REACH, K.RUN_WORKERS, K.CONNECT, K.VERIFY)
 SPEC = make_spec(3)
 _GOLDEN = Path(__file__).parent / "golden" / "plans.txt"
-FOREIGN_KEY = RegisteredKey("key-2", {}, "ssh-ed25519 AAAAelse")
+FOREIGN_KEY = Resource("key-2", {}, public="ssh-ed25519 AAAAelse")
 EXPIRED = NOW + timedelta(days=2)
 
 

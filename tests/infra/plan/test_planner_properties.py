@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from infra.ec2 import tags
 from infra.ec2.cluster_record import new_record, record_tags
 from infra.ec2.instances import HEAD, WORKER, Instance
-from infra.ec2.inventory import Inventory, RegisteredKey
+from infra.ec2.inventory import Inventory, Resource
 from infra.ec2.key_pair import fingerprint
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.ownership import ForeignClusterError, check_owner
@@ -78,7 +78,7 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
     group = make_group(make_spec(draw(st.integers(1, 5)), instance_types=TYPES), **rules)
     groups = draw(st.sampled_from([(), (group,)]))
     # With machines or an unexpired record, another key means another owner.
-    other = () if machines or groups else ((RegisteredKey("key-2", {}, FOREIGN_KEY),),)
+    other = () if machines or groups else ((Resource("key-2", {}, public=FOREIGN_KEY),),)
     keys = st.sampled_from([(), (KEY,), *other])
     found = Inventory(
         instances=machines,
@@ -99,7 +99,7 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
 def test_a_cluster_of_another_owner_is_never_planned() -> None:
     """Whatever of it shows already: a machine, the group, or the key pair with one of them."""
     spec, foreign = make_spec(2), {tags.OWNER_KEY: fingerprint(FOREIGN_KEY)}
-    own, pair = make_found(spec), RegisteredKey("key-2", {}, FOREIGN_KEY)
+    own, pair = make_found(spec), Resource("key-2", {}, public=FOREIGN_KEY)
     machine, group = make_machine(9), make_group(spec)
     theirs = replace(group, tags={**group.tags, **foreign})
     living = replace(group, tags=record_tags(spec, new_record(spec, NOW, None)))

@@ -58,20 +58,6 @@ def sentences(report: SourcesReport) -> list[str]:
     return [problem.sentence for problem in report.problems]
 
 
-def test_an_available_stack_is_resolved_and_not_installed(
-    resolver: Resolver, pypi: PackageIndex, intel: PackageIndex
-) -> None:
-    pypi.add("sympy", "1.13")
-    pypi.add("torch", "2.7.0", needs=["sympy>=1"])
-
-    report = check(resolver, intel)
-
-    assert sentences(report) == []
-    found = report.as_dict()
-    assert found["resolved"] == {"torch": "2.7.0", "oneccl-bind-pt": "2.7.0+cpu", "sympy": "1.13"}
-    assert found["ok"] is True
-
-
 def test_a_missing_version_is_named_with_the_newest(
     resolver: Resolver, pypi: PackageIndex, intel: PackageIndex
 ) -> None:

@@ -77,20 +77,15 @@ HEADLESS = make_machines(3)[1:]
 ELSEWHERE = {"zone": "us-east-1b"}
 CASES: dict[str, PlanInput] = {
     "nothing is there": make_plan_input(SPEC),
-    "nothing is there, one node": make_plan_input(make_spec(1)),
     "everything is there": there(),
     "everything is there, less the image": there(images=()),
     "the group is alone": there(instances=(), images=(), key_pairs=(), placement_groups=()),
     "the group has no rules": there(
         security_groups=(make_group(SPEC, ssh_cidrs=(), inside_in=False, inside_out=False),)
     ),
-    "the group lets nothing out inside": there(
-        security_groups=(make_group(SPEC, inside_out=False),)
-    ),
     "the caller has another address": there(
         security_groups=(make_group(SPEC, ssh_cidrs=("198.51.100.1/32",)),)
     ),
-    "the record says another size": there(security_groups=(make_group(make_spec(7)),)),
     "EC2 has no key": there(key_pairs=()),
     "expired, and EC2 has another key": replace(
         there(instances=(), images=(), key_pairs=(FOREIGN_KEY,)), now=EXPIRED

@@ -10,7 +10,7 @@ import pytest
 from infra.errors import UsageError
 from provision.stacks.compatibility import MATRIX, UBUNTU_PYTHON, check_stack, describe_software
 from provision.stacks.load import load_stack, shipped_names
-from provision.stacks.stack import Stack
+from provision.stacks.stack import Stack, parse_requirement
 from tests.golden import check_golden
 
 _GOLDEN = Path(__file__).parent / "golden" / "matched_versions.txt"
@@ -143,3 +143,10 @@ def test_what_a_stack_contains() -> None:
 def test_what_ships_is_matched_with_the_examples_of_its_transformers(name: str) -> None:
     stack = load_stack(name)  # which checks it
     assert stack.examples.endswith(f"/v{stack.pin('transformers')}.tar.gz")
+
+
+def test_a_release_candidate_is_accepted_in_its_range_and_an_odd_version_never() -> None:
+    found = parse_requirement("torch>=2.1,!=2.3")
+    assert found
+    accepted = [found.accepts(each) for each in ("2.9.0rc1", "2.10+cpu", "2.3", "unknown")]
+    assert accepted == [True, True, False, False]

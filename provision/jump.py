@@ -153,38 +153,32 @@ class Proxy:
         return lines[-1].strip() if lines else ""
 
 
-def is_alive(client: paramiko.SSHClient) -> bool:
-    """Return whether a client's connection still stands."""
-    transport = client.get_transport()
-    return transport is not None and transport.is_active()
-
-
 class Tunnel:
     """An SSH connection to one machine over a proxy command, used to reach other machines."""
 
-    def __init__(self, name: str, client: paramiko.SSHClient, proxy: Proxy) -> None:
-        self.name, self._client, self._proxy = name, client, proxy
+    def __init__(self, name: str, connection: Any, proxy: Proxy) -> None:
+        self.name, self._connection, self._proxy = name, connection, proxy
 
     @property
     def is_open(self) -> bool:
-        return is_alive(self._client)
+        return bool(self._connection.is_connected)
 
     def open_channel(self, address: str, port: int) -> paramiko.Channel:
         """Return a connection from the machine to an address."""
-        return self._client.get_transport().open_channel(
+        return self._connection.transport.open_channel(
             "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=CONNECT_TIMEOUT_S
         )
 
     def answers(self) -> bool:
         """Return whether the machine itself still responds."""
         try:
-            self._client.get_transport().open_session(timeout=CONNECT_TIMEOUT_S).close()
+            self._connection.transport.open_session(timeout=CONNECT_TIMEOUT_S).close()
         except (paramiko.SSHException, EOFError, OSError):
             return False
         return True
 
     def close(self) -> None:
-        self._client.close()
+        self._connection.close()
         self._proxy.close()
 
 

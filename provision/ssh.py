@@ -1,7 +1,8 @@
-"""SSH to a machine through paramiko, with host keys pinned at first contact."""
+"""SSH to a machine through fabric, with host keys pinned at first contact."""
 
 from __future__ import annotations
 
+import codecs
 import logging
 import shlex
 import threading
@@ -14,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
+from fabric import Config, Connection
+from fabric.runners import Remote
+from invoke.exceptions import CommandTimedOut
 
 from infra.ec2.key_pair import fingerprint
 from infra.errors import ConnectionLostError, HostError, HostKeyError, JumpError, NoAnswerError
-from infra.wait import start_thread
 from provision.host import CONNECT_TIMEOUT_S, Login, Result, TextSink
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from provision.jump import Gateway, Proxy, Tunnel, is_alive, login_hint
+from provision.jump import Gateway, Proxy, Tunnel, login_hint
 
 _KEEPALIVE_S = 20
 # Seconds without an answer after which a connection or a transfer is given up.
@@ -51,6 +54,29 @@ class _LearnOnce(paramiko.MissingHostKeyPolicy):
             raise self._host.refuse_key(shown, pinned)
         pin_host_keys(file, alias, [*pinned, shown])
         client.get_host_keys().add(hostname, key.get_name(), key)
+
+
+class _Run(Remote):
+    """fabric's runner, except that it reads UTF-8, and that Ctrl-C ends it, not the command's end."""
+
+    def read_proc_output(self, reader: Callable[[int], bytes]) -> Iterator[str]:
+        # fabric would decode each piece by itself, although a character may be in two.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        while block := reader(LINE_BYTES):
+            yield decoder.decode(block)
+        yield decoder.decode(b"", final=True)
+
+    def send_interrupt(self, interrupt: KeyboardInterrupt) -> None:
+        # Otherwise fabric's readers wait until the remote command's output ends.
+        self.channel.close()
+        raise interrupt
+
+
+class _Connection(Connection):
+    """fabric's connection, except that a refused session is tried again."""
+
+    def create_session(self) -> paramiko.Channel:
+        return _open_session(self.transport)
 
 
 def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[str]:
@@ -111,24 +137,6 @@ def _receive(channel: paramiko.Channel, deadline: float | None) -> Iterator[byte
         yield block
 
 
-def _read(channel: paramiko.Channel, deadline: float | None) -> tuple[str, str]:
-    """Return a command's whole stdout and stderr."""
-    stderr = start_thread(channel.makefile_stderr("rb").read)
-    stdout = b"".join(_receive(channel, deadline))
-    return stdout.decode(errors="replace"), stderr.result().decode(errors="replace")
-
-
-def _follow(
-    on_text: TextSink, channel: paramiko.Channel, deadline: float | None
-) -> tuple[str, str]:
-    """Pass on a command's output, which may be long; return its last lines."""
-    last: deque[str] = deque(maxlen=3)
-    for text in whole_lines(_receive(channel, deadline)):
-        on_text(text)
-        last.extend(line for line in text.rsplit("\n", _SEARCHED)[-_SEARCHED:] if line.strip())
-    return "\n".join(last), ""
-
-
 def _wait_for_exit(channel: paramiko.Channel, deadline: float | None) -> int:
     """Return the exit code. Raises :class:`TimeoutError` at the deadline."""
     left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -138,7 +146,7 @@ def _wait_for_exit(channel: paramiko.Channel, deadline: float | None) -> int:
 
 
 class SshHost:
-    """A :class:`Host` over paramiko. It connects at the first use and keeps the connection for all threads.
+    """A :class:`Host` over fabric. It connects at the first use and keeps the connection for all threads.
 
     ``alias`` names its host keys in the known-hosts file: the instance id, because an address may be
     reassigned. ``proxy`` is a command that connects to its port 22. With a ``gateway``, all machines share
@@ -160,20 +168,20 @@ class SshHost:
         self.name, self._address, self.login, self.alias = name, address, login, alias
         self.why_gone, self._proxy_argv, self._region = why_gone, proxy, region
         self._gateway = gateway if proxy else None
-        self._client: paramiko.SSHClient | None = None
+        self._connection: Connection | None = None
         self._sftp: paramiko.SFTPClient | None = None
         self._proxy: Proxy | None = None
         self._opening, self._opening_files = threading.Lock(), threading.Lock()
 
-    def _open(self) -> paramiko.Transport:
-        """Return the connection."""
+    def _open(self) -> Connection:
         with self._opening:
-            if self._client is None or not is_alive(self._client):
+            connection = self._connection  # another thread may close it
+            if connection is None or not connection.is_connected:
                 self.close()
-                self._client = self._connect()
-            return self._client.get_transport()
+                connection = self._connection = self._connect()
+            return connection
 
-    def _connect(self) -> paramiko.SSHClient:
+    def _connect(self) -> Connection:
         sock = None
         try:
             if self._gateway:
@@ -224,32 +232,37 @@ class SshHost:
     def _dig(self) -> Tunnel:
         """Open this machine's tunnel for a gateway; on failure, report the proxy's reason."""
         self._proxy = proxy = Proxy(self._proxy_argv)
-        client = self._log_in(proxy.socket)
+        connection = self._log_in(proxy.socket)
         self._proxy = None
-        return Tunnel(self.name, client, proxy)
+        return Tunnel(self.name, connection, proxy)
 
-    def _log_in(self, sock: Any) -> paramiko.SSHClient:
+    def _log_in(self, sock: Any) -> Connection:
         """Connect, over ``sock`` if there is one, and watch the connection."""
-        client = paramiko.SSHClient()
-        for key in pinned_host_keys(self.login.known_hosts, self.alias):
-            _trust(client.get_host_keys(), self._address, key)
-        client.set_missing_host_key_policy(_LearnOnce(self))
-        # An agent may have so many keys that the server refuses before it sees ours.
-        client.connect(
+        connection = _Connection(
             self._address,
-            _PORT,
-            self.login.user,
-            key_filename=str(self.login.key_file),
-            allow_agent=False,
-            look_for_keys=False,
-            timeout=CONNECT_TIMEOUT_S,
-            banner_timeout=CONNECT_TIMEOUT_S,
-            auth_timeout=CONNECT_TIMEOUT_S,
-            channel_timeout=CONNECT_TIMEOUT_S,
-            sock=sock,
+            user=self.login.user,
+            port=_PORT,
+            # The user's ~/.ssh/config is for other machines: its ports, proxies, and agents do not apply.
+            forward_agent=False,
+            config=Config(overrides={"runners": {"remote": _Run}, "load_ssh_configs": False}),
+            connect_timeout=CONNECT_TIMEOUT_S,
+            connect_kwargs={
+                "key_filename": str(self.login.key_file),
+                # An agent may have so many keys that the server refuses before it sees ours.
+                "allow_agent": False,
+                "look_for_keys": False,
+                "banner_timeout": CONNECT_TIMEOUT_S,
+                "auth_timeout": CONNECT_TIMEOUT_S,
+                "channel_timeout": CONNECT_TIMEOUT_S,
+                "sock": sock,
+            },
         )
-        self._watch(client.get_transport())
-        return client
+        for key in pinned_host_keys(self.login.known_hosts, self.alias):
+            _trust(connection.client.get_host_keys(), self._address, key)
+        connection.client.set_missing_host_key_policy(_LearnOnce(self))
+        connection.open()
+        self._watch(connection.transport)
+        return connection
 
     def _explain_proxy(self, error: Exception) -> NoAnswerError:
         over = self._gateway.name if self._gateway and not self._proxy else ""
@@ -293,37 +306,58 @@ class SshHost:
         check: bool = True,
         on_text: TextSink | None = None,
     ) -> Result:
-        with closing(self._open_channel(command, combine_stderr=bool(on_text))) as channel:
-            deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            try:
-                read = partial(_follow, on_text) if on_text else _read
-                stdout, stderr = read(channel, deadline)
-                done = Result(_wait_for_exit(channel, deadline), stdout, stderr)
-            except TimeoutError:
-                raise HostError(
-                    self.name, f"`{_short(command)}` did not finish within {timeout_s} s"
-                ) from None
+        try:
+            run = partial(self._follow, on_text) if on_text else self._run
+            done = run(command, timeout_s)
+        except (CommandTimedOut, TimeoutError):
+            raise HostError(
+                self.name, f"`{_short(command)}` did not finish within {timeout_s} s"
+            ) from None
         if done.exit_code == _NO_EXIT_CODE:
             raise self._lose()
         if check:
             _require_success(self.name, command, done)
         return done
 
-    def _lose(self, why: str = "") -> ConnectionLostError:
-        self.close()
+    def _run(self, command: str, timeout_s: float | None) -> Result:
+        connection = self._open()
+        try:
+            done = connection.run(
+                _in_bash(command), hide=True, warn=True, in_stream=False, timeout=timeout_s
+            )
+        except (OSError, paramiko.SSHException, EOFError) as error:
+            raise self._lose(error) from None
+        return Result(done.exited, done.stdout, done.stderr)
+
+    def _follow(self, on_text: TextSink, command: str, timeout_s: float | None) -> Result:
+        """Run a command whose output may be long: only its last lines are kept."""
+        last: deque[str] = deque(maxlen=3)
+        with closing(self._open_channel(command, combine_stderr=True)) as channel:
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            for text in whole_lines(_receive(channel, deadline)):
+                on_text(text)
+                ends = text.rsplit("\n", _SEARCHED)[-_SEARCHED:]
+                last.extend(line for line in ends if line.strip())
+            return Result(_wait_for_exit(channel, deadline), "\n".join(last), "")
+
+    def _lose(self, error: Exception | None = None) -> ConnectionLostError:
+        if not isinstance(error, paramiko.ChannelException):  # refused: other commands run on
+            self.close()
+        why = f": {error or 'closed'}" if error is not None else ""
         return ConnectionLostError(self.name, f"the connection broke{why}")
 
     def open_stream(self, command: str) -> ChannelStream:
         return ChannelStream(self.name, self._open_channel(command, combine_stderr=True))
 
     def _open_channel(self, command: str, *, combine_stderr: bool = False) -> paramiko.Channel:
-        transport = self._open()
+        # Not fabric's run, which keeps all output and rejoins it for every piece that arrives.
+        connection = self._open()
         try:
-            channel = _open_session(transport)
+            channel = connection.create_session()
             channel.set_combine_stderr(combine_stderr)
             channel.exec_command(_in_bash(command))
         except (OSError, paramiko.SSHException, EOFError) as error:
-            raise self._lose(f": {error or 'closed'}") from None
+            raise self._lose(error) from None
         return channel
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
@@ -360,11 +394,11 @@ class SshHost:
         _require_success(self.name, command, Result(code, "", said.decode(errors="replace")))
 
     def _open_files(self) -> paramiko.SFTPClient:
-        """Return the SFTP session that all threads share."""
+        """Return the SFTP session that all threads share. fabric's has no time limit."""
         with self._opening_files:  # not the other lock: commands need no files
-            transport = self._open()
+            connection = self._open()
             if self._sftp is None:
-                channel = _open_session(transport)
+                channel = connection.create_session()
                 channel.settimeout(_LOST_S)
                 channel.invoke_subsystem("sftp")
                 self._sftp = paramiko.SFTPClient(channel)
@@ -380,7 +414,7 @@ class SshHost:
         except (OSError, paramiko.SSHException, EOFError) as error:
             # An error such as a full disk leaves the connection intact.
             silent = isinstance(error, TimeoutError)
-            connected = self._client is not None and is_alive(self._client)
+            connected = self._connection is not None and self._connection.is_connected
             lost = silent or not isinstance(error, OSError) or not connected
             self.close()
             kind = ConnectionLostError if lost else HostError
@@ -388,9 +422,9 @@ class SshHost:
             raise kind(self.name, f"copying {path}: {why}") from None
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = self._sftp = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = self._sftp = None
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None

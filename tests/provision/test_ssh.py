@@ -126,19 +126,34 @@ def test_a_broken_connection_is_not_a_failed_command(server: Server, host: SshHo
 
 
 def test_a_refused_session_is_tried_again_in_the_same_connection(
-    server: Server, host: SshHost
+    server: Server, host: SshHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.says = "content"
+    server.says = "\u20ac" * 10_000  # characters that end in another piece
+
+    def follow() -> str:
+        heard: list[str] = []
+        host.run("cat", on_text=heard.append)
+        return "\n".join(heard)
+
     reads: list[Callable[[], str]] = [
         lambda: host.run("cat").stdout,
+        follow,
         lambda: b"".join(host.download("cat")).decode(),
     ]
     for read in reads:
         server.refuses = 2
 
-        assert read() == "content"
+        assert read() == server.says
 
         assert (server.refuses, len(server.logins)) == (0, 1)
+
+    server.stays = True
+    stream = host.open_stream("tail")
+    monkeypatch.setattr("provision.ssh.CONNECT_TIMEOUT_S", 0.3)
+    server.refuses = 1000
+    with pytest.raises(ConnectionLostError, match="rohibited"):
+        host.run("true")
+    stream.send("a beat\n")  # others run on
 
 
 @pytest.mark.parametrize("proxied", [False, True])

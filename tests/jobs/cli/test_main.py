@@ -126,7 +126,7 @@ def test_options_for_experts_work_without_the_word(capsys: pytest.CaptureFixture
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ["boto3", "botocore", "paramiko", "rich", "pydantic", "torch", "moto"]
+    heavy = ["boto3", "botocore", "fabric", "paramiko", "rich", "pydantic", "torch", "moto"]
     code = (
         "import sys; from jobs.cli import build_parser; build_parser().format_help(); "
         f"print([name for name in {heavy} if name in sys.modules])"

@@ -16,6 +16,7 @@ from infra.errors import SprError
 from infra.plan.actions import ActionKind
 from infra.plan.planner import (
     check_head_is_not_stopped,
+    mesh_digest,
     number_instances,
     plan_down,
     plan_up,
@@ -137,6 +138,10 @@ def test_ranks_are_by_role_and_launch() -> None:
     ]
 
     assert [machine.id for machine in rank_instances(machines)] == ["i-9", "i-1", "i-4", "i-3"]
+    # Connected nodes are known by their ranks, whatever their addresses are.
+    one, two = machines[:2]
+    assert mesh_digest([one, two]) != mesh_digest([two, one])
+    assert mesh_digest([one, two]) == mesh_digest([one, replace(two, public_ip="192.0.2.1")])
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from infra.cost.prices import Price, table_prices
 from infra.ec2.cluster_record import limit_record
 from infra.ec2.inventory import describe_inventory
 from infra.errors import UsageError
-from infra.iam.policy import build_policy, render_policy
+from infra.iam.policy import build_policy
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, TABLE_REGION
 from infra.lifetime import AFTER
 from infra.spec import ClusterOptions, default_throughput
@@ -172,7 +172,7 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
     dice = random.Random(f"{seed}-{number}")
     subprocess.run(["rm", "-rf", str(home)], check=True)
     policy = cloud.root / "policy.json"
-    policy.write_text(render_policy(build_policy(instance_types=TYPES, second_guard=True)))
+    policy.write_text(json.dumps(build_policy(instance_types=TYPES, second_guard=True)))
     network = dice.choice(NETWORKS) if dice.random() < 0.25 else ""
     faults, request = make_faults(dice, policy, network), make_request(dice)
     cloud.new(faults)

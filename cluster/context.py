@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
@@ -36,7 +37,7 @@ from infra.files import read_text, write_private
 from infra.plan.actions import Action
 from infra.plan.ownership import split_groups
 from infra.spec import or_other_name
-from infra.wait import Clock, Progress, Silent, SystemClock, start_thread
+from infra.wait import Clock, Progress, Silent, start_thread
 from provision.host import Host
 from provision.jump import Gateway, proxy_argv
 from provision.ssh import SshHost
@@ -53,7 +54,7 @@ class Context:
     clients: Clients
     files: ClusterFiles
     progress: Progress = field(default_factory=Silent)
-    clock: Clock = field(default_factory=SystemClock)
+    clock: Clock = time
     now: Callable[[], datetime] = utc_now
     make_host: Callable[[Node, ClusterFiles], Host] | None = None
     command: str = ""
@@ -132,7 +133,7 @@ class Context:
             region=self.cloud.region,
             proxy=proxy_argv(node.jump, id_, node.address, self.cloud.region),
             gateway=gateway,
-            ask_why_gone=lambda: why_gone(self.clients.ec2, id_),
+            why_gone=lambda: why_gone(self.clients.ec2, id_),
         )
 
     def require_key(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -278,10 +279,7 @@ class ClusterOptions(BaseModel):
     ] = None
     proxy: Annotated[
         str | None,
-        ClusterOption(
-            "HTTP proxy of the nodes, also for jobs; or `none`",
-            "http://HOST:PORT",
-        ),
+        ClusterOption("HTTP proxy of the nodes, also for jobs; or `none`", "http://HOST:PORT"),
     ] = None
     # The record stores them in one tag of at most 256 characters.
     subnet_ids: Annotated[
@@ -629,19 +627,14 @@ def _parse_cidr(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
     except ValueError:
+        near = ""
+        with suppress(ValueError):  # 10.1.0.0/16 for 10.1.2.3/16
+            near = f"; did you mean {ipaddress.ip_network(text, strict=False)}?"
         raise UsageError(
-            f"--ssh-cidr: {text!r} is not an IPv4 or IPv6 range{_nearest_range(text)}",
+            f"--ssh-cidr: {text!r} is not an IPv4 or IPv6 range{near}",
             hint="use ranges such as 203.0.113.7/32 or 2001:db8::7/128, separated by commas, or auto "
             "for this machine's address",
         ) from None
-
-
-def _nearest_range(text: str) -> str:
-    """Suggest ``10.1.0.0/16`` for ``10.1.2.3/16``."""
-    try:
-        return f"; did you mean {ipaddress.ip_network(text, strict=False)}?"
-    except ValueError:
-        return ""
 
 
 def parse_jump(text: str) -> str:

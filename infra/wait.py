@@ -33,21 +33,11 @@ CONSISTENCY_DEADLINE_S = 2 * 60
 
 
 class Clock(Protocol):
-    """A clock that tests can replace to skip an hour."""
+    """The module ``time``, or a clock with which tests skip an hour."""
 
     def monotonic(self) -> float: ...
 
     def sleep(self, seconds: float) -> None: ...
-
-
-class SystemClock:
-    """The system clock."""
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 def wait_until(
@@ -64,7 +54,7 @@ def wait_until(
     Pauses start at 0.25 s and double up to ``every_s``. ``on_wait`` receives the elapsed seconds.
     Raises :class:`DeadlineError` after ``deadline_s`` seconds.
     """
-    clock = clock or SystemClock()
+    clock = clock or time
     start, pause = clock.monotonic(), 0.25
     while (found := probe()) is None:
         passed = clock.monotonic() - start

@@ -102,7 +102,7 @@ def wait_until_reachable(
     *,
     deadline_s: float = BOOT_DEADLINE_S,
     clock: Clock | None = None,
-    on_wait: Callable[[float, str], None] | None = None,
+    on_wait: Callable[[float, str], None] = lambda _seconds, _reason: None,
 ) -> None:
     """Wait until a machine answers over SSH.
 
@@ -110,27 +110,29 @@ def wait_until_reachable(
     receives the seconds passed and the last reason. Raises :class:`HostKeyError` immediately for a
     changed host key, and :class:`HostError` with the last reason at the deadline.
     """
-    last: list[HostError] = []
+    last = HostError(host.name, "")
 
     def answers() -> bool | None:
+        nonlocal last
         try:
-            return host.run("true", timeout_s=CONNECT_TIMEOUT_S).exit_code == 0
+            host.run("true", timeout_s=CONNECT_TIMEOUT_S)
         except HostKeyError:
             raise
         except HostError as error:
-            last[:] = [error]
+            last = error
             return None
-
-    def report(passed: float) -> None:
-        if on_wait:
-            on_wait(passed, last[0].message if last else "")
+        return True
 
     try:
-        what, every_s = f"SSH on {host.name}", 4
         wait_until(
-            what, answers, deadline_s=deadline_s, clock=clock, every_s=every_s, on_wait=report
+            f"SSH on {host.name}",
+            answers,
+            deadline_s=deadline_s,
+            clock=clock,
+            every_s=4,
+            on_wait=lambda passed: on_wait(passed, last.message),
         )
     except DeadlineError as error:
-        reason = last[0].message.removeprefix(f"[{host.name}] ") if last else ""
-        hint = (last[0].hint if last else None) or _NO_ANSWER_HINT
+        reason = last.message.removeprefix(f"[{host.name}] ")
+        hint = last.hint or _NO_ANSWER_HINT
         raise HostError(host.name, f"{error.message}: {reason}", hint=hint) from None

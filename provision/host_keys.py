@@ -12,10 +12,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-
-from infra.ec2.key_pair import fingerprint
+from infra.ec2.key_pair import fingerprint, is_public
 from infra.errors import HostError, HostKeyError, UsageError
 from infra.files import read_text, write_private
 from provision.host import Host
@@ -38,21 +35,13 @@ def parse_console_host_keys(text: str, pinned: Sequence[str] = ()) -> tuple[str,
     for block in _BLOCK.findall(text):
         found = [_KEY.search(line) for line in block.split("\n")[1:-1]]
         texts = [" ".join(match.groups()) if match else "" for match in found]
-        keys = tuple(filter(_is_complete, texts))
+        # Kernel messages may cut a console line short.
+        keys = tuple(filter(is_public, texts))
         types, others = ({key.split()[0] for key in each} for each in (keys, pinned))
         is_cut = len(keys) < len(texts)
         if keys and not (is_cut and others and types.isdisjoint(others)):
             last = keys
     return last
-
-
-def _is_complete(key: str) -> bool:
-    """Whether a key is valid: kernel messages may cut a console line short."""
-    try:
-        serialization.load_ssh_public_key(key.encode())
-    except (ValueError, UnsupportedAlgorithm):
-        return False
-    return True
 
 
 def pinned_host_keys(known_hosts: Path, alias: str) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
-from types import MappingProxyType
 from typing import TypeVar
 
 from infra.errors import ConnectionLostError, HostError, NoAnswerError
@@ -16,7 +15,6 @@ from provision.host import Host, Result, wait_until_reachable
 from provision.stacks.stack import Stack
 
 T = TypeVar("T")
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # One fixed path on every node: mpirun starts the same absolute path everywhere.
 _ROOT = "/opt/spr-cluster"
@@ -77,15 +75,14 @@ def persist(
     host: Host,
     work: Callable[[], T],
     clock: Clock | None,
-    on_break: Callable[[str], None] | None = None,
+    on_break: Callable[[str], object] = str,
 ) -> T:
     """Repeat work whose connection broke, although it may have continued on the machine."""
     for attempt in range(2, _ATTEMPTS + 1):
         try:
             return work()
         except (ConnectionLostError, NoAnswerError) as error:
-            if on_break:
-                on_break(f"{error.message}; trying again ({attempt} of {_ATTEMPTS})")
+            on_break(f"{error.message}; trying again ({attempt} of {_ATTEMPTS})")
         if gone := host.why_gone():
             raise HostError(host.name, gone)
         wait_until_reachable(host, deadline_s=_RECONNECT_DEADLINE_S, clock=clock)
@@ -137,14 +134,14 @@ def install_stack(
     stack: Stack,
     progress: Progress,
     clock: Clock | None = None,
-    environment: Mapping[str, str] = _NOTHING,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Install a stack unless the machine already has it. The log stays on the machine.
 
     ``environment`` is for this installation only, so an image does not carry it. Survives a broken
     connection. Raises :class:`HostError` with the last lines of output.
     """
-    persist(host, lambda: _install(host, stack, progress, environment), clock, progress.note)
+    persist(host, lambda: _install(host, stack, progress, environment or {}), clock, progress.note)
 
 
 def _install(host: Host, stack: Stack, progress: Progress, environment: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import shlex
 import threading
@@ -55,13 +56,27 @@ class _LearnOnce(paramiko.MissingHostKeyPolicy):
         client.get_host_keys().add(hostname, key.get_name(), key)
 
 
-class _InterruptibleRun(Remote):
-    """fabric's runner, except that Ctrl-C ends it immediately, not when the command ends."""
+class _Run(Remote):
+    """fabric's runner, except that it reads UTF-8, and that Ctrl-C ends it, not the command's end."""
+
+    def read_proc_output(self, reader: Callable[[int], bytes]) -> Iterator[str]:
+        # fabric would decode each piece by itself, although a character may be in two.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        while block := reader(LINE_BYTES):
+            yield decoder.decode(block)
+        yield decoder.decode(b"", final=True)
 
     def send_interrupt(self, interrupt: KeyboardInterrupt) -> None:
         # Otherwise fabric's readers wait until the remote command's output ends.
         self.channel.close()
         raise interrupt
+
+
+class _Connection(Connection):
+    """fabric's connection, except that a refused session is tried again."""
+
+    def create_session(self) -> paramiko.Channel:
+        return _open_session(self.transport)
 
 
 def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[str]:
@@ -86,13 +101,10 @@ def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[
 
 def _last_states(lines: bytes) -> str:
     text = lines.decode(errors="replace")
-    return "\n".join(map(_last_state, text.split("\n"))) if "\r" in text else text
-
-
-def _last_state(line: str) -> str:
-    if "\r" not in line:
-        return line
-    return next((state for state in reversed(line.split("\r")) if state.strip()), "")
+    if "\r" not in text:
+        return text
+    states = (reversed(line.split("\r")) for line in text.split("\n"))
+    return "\n".join(next((each for each in line if each.strip()), "") for line in states)
 
 
 class ChannelStream:
@@ -108,27 +120,29 @@ class ChannelStream:
             raise ConnectionLostError(self._name, f"the connection broke: {error}") from None
 
     def __iter__(self) -> Iterator[str]:
-        for text in whole_lines(self._receive(None), _LONGEST_ANSWER_BYTES):
+        for text in whole_lines(_receive(self._channel, None), _LONGEST_ANSWER_BYTES):
             yield from text.split("\n")
-
-    def follow(self, on_text: TextSink, timeout_s: float | None) -> int:
-        """Pass on all lines and return the exit code. Raises :class:`TimeoutError`."""
-        for text in whole_lines(self._receive(timeout_s)):
-            on_text(text)
-        code: int = self._channel.recv_exit_status()
-        return code
-
-    def _receive(self, timeout_s: float | None) -> Iterator[bytes]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            if deadline is not None:
-                self._channel.settimeout(max(0.0, deadline - time.monotonic()))
-            if not (block := self._channel.recv(LINE_BYTES)):
-                return
-            yield block
 
     def close(self) -> None:
         self._channel.close()
+
+
+def _receive(channel: paramiko.Channel, deadline: float | None) -> Iterator[bytes]:
+    """Yield what a command prints. Raises :class:`TimeoutError` at the deadline."""
+    while True:
+        if deadline is not None:
+            channel.settimeout(max(0.0, deadline - time.monotonic()))
+        if not (block := channel.recv(LINE_BYTES)):
+            return
+        yield block
+
+
+def _wait_for_exit(channel: paramiko.Channel, deadline: float | None) -> int:
+    """Return the exit code. Raises :class:`TimeoutError` at the deadline."""
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    if not channel.status_event.wait(left):
+        raise TimeoutError
+    return int(channel.recv_exit_status())
 
 
 class SshHost:
@@ -136,7 +150,7 @@ class SshHost:
 
     ``alias`` names its host keys in the known-hosts file: the instance id, because an address may be
     reassigned. ``proxy`` is a command that connects to its port 22. With a ``gateway``, all machines share
-    one such command. ``ask_why_gone`` implements :meth:`why_gone`.
+    one such command. ``why_gone`` implements the method.
     """
 
     def __init__(
@@ -149,42 +163,38 @@ class SshHost:
         region: str = "",
         proxy: Sequence[str] = (),
         gateway: Gateway | None = None,
-        ask_why_gone: Callable[[], str] = str,
+        why_gone: Callable[[], str] = str,
     ) -> None:
-        self._name, self._address, self.login, self.alias = name, address, login, alias
-        self._ask_why_gone, self._proxy_argv, self._region = ask_why_gone, proxy, region
+        self.name, self._address, self.login, self.alias = name, address, login, alias
+        self.why_gone, self._proxy_argv, self._region = why_gone, proxy, region
         self._gateway = gateway if proxy else None
         self._connection: Connection | None = None
         self._sftp: paramiko.SFTPClient | None = None
         self._proxy: Proxy | None = None
         self._opening, self._opening_files = threading.Lock(), threading.Lock()
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def _open(self) -> Connection:
         with self._opening:
-            return self._open_once()
+            connection = self._connection  # another thread may close it
+            if connection is None or not connection.is_connected:
+                self.close()
+                connection = self._connection = self._connect()
+            return connection
 
-    def _open_once(self) -> Connection:
-        if self._connection is not None and self._connection.is_connected:
-            return self._connection
-        self.close()
-        connection = self._prepare()
+    def _connect(self) -> Connection:
+        sock = None
         try:
             if self._gateway:
                 sock = self._gateway.connect(self._address, _PORT, self._dig)
-                connection.connect_kwargs["sock"] = sock
             elif self._proxy_argv:
                 self._proxy = Proxy(self._proxy_argv)
-                connection.connect_kwargs["sock"] = self._proxy.socket
-            connection.open()
+                sock = self._proxy.socket
+            return self._log_in(sock)
         except paramiko.BadHostKeyException as error:
             raise self.refuse_key(_text_of(error.key), [_text_of(error.expected_key)]) from None
         except paramiko.AuthenticationException as error:
             raise HostError(
-                self._name,
+                self.name,
                 f"SSH rejects the cluster's key: {error}",
                 hint="cloud-init writes it early in the first boot; later, a rejection means that "
                 "~/.ssh/authorized_keys on the node was changed",
@@ -193,14 +203,11 @@ class SshHost:
             if self._proxy_argv:
                 raise self._explain_proxy(error) from None
             raise NoAnswerError(
-                self._name,
+                self.name,
                 f"no SSH at {self._address}: {error}",
                 hint="SSH is open to the address that this machine had at `up`. Has it changed, or "
                 "is port 22 blocked?",
             ) from None
-        self._watch(connection.transport)
-        self._connection = connection
-        return connection
 
     def _watch(self, transport: paramiko.Transport) -> None:
         """End a connection when the machine stops answering.
@@ -224,45 +231,45 @@ class SshHost:
 
     def _dig(self) -> Tunnel:
         """Open this machine's tunnel for a gateway; on failure, report the proxy's reason."""
-        connection = self._prepare()
         self._proxy = proxy = Proxy(self._proxy_argv)
-        connection.connect_kwargs["sock"] = proxy.socket
-        connection.open()
-        self._watch(connection.transport)
+        connection = self._log_in(proxy.socket)
         self._proxy = None
-        return Tunnel(self._name, connection, proxy)
+        return Tunnel(self.name, connection, proxy)
 
-    def _prepare(self) -> Connection:
-        """Build a connection with its host keys and credentials."""
-        connection = Connection(
+    def _log_in(self, sock: Any) -> Connection:
+        """Connect, over ``sock`` if there is one, and watch the connection."""
+        connection = _Connection(
             self._address,
             user=self.login.user,
             port=_PORT,
-            # The user's ~/.ssh/config is for other machines: its ports, proxies, and agents do not apply.
+            # The user's ~/.ssh/config and ~/.fabric.yaml are for other machines: their ports, proxies, and
+            # agents do not apply.
             forward_agent=False,
-            config=Config(
-                overrides={"runners": {"remote": _InterruptibleRun}, "load_ssh_configs": False}
-            ),
+            config=Config(overrides={"runners": {"remote": _Run}}, lazy=True),
             connect_timeout=CONNECT_TIMEOUT_S,
             connect_kwargs={
                 "key_filename": str(self.login.key_file),
+                # An agent may have so many keys that the server refuses before it sees ours.
                 "allow_agent": False,
                 "look_for_keys": False,
                 "banner_timeout": CONNECT_TIMEOUT_S,
                 "auth_timeout": CONNECT_TIMEOUT_S,
                 "channel_timeout": CONNECT_TIMEOUT_S,
+                "sock": sock,
             },
         )
         for key in pinned_host_keys(self.login.known_hosts, self.alias):
             _trust(connection.client.get_host_keys(), self._address, key)
         connection.client.set_missing_host_key_policy(_LearnOnce(self))
+        connection.open()
+        self._watch(connection.transport)
         return connection
 
     def _explain_proxy(self, error: Exception) -> NoAnswerError:
         over = self._gateway.name if self._gateway and not self._proxy else ""
         if over:
             return NoAnswerError(
-                self._name,
+                self.name,
                 f"no SSH at {self._address} from {over}: {error}",
                 hint=f"{over} answers, so the fault is this machine's, or of the rules between them",
             )
@@ -272,7 +279,7 @@ class SshHost:
         hint = login_hint(self._proxy_argv) if is_host else "does this command work by itself?"
         command = shlex.join(self._proxy_argv)
         return JumpError(
-            self._name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint
+            self.name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint
         )
 
     def refuse_key(self, shown: str, pinned: Sequence[str]) -> HostKeyError:
@@ -282,7 +289,7 @@ class SshHost:
         file = self.login.known_hosts
         region = f" --region {self._region}" if self._region else ""
         return HostKeyError(
-            self._name,
+            self.name,
             f"{self._address} shows another SSH host key than {self.alias} had: received {received}, "
             f"expected {expected}. Not connected",
             hint="The connection may be intercepted. It is harmless if the node stopped a moment ago "
@@ -305,12 +312,12 @@ class SshHost:
             done = run(command, timeout_s)
         except (CommandTimedOut, TimeoutError):
             raise HostError(
-                self._name, f"`{_short(command)}` did not finish within {timeout_s} s"
+                self.name, f"`{_short(command)}` did not finish within {timeout_s} s"
             ) from None
         if done.exit_code == _NO_EXIT_CODE:
             raise self._lose()
         if check:
-            _require_success(self._name, command, done)
+            _require_success(self.name, command, done)
         return done
 
     def _run(self, command: str, timeout_s: float | None) -> Result:
@@ -320,37 +327,38 @@ class SshHost:
                 _in_bash(command), hide=True, warn=True, in_stream=False, timeout=timeout_s
             )
         except (OSError, paramiko.SSHException, EOFError) as error:
-            raise self._lose(f": {error or 'closed'}") from None
+            raise self._lose(error) from None
         return Result(done.exited, done.stdout, done.stderr)
 
     def _follow(self, on_text: TextSink, command: str, timeout_s: float | None) -> Result:
         """Run a command whose output may be long: only its last lines are kept."""
         last: deque[str] = deque(maxlen=3)
+        with closing(self._open_channel(command, combine_stderr=True)) as channel:
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            for text in whole_lines(_receive(channel, deadline)):
+                on_text(text)
+                ends = text.rsplit("\n", _SEARCHED)[-_SEARCHED:]
+                last.extend(line for line in ends if line.strip())
+            return Result(_wait_for_exit(channel, deadline), "\n".join(last), "")
 
-        def take(text: str) -> None:
-            on_text(text)
-            last.extend(line for line in text.rsplit("\n", _SEARCHED)[-_SEARCHED:] if line.strip())
-
-        with closing(self.open_stream(command)) as stream:
-            code = stream.follow(take, timeout_s)
-        return Result(code, "\n".join(last), "")
-
-    def _lose(self, why: str = "") -> ConnectionLostError:
-        self.close()
-        return ConnectionLostError(self._name, f"the connection broke{why}")
+    def _lose(self, error: Exception | None = None) -> ConnectionLostError:
+        if not isinstance(error, paramiko.ChannelException):  # refused: other commands run on
+            self.close()
+        why = f": {error or 'closed'}" if error is not None else ""
+        return ConnectionLostError(self.name, f"the connection broke{why}")
 
     def open_stream(self, command: str) -> ChannelStream:
-        return ChannelStream(self._name, self._open_channel(command, combine_stderr=True))
+        return ChannelStream(self.name, self._open_channel(command, combine_stderr=True))
 
     def _open_channel(self, command: str, *, combine_stderr: bool = False) -> paramiko.Channel:
         # Not fabric's run, which keeps all output and rejoins it for every piece that arrives.
         connection = self._open()
         try:
-            channel = _open_session(connection.transport)
+            channel = connection.create_session()
             channel.set_combine_stderr(combine_stderr)
             channel.exec_command(_in_bash(command))
         except (OSError, paramiko.SSHException, EOFError) as error:
-            raise self._lose(f": {error or 'closed'}") from None
+            raise self._lose(error) from None
         return channel
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
@@ -381,17 +389,17 @@ class SshHost:
                 code = channel.recv_exit_status()
             except TimeoutError:
                 why = f"`{_short(command)}` sent nothing for {_LOST_S} s"
-                raise HostError(self._name, why) from None
+                raise HostError(self.name, why) from None
         if code == _NO_EXIT_CODE:
             raise self._lose()
-        _require_success(self._name, command, Result(code, "", said.decode(errors="replace")))
+        _require_success(self.name, command, Result(code, "", said.decode(errors="replace")))
 
     def _open_files(self) -> paramiko.SFTPClient:
         """Return the SFTP session that all threads share. fabric's has no time limit."""
         with self._opening_files:  # not the other lock: commands need no files
-            transport = self._open().transport
+            connection = self._open()
             if self._sftp is None:
-                channel = _open_session(transport)
+                channel = connection.create_session()
                 channel.settimeout(_LOST_S)
                 channel.invoke_subsystem("sftp")
                 self._sftp = paramiko.SFTPClient(channel)
@@ -403,19 +411,16 @@ class SshHost:
         try:
             yield self._open_files()
         except FileNotFoundError:
-            raise HostError(self._name, f"there is no {path}") from None
+            raise HostError(self.name, f"there is no {path}") from None
         except (OSError, paramiko.SSHException, EOFError) as error:
             # An error such as a full disk leaves the connection intact.
-            connected = self._connection is not None and self._connection.is_connected
             silent = isinstance(error, TimeoutError)
+            connected = self._connection is not None and self._connection.is_connected
             lost = silent or not isinstance(error, OSError) or not connected
             self.close()
             kind = ConnectionLostError if lost else HostError
             why = f"no answer for {_LOST_S} s" if silent else str(error) or "connection closed"
-            raise kind(self._name, f"copying {path}: {why}") from None
-
-    def why_gone(self) -> str:
-        return self._ask_why_gone()
+            raise kind(self.name, f"copying {path}: {why}") from None
 
     def close(self) -> None:
         if self._connection is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -19,7 +20,6 @@ from infra.iam.policy import (
     parse_key,
     parse_role,
     parse_types,
-    render_policy,
     split_policy,
 )
 from infra.iam.simulation import Finding, State
@@ -116,7 +116,7 @@ def run(request: PolicyRequest) -> int:
     if request.check:
         _check(request, policy)
     else:
-        print(render_policy(_choose_part(split_policy(policy), request.part)))
+        print(json.dumps(_choose_part(split_policy(policy), request.part), indent=2))
     return 0
 
 

@@ -42,13 +42,8 @@ T = TypeVar("T")
 _VISIBLE_DEADLINE_S = 30.0
 _ATTEMPTS = 12
 PRICING_TIMEOUTS: Any = {"connect_timeout": 3.0, "read_timeout": 5.0}
-_LOST = (
-    boto.EndpointConnectionError,
-    boto.ConnectTimeoutError,
-    boto.ReadTimeoutError,
-    boto.ConnectionClosedError,
-    ResponseParserError,
-)
+# Those that botocore retries, and answers of others, such as a network login page.
+_LOST = (boto.ConnectionError, boto.HTTPClientError, ResponseParserError)
 _BUSY = {
     "RequestLimitExceeded",
     "Throttling",

@@ -282,55 +282,55 @@ def _profile() -> str:
     return f" --profile {shlex.quote(name)}" if name else ""
 
 
+_UNUSABLE = "cannot use the AWS credentials: {error}"
+# botocore's errors; what failed, and the hint.
+_EXPLAINED: tuple[tuple[Any, str, str], ...] = (
+    (boto.PartialCredentialsError, "incomplete AWS credentials: {error}", "aws configure{profile}"),
+    (
+        boto.ProfileNotFound,
+        "AWS configuration can't be used: {error}",
+        "`aws configure list-profiles` lists profiles, `aws configure{profile}` creates this one",
+    ),
+    (_SSO, "the SSO session has expired: {error}", "aws sso login{profile}"),
+    (
+        boto.LoginInsufficientPermissions,
+        _UNUSABLE,
+        "ask an administrator for the policy SignInLocalDevelopmentAccess",
+    ),
+    (boto.LoginError, "the AWS login has expired: {error}", "aws login{profile}"),
+    (
+        boto.RefreshWithMFAUnsupportedError,
+        "the session of the role with MFA has expired",
+        "run the same command again to enter a new code; set duration_seconds in the profile for longer "
+        "sessions",
+    ),
+    (boto.MissingDependencyException, _UNUSABLE, "uv pip install 'boto3[crt]'"),
+    (
+        (boto.InvalidConfigError, boto.ConfigParseError),
+        _UNUSABLE,
+        "correct the profile in ~/.aws/config or ~/.aws/credentials, or set AWS_PROFILE",
+    ),
+)
+
+
 def explain_credentials(error: BaseException) -> CredentialsError | None:
     """Translate an error in AWS configuration or credentials; return ``None`` for other errors."""
-    profile = _profile()
     if isinstance(error, boto.NoCredentialsError):
         return MissingCredentialsError(NO_CREDENTIALS, hint=CREDENTIALS_HINT)
-    if isinstance(error, boto.PartialCredentialsError):
-        return CredentialsError(
-            f"incomplete AWS credentials: {error}", hint=f"aws configure{profile}"
-        )
-    if isinstance(error, boto.ProfileNotFound):
-        return CredentialsError(
-            f"AWS configuration can't be used: {error}",
-            hint=f"`aws configure list-profiles` lists profiles, `aws configure{profile}` creates this one",
-        )
-    if isinstance(error, _SSO):
-        return CredentialsError(
-            f"the SSO session has expired: {error}", hint=f"aws sso login{profile}"
-        )
-    if isinstance(error, boto.LoginInsufficientPermissions):
-        return CredentialsError(
-            f"cannot use the AWS credentials: {error}",
-            hint="ask an administrator for the policy SignInLocalDevelopmentAccess",
-        )
-    if isinstance(error, boto.LoginError):
-        return CredentialsError(f"the AWS login has expired: {error}", hint=f"aws login{profile}")
-    if isinstance(error, boto.RefreshWithMFAUnsupportedError):
-        return CredentialsError(
-            "the session of the role with MFA has expired",
-            hint="run the same command again to enter a new code; set duration_seconds in the profile "
-            "for longer sessions",
-        )
+    for kinds, message, hint in _EXPLAINED:
+        if isinstance(error, kinds):
+            hint = hint.format(profile=_profile())
+            return CredentialsError(message.format(error=error), hint=hint)
     # botocore has no class for this error.
     if isinstance(error, RuntimeError) and "refreshed credentials are still expired" in str(error):
         return CredentialsError(
             "the AWS credentials have expired, and their source still returns the expired ones",
             hint=f"renew them, or {FIX_CLOCK}",
         )
-    if isinstance(error, boto.MissingDependencyException):
-        return CredentialsError(
-            f"cannot use the AWS credentials: {error}", hint="uv pip install 'boto3[crt]'"
-        )
     if isinstance(error, boto.CredentialRetrievalError):
-        said = " ".join(str(error).split())
         is_process = error.kwargs.get("provider") == "custom-process"
         hint = _PROCESS_HINT if is_process else CREDENTIALS_HINT
-        return CredentialsError(f"cannot use the AWS credentials: {said}", hint=hint)
-    if isinstance(error, (boto.InvalidConfigError, boto.ConfigParseError)):
-        hint = "correct the profile in ~/.aws/config or ~/.aws/credentials, or set AWS_PROFILE"
-        return CredentialsError(f"cannot use the AWS credentials: {error}", hint=hint)
+        return CredentialsError(_UNUSABLE.format(error=" ".join(str(error).split())), hint=hint)
     return None
 
 

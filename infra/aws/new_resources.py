@@ -8,10 +8,11 @@ https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from infra import wait
+from infra.wait import CONSISTENCY_DEADLINE_S
 
 _EVERY_S = 3.0
 # The response keys that identify the resources each call creates.
@@ -34,7 +35,7 @@ class NewResources:
     def learn(self, parsed: Mapping[str, Any], model: Any, **_: Any) -> None:
         """Record what a call created; for the event ``after-call``."""
         if keys := _MADE_BY.get(model.name):
-            now = wait.SystemClock().monotonic()
+            now = time.monotonic()
             self._made_at.update((id_, now) for id_ in _values(parsed, keys))
 
     def pause(
@@ -49,7 +50,7 @@ class NewResources:
             return None
         # The snapshots of a new image are equally new, and one call tags them together.
         together = request_dict["body"].values() if operation.name == "CreateTags" else ()
-        limit = wait.SystemClock().monotonic() - wait.CONSISTENCY_DEADLINE_S
+        limit = time.monotonic() - CONSISTENCY_DEADLINE_S
         new = {id_ for id_, at in self._made_at.items() if at > limit}
         return _EVERY_S if new.intersection((named[1], *together)) else None
 

@@ -22,6 +22,8 @@ from infra.s3_url import S3Location
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
+_DENIED = {*DENIED, "403", "AllAccessDisabled"}
+
 
 def connect_s3() -> S3Client:
     """Create a client from the user's AWS configuration. Sends nothing.
@@ -118,7 +120,7 @@ def _explain_reading(error: Exception, place: S3Location) -> SprError:
     code = error_code(error) if isinstance(error, boto.ClientError) else ""
     if code == "NoSuchBucket":
         return UsageError(f"{place}: bucket {place.bucket!r} does not exist")
-    if code in (*DENIED, "403", "AllAccessDisabled"):
+    if code in _DENIED:
         return UsageError(
             f"{place}: no permission to read ({code})",
             hint=f"`spr-cluster iam-policy --bucket {place}` prints the required permissions",
@@ -133,12 +135,10 @@ def _explain(error: BaseException, place: S3Location) -> SprError:
             f"--push-to {place}: bucket {place.bucket!r} does not exist",
             hint=f"create a private, encrypted one: aws s3 mb s3://{place.bucket}",
         )
-    if code in (*DENIED, "403", "AllAccessDisabled"):
+    if code in _DENIED:
         return UsageError(
             f"--push-to {place}: no permission to write ({code})",
             hint=f"`spr-cluster iam-policy --push-to {place}` prints the required permissions; "
             "an encrypted bucket may also need kms:GenerateDataKey and kms:Decrypt on its key",
         )
-    if isinstance(error, boto.ClientError | boto.BotoCoreError):
-        return translate_boto_error(error) or CloudError(str(error))
-    return CloudError(f"the upload to {place} failed: {error}")
+    return translate_boto_error(error) or CloudError(f"the upload to {place} failed: {error}")

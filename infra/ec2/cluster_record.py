@@ -110,18 +110,15 @@ class ClusterRecord:
     def begun(self, now: datetime) -> ClusterRecord:
         """Return it for a cluster that is created now, with all its times moved."""
         late = now.replace(microsecond=0) - self.created  # tags store whole seconds
-        bound = self.bound + late if self.bound else None
-        expires, latest = self.expires + late, self.latest + late
-        return replace(
-            self, created=self.created + late, expires=expires, latest=latest, bound=bound
-        )
+        times = {key: getattr(self, key) for key in ("created", "expires", "latest", "bound")}
+        return replace(self, **{key: time + late for key, time in times.items() if time})
 
     def joined(self, seen: ClusterRecord | None) -> ClusterRecord:
         """Return it with the ends that another command has moved further, according to ``seen``."""
         if seen is None or seen.created != self.created:
             return self
-        ends = max(self.expires, seen.expires), max(self.latest, seen.latest)
-        return replace(self, expires=ends[0], latest=ends[1])
+        expires, latest = max(self.expires, seen.expires), max(self.latest, seen.latest)
+        return replace(self, expires=expires, latest=latest)
 
     @property
     def lifetime(self) -> Lifetime:
@@ -176,10 +173,6 @@ def record_tags(
     }
 
 
-def _has_tag(option: ClusterOption, value: Any) -> bool:
-    return value is None or option.write(value) is not None
-
-
 def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
     """Parse the record in a group's tags; return ``None`` if there is none.
 
@@ -201,7 +194,8 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
         options = ClusterOptions().model_dump(include={*_RECORDED, "labels"})
         for key, option in _RECORDED.items():
             # Some values have no tag.
-            if f"{_PREFIX}{option.tag}" in labels or _has_tag(option, options[key]):
+            has_none = options[key] is not None and option.write(options[key]) is None
+            if f"{_PREFIX}{option.tag}" in labels or not has_none:
                 options[key] = read(str(option.tag), partial(_parse, key, option))
         options["labels"] = tags.user_labels(labels)
         times = (read(key, tags.parse_time) for key in ("created", "expires", "latest"))

@@ -136,7 +136,7 @@ def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:
         raise CloudError(
             f"the setting Allowed AMIs hides Canonical's image {image_id} in {ec2.meta.region_name}",
             hint="an administrator can allow the image provider "
-            f"{CANONICAL[ec2.meta.partition]} (managed by: {managed_by}; "
+            f"{CANONICAL.get(ec2.meta.partition, 'Canonical')} (managed by: {managed_by}; "
             "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-allowed-amis.html)",
         ) from None
 

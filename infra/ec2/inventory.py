@@ -20,21 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource of a kind for which only id, tags, and state matter."""
+    """A resource of a kind for which only these fields matter."""
 
     id: str
     tags: dict[str, str] = field(repr=False)
     state: str = ""
     """EC2's state, such as ``pending`` or ``completed`` for a snapshot."""
-
-
-@dataclass(frozen=True)
-class RegisteredKey:
-    """A key pair in EC2. ``public`` is type and base64 without the comment."""
-
-    id: str
-    tags: dict[str, str] = field(repr=False)
     public: str = ""
+    """A key pair's public half: type and base64 without the comment."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,7 @@ class Inventory:
     interfaces: tuple[Resource, ...] = ()
     security_groups: tuple[SecurityGroup, ...] = ()
     placement_groups: tuple[Resource, ...] = ()
-    key_pairs: tuple[RegisteredKey, ...] = ()
+    key_pairs: tuple[Resource, ...] = ()
     images: tuple[Image, ...] = ()
     snapshots: tuple[Resource, ...] = ()
     guards: tuple[SecondGuard, ...] = ()
@@ -168,9 +161,9 @@ def _resource(id_key: str, tags_key: str = "Tags") -> Callable[[Any], Resource]:
     )
 
 
-def _key_pair(item: Mapping[str, Any]) -> RegisteredKey:
+def _key_pair(item: Mapping[str, Any]) -> Resource:
     public = " ".join(item.get("PublicKey", "").split()[:2])
-    return RegisteredKey(item["KeyPairId"], tags.from_aws(item.get("Tags")), public)
+    return Resource(item["KeyPairId"], tags.from_aws(item.get("Tags")), public=public)
 
 
 _KINDS: dict[str, Fetch] = {

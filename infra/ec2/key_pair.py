@@ -64,14 +64,21 @@ def read_public(path: Path) -> str:
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
+def is_public(key: str) -> bool:
+    """Return whether a text is one public key in OpenSSH's format."""
+    try:
+        load_ssh_public_key(key.encode() if key.isprintable() else b"")
+    except (ValueError, UnsupportedAlgorithm):
+        return False
+    return True
+
+
 def check_public(text: str, what: str) -> None:
     """Raise :class:`UsageError` unless a text is one public key in OpenSSH's format."""
-    try:
-        load_ssh_public_key(text.encode() if text.isprintable() else b"")
-    except (ValueError, UnsupportedAlgorithm):
+    if not is_public(text):
         found = "this is a private key, which must not leave its machine; " * ("PRIVATE" in text)
         why = f"{found}expected one public key in OpenSSH's format: ssh-ed25519 AAAA…"
-        raise UsageError(f"{what}: {why}") from None
+        raise UsageError(f"{what}: {why}")
 
 
 def import_key_pair(ec2: EC2Client, cluster: str, public: str, labels: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
@@ -83,12 +83,13 @@ class SecurityGroup:
             for rule in ssh
             for each in (*rule.get("IpRanges", []), *rule.get("Ipv6Ranges", []))
         }
+        tracked = [cidr for cidr, why in ranges.items() if why == _CALLER]
         return SecurityGroup(
             id=group["GroupId"],
             vpc_id=group.get("VpcId", ""),
             tags=tags.from_aws(group.get("Tags")),
             ssh_cidrs=tuple(sorted(ranges)),
-            followed=frozenset(c for c, why in ranges.items() if why == _CALLER and is_single(c)),
+            followed=frozenset(c for c in tracked if ipaddress.ip_network(c).num_addresses == 1),
             inside_in=_lets_itself_pass(group["GroupId"], ingress),
             inside_out=_lets_itself_pass(group["GroupId"], egress),
         )
@@ -111,14 +112,8 @@ class SecurityGroup:
 
     def cidrs_for(self, caller: str) -> tuple[str, ...]:
         """Return the user's ranges, plus the caller's address unless they contain it."""
-        if self.admits(caller):
-            return tuple(c for c in self.ssh_cidrs if c not in self.followed or c == caller)
-        return (*(c for c in self.ssh_cidrs if c not in self.followed), caller)
-
-
-def is_single(cidr: str) -> bool:
-    """Return whether a range is a single address."""
-    return ipaddress.ip_network(cidr).num_addresses == 1
+        kept = tuple(c for c in self.ssh_cidrs if c not in self.followed or c == caller)
+        return kept if self.admits(caller) else (*kept, caller)
 
 
 def _lets_itself_pass(group_id: str, rules: Sequence[IpPermissionOutputTypeDef]) -> bool:
@@ -156,18 +151,17 @@ def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, Typ
     infos = ec2.get_paginator("describe_instance_types").paginate(
         Filters=[{"Name": "instance-type", "Values": sorted(zones)}]
     )
-    known: dict[str, Any] = {i["InstanceType"]: i for page in infos for i in page["InstanceTypes"]}
-    support = {}
-    for name, places in zones.items():
-        # EC2 may offer a new type before it describes it.
-        info = known.get(name)
-        if info is None:
-            continue
-        strategies = info.get("PlacementGroupInfo", {}).get("SupportedStrategies", ["cluster"])
-        ena = bool(info.get("NetworkInfo", {}).get("EnaSrdSupported", False))
-        machine, unusable = InstanceType.from_aws(info), _why_unusable(info)
-        places_group = "cluster" in strategies
-        support[name] = TypeSupport(frozenset(places), ena, places_group, machine, unusable)
+    # EC2 may offer a new type before it describes it.
+    support: dict[str, TypeSupport] = {}
+    for info in (each for page in infos for each in page["InstanceTypes"]):
+        name, about = info["InstanceType"], info.get("PlacementGroupInfo", {})
+        support[name] = TypeSupport(
+            zones=frozenset(zones[name]),
+            ena_express=bool(info.get("NetworkInfo", {}).get("EnaSrdSupported", False)),
+            cluster_groups="cluster" in about.get("SupportedStrategies", ["cluster"]),
+            machine=InstanceType.from_aws(info),
+            unusable=_why_unusable(info),
+        )
     return support
 
 
@@ -210,9 +204,10 @@ def describe_networks(
     # A default VPC has the default tenancy; a cluster that exists can't leave its VPC.
     if subnet_ids and found and vpc_id is None:
         _require_shared_tenancy(ec2, found[0])
-    order = {id_: place for place, id_ in enumerate(subnet_ids)}
-    inside = (n for n in found if vpc_id in (None, n.vpc_id))
-    return sorted(inside, key=lambda n: (order.get(n.subnet_id, 0), n.zone))
+    inside = [n for n in found if vpc_id in (None, n.vpc_id)]
+    if subnet_ids:
+        return sorted(inside, key=lambda n: subnet_ids.index(n.subnet_id))
+    return sorted(inside, key=lambda n: n.zone)
 
 
 def _require_shared_tenancy(ec2: EC2Client, network: Network) -> None:
@@ -335,15 +330,10 @@ def _change(
             _change(call, group_id, [rule])
 
 
-def _ssh_rule(cidr: str, **described: str) -> IpPermissionTypeDef:
+def _ssh_rule(cidr: str, **described: str) -> Any:
     kind, key = ("Ipv6Ranges", "CidrIpv6") if ":" in cidr else ("IpRanges", "CidrIp")
-    rule: Any = {
-        "IpProtocol": "tcp",
-        "FromPort": 22,
-        "ToPort": 22,
-        kind: [{key: cidr, **described}],
-    }
-    return cast("IpPermissionTypeDef", rule)
+    ports = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
+    return {**ports, kind: [{key: cidr, **described}]}
 
 
 def create_placement_group(ec2: EC2Client, cluster: str, labels: Mapping[str, str]) -> None:

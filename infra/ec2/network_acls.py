@@ -154,11 +154,12 @@ def require_open_acls(
     Without permission to read ACLs, notes that and returns all subnets. Raises :class:`UsageError` if
     no subnet is left.
     """
-    none: dict[str, NetworkAcl] = {}
-    acls = look_if_allowed(lambda: describe_acls(ec2, networks), none, note) if networks else none
+    if not networks:
+        return []
+    acls = look_if_allowed(lambda: describe_acls(ec2, networks), dict[str, NetworkAcl](), note)
     denials = {subnet_id: acl.find_denial(flows) for subnet_id, acl in acls.items()}
     left = [network for network in networks if not denials.get(network.subnet_id)]
-    if networks and not left:
+    if not left:
         first = networks[0].subnet_id
         alike = [n for n in networks if denials[n.subnet_id] == denials[first]]
         more = f" and {len(alike) - 1} more" if alike[1:] else ""

@@ -125,7 +125,10 @@ class NoCapacityError(CloudError):
     """EC2 refused every offer. The message lists each offer with its reason."""
 
     def __init__(self, count: int, refusals: Sequence[Refusal]) -> None:
-        lines = "".join(f"\n  {r.offer}: {r.code}: {_first_sentence(r.message)}" for r in refusals)
+        # Without EC2's advice to try other zones, which the offers already include.
+        first = [refusal.message.partition(". ")[0].rstrip(".") for refusal in refusals]
+        pairs = zip(refusals, first, strict=True)
+        lines = "".join(f"\n  {refusal.offer}: {refusal.code}: {why}" for refusal, why in pairs)
         hints = [_HINTS[r.code] for r in refusals if r.code in _HINTS]
         where = "single zone has" if count > 1 else "zone has"
         super().__init__(
@@ -139,11 +142,6 @@ class NoCapacityError(CloudError):
     def may_pass(self) -> bool:
         """Whether trying later may help: for some offer, more than a quota is missing."""
         return any(refusal.code.startswith(_NO_ROOM) for refusal in self.refusals)
-
-
-def _first_sentence(text: str) -> str:
-    """Drop EC2's advice to try other zones, which the offers already include."""
-    return text.partition(". ")[0].rstrip(".")
 
 
 def list_offers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from botocore.exceptions import ClientError
@@ -91,17 +92,10 @@ def describe_ways(ec2: EC2Client, networks: Sequence[Network]) -> dict[str, Way]
 
 def describe_vpc_cidrs(ec2: EC2Client, vpc_id: str) -> tuple[str, ...]:
     """Return a VPC's address ranges, which are the local routes in its route tables."""
-    tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc_id]}])[
-        "RouteTables"
-    ]
-    return tuple(
-        dict.fromkeys(
-            route["DestinationCidrBlock"]
-            for table in tables
-            for route in table.get("Routes", [])
-            if route.get("GatewayId") == "local" and route.get("DestinationCidrBlock")
-        )
-    )
+    found = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc_id]}])
+    routes = [route for table in found["RouteTables"] for route in table.get("Routes", [])]
+    local = [r.get("DestinationCidrBlock") for r in routes if r.get("GatewayId") == "local"]
+    return tuple(dict.fromkeys(cidr for cidr in local if cidr))
 
 
 def _table_of(network: Network, tables: Sequence[RouteTableTypeDef]) -> RouteTableTypeDef | None:
@@ -202,13 +196,15 @@ def require_ways(
         lambda: describe_block(ec2, checked, outward=private), ("off", frozenset[str]()), note
     )
     if closed >= {network.subnet_id for network in left}:
-        what, hint = _BLOCKED[private]
-        if private and not installs:
-            what = "reach Session Manager over a NAT gateway"
+        what = "be reached at a public address"
+        if private:
+            goal = "install software" if installs else "reach Session Manager"
+            what = f"{goal} over a NAT gateway"
+        other = "" if private else "; or use machines without public addresses: --private"
         raise UsageError(
             f"VPC Block Public Access is {mode} in {ec2.meta.region_name}: machines in "
             f"{', '.join(sorted(closed))} can't {what}",
-            hint=f"an administrator can exclude the VPC or the subnet ({_BLOCK_URL}){hint}",
+            hint=f"an administrator can exclude the VPC or the subnet ({_BLOCK_URL}){other}",
         )
     return [network for network in left if network.subnet_id not in closed]
 
@@ -327,14 +323,6 @@ _AGENT = (
     f"({_AGENT_URL}), choose a subnet with a route to a NAT or transit gateway (--subnet-id), or choose "
     "another --jump",
 )
-# What is blocked, and a hint, by ``private``.
-_BLOCKED = {
-    False: (
-        "be reached at a public address",
-        "; or use machines without public addresses: --private",
-    ),
-    True: ("install software over a NAT gateway", ""),
-}
 
 
 def _without(
@@ -421,13 +409,9 @@ def _require_host_management(
 
     Machines whose profile does not permit it, such as the one for --bucket, also join by the setting.
     """
-
-    def look() -> str:
-        found = clients.ssm.get_service_setting(SettingId=HOST_MANAGEMENT)["ServiceSetting"]
-        return found.get("SettingValue", "")
-
-    role = look_if_allowed(look, "not known", note)
-    if role not in ("", "$None"):
+    look = partial(clients.ssm.get_service_setting, SettingId=HOST_MANAGEMENT)
+    found = look_if_allowed(look, None, note)
+    if not found or found["ServiceSetting"].get("SettingValue", "") not in ("", "$None"):
         return
     off = f"Default Host Management Configuration is off in {clients.ec2.meta.region_name}"
     if profile:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
@@ -47,6 +47,7 @@ class ClusterGuard:
         self._boundary = boundary
         self._scheduler, self._iam, self._clock = clients.scheduler, clients.iam, clock
         self._cluster, self._group = cluster, tags.resource_name(cluster)
+        self._tags: Any = tags.to_aws(tags.resource_tags(cluster, "guard"))
         self._role = tags.guard_role(cluster, self._scheduler.meta.region_name)
 
     def find(self) -> tuple[SecondGuard, ...]:
@@ -110,10 +111,6 @@ class ClusterGuard:
         found = unless(_MISSING, lambda: client.get_schedule_group(Name=name))
         return found["Arn"] if found and found["State"] == "ACTIVE" else None
 
-    @property
-    def _tags(self) -> Any:
-        return tags.to_aws(tags.resource_tags(self._cluster, "guard"))
-
     def _schedule(self, instance_id: str, expires: datetime, role: str) -> dict[str, Any]:
         partition = role.split(":")[1]
         at = (expires + AFTER).astimezone(timezone.utc)
@@ -167,8 +164,11 @@ def with_guards(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, I
     pages = scheduler.get_paginator("list_schedule_groups").paginate(NamePrefix=prefix)
     try:
         for group in [group for page in pages for group in page["ScheduleGroups"]]:
-            labels = scheduler.list_tags_for_resource(ResourceArn=group["Arn"])["Tags"]
-            if cluster := tags.from_aws(labels).get(tags.CLUSTER):
+            list_tags = partial(scheduler.list_tags_for_resource, ResourceArn=group["Arn"])
+            # Another command may have deleted the group since.
+            listed = unless(_MISSING, list_tags)
+            labels = tags.from_aws(listed["Tags"]) if listed else {}
+            if cluster := labels.get(tags.CLUSTER):
                 found = guarded.get(cluster, Inventory())
                 guarded[cluster] = replace(found, guards=(SecondGuard(group["Name"]),))
     except (ClientError, BotoCoreError) as error:

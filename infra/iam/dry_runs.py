@@ -24,7 +24,7 @@ from infra.ec2.instances import label_instances
 from infra.ec2.network import Network
 from infra.ec2.purchase import ON_DEMAND, SPOT, Offer, Purchase, render_request
 from infra.ec2.routes import HOST_MANAGEMENT
-from infra.errors import SprError
+from infra.errors import CloudError, SprError
 from infra.iam.simulation import Finding, find_principal, simulate
 from infra.instance_types import InstanceType
 from infra.plan.planner import plan_down
@@ -66,23 +66,15 @@ _NOWHERE = "192.0.2.1/32"
 _NO_GROUP, _DEFAULT_GROUP = "in the default group", ":security-group/"
 _NOTHING = "no resource of this tool to try it on"
 _DENIED_ON = re.compile(r"not authorized to perform: (\S+) on resource: (\S+)")
-_PLAIN: Mapping[str, Callable[[Clients], object]] = {
-    "organizations:DescribeEffectivePolicy": describe_tag_rules,
-    "iam:ListInstanceProfiles": lambda clients: clients.iam.list_instance_profiles(MaxItems=1),
-    "pricing:GetProducts": lambda clients: clients.pricing.get_products(
-        ServiceCode="AmazonEC2", MaxResults=1
-    ),
-    "scheduler:ListScheduleGroups": lambda clients: clients.scheduler.list_schedule_groups(),
-    "scheduler:ListSchedules": lambda clients: clients.scheduler.list_schedules(),
-    "servicequotas:GetServiceQuota": lambda clients: clients.quotas.get_service_quota(
-        ServiceCode="ec2", QuotaCode=ON_DEMAND_QUOTA
-    ),
-    "ssm:GetServiceSetting": lambda clients: clients.ssm.get_service_setting(
-        SettingId=HOST_MANAGEMENT
-    ),
-    "ssm:GetParameter": lambda clients: clients.ssm.get_parameter(
-        Name=ubuntu_parameter(max(RELEASES))
-    ),
+# Reads of other services than EC2, with their parameters.
+_PLAIN: Mapping[str, Mapping[str, Any]] = {
+    "iam:ListInstanceProfiles": {"MaxItems": 1},
+    "pricing:GetProducts": {"ServiceCode": "AmazonEC2", "MaxResults": 1},
+    "scheduler:ListScheduleGroups": {},
+    "scheduler:ListSchedules": {},
+    "servicequotas:GetServiceQuota": {"ServiceCode": "ec2", "QuotaCode": ON_DEMAND_QUOTA},
+    "ssm:GetServiceSetting": {"SettingId": HOST_MANAGEMENT},
+    "ssm:GetParameter": {"Name": ubuntu_parameter(max(RELEASES))},
 }
 Trials = Iterator[tuple[str, Callable[[], object]]]
 
@@ -142,18 +134,26 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
         service, _, operation = action.partition(":")
         if service == "ec2" and operation.startswith(("Describe", "GetAllowed", "GetEbs")):
             yield action, getattr(dry, xform_name(operation))
+        elif action == "organizations:DescribeEffectivePolicy":
+            yield action, partial(describe_tag_rules, clients)
         elif action in _PLAIN:
-            yield action, partial(_PLAIN[action], clients)
+            client = clients.quotas if service == "servicequotas" else getattr(clients, service)
+            yield action, partial(getattr(client, xform_name(operation)), **_PLAIN[action])
     try:
         found = inventory.describe_inventories(ec2)
         networks = network.describe_networks(ec2, (), None)
         image = images.find_ubuntu_image(clients.ssm, ec2, max(RELEASES))
+    except CloudError:
+        return  # the region lacks the image, or the account hides it
     except ClientError as error:
         if error_code(error) not in DENIED:
             raise
         return  # the Describe calls above report which
     for place in networks[:1]:
-        yield from _creations(clients, place)
+        public = key_pair.generate_key_pair(_NAME).public
+        yield "", partial(network.create_security_group, dry, _NAME, place.vpc_id, {})
+        yield "", partial(network.create_placement_group, dry, _NAME, {})
+        yield "", partial(key_pair.import_key_pair, dry, _NAME, public, {})
         groups = [g for i in found.values() for g in i.security_groups if g.vpc_id == place.vpc_id]
         request = partial(_render_purchase, place, image, groups[0].id if groups else "")
         types = _types(policy)
@@ -171,13 +171,6 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
 def _types(policy: Mapping[str, Any]) -> list[str]:
     wanted = [s.get("Condition", {}).get("StringEquals", {}) for s in policy["Statement"]]
     return [name for each in wanted for name in each.get("ec2:InstanceType", [])]
-
-
-def _creations(clients: Clients, place: Network) -> Trials:
-    dry, public = clients.dry, key_pair.generate_key_pair(_NAME).public
-    yield "", lambda: network.create_security_group(dry, _NAME, place.vpc_id, {})
-    yield "", lambda: network.create_placement_group(dry, _NAME, {})
-    yield "", lambda: key_pair.import_key_pair(dry, _NAME, public, {})
 
 
 def _render_purchase(

@@ -26,27 +26,13 @@ from infra.spec import EICE, KMS_KEY, SSM
 _VIRTUAL = ("r7iz.16xlarge", "c7i.16xlarge", "c7i.24xlarge", "m7i.16xlarge", "c7i.large", *BAKERS)
 DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.is_metal or t.name in _VIRTUAL)
 
-# Actions and reads that AWS can't restrict to a resource.
-_LOOK = (
+# Purchases work without these permissions, only with fewer checks and less information.
+_INFORM = (
     "ec2:DescribeCapacityReservations",
-    "ec2:DescribeImages",
     "ec2:DescribeInstanceConnectEndpoints",
-    "ec2:DescribeInstanceStatus",
-    "ec2:DescribeInstanceTypeOfferings",
-    "ec2:DescribeInstanceTypes",
-    "ec2:DescribeInstances",
-    "ec2:DescribeKeyPairs",
     "ec2:DescribeNetworkAcls",
-    "ec2:DescribeNetworkInterfaces",
-    "ec2:DescribePlacementGroups",
-    "ec2:DescribeRegions",
     "ec2:DescribeRouteTables",
-    "ec2:DescribeSecurityGroups",
-    "ec2:DescribeSnapshots",
-    "ec2:DescribeSpotInstanceRequests",
     "ec2:DescribeSpotPriceHistory",
-    "ec2:DescribeSubnets",
-    "ec2:DescribeVolumes",
     "ec2:DescribeVpcBlockPublicAccessExclusions",
     "ec2:DescribeVpcBlockPublicAccessOptions",
     "ec2:DescribeVpcEndpoints",
@@ -58,30 +44,36 @@ _LOOK = (
     "pricing:GetProducts",
     "servicequotas:GetServiceQuota",
 )
-# Purchases work without these permissions, only with fewer checks and less information.
+# Actions and reads that AWS can't restrict to a resource.
+_LOOK = (
+    *_INFORM,
+    "ec2:DescribeImages",
+    "ec2:DescribeInstanceStatus",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstances",
+    "ec2:DescribeKeyPairs",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribePlacementGroups",
+    "ec2:DescribeRegions",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSnapshots",
+    "ec2:DescribeSpotInstanceRequests",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVolumes",
+)
 OPTIONAL = frozenset(
     {
-        "ec2:DescribeCapacityReservations",
-        "ec2:DescribeInstanceConnectEndpoints",
-        "ec2:DescribeNetworkAcls",
-        "ec2:DescribeRouteTables",
-        "ec2:DescribeSpotPriceHistory",
-        "ec2:DescribeVpcBlockPublicAccessExclusions",
-        "ec2:DescribeVpcBlockPublicAccessOptions",
-        "ec2:DescribeVpcEndpoints",
-        "ec2:DescribeVpcs",
-        "ec2:GetAllowedImagesSettings",
+        *_INFORM,
         "ec2:GetConsoleOutput",
-        "ec2:GetEbsDefaultKmsKeyId",
-        "organizations:DescribeEffectivePolicy",
-        "pricing:GetProducts",
         "s3:GetBucketVersioning",
         "s3:GetLifecycleConfiguration",
-        "servicequotas:GetServiceQuota",
         "ssm:GetServiceSetting",
         "ssm:ResumeSession",
     }
 )
+# Images and snapshots have no account in their ARNs.
+_IMAGES = "arn:*:ec2:*::image/*"
 _RUN = ("ec2:RunInstances",)
 # In any network: the user chooses it.
 _INSIDE = ("ec2:CreateSecurityGroup", *_RUN)
@@ -214,14 +206,14 @@ def build_policy(
     named = _ec2(
         f"key-pair/{tags.resource_name('*')}", f"placement-group/{tags.resource_name('*')}"
     )
-    made = [*_ec2("security-group/*"), *named, *_public("image/*"), *_public("snapshot/*")]
+    made = [*_ec2("security-group/*"), *named, _IMAGES, "arn:*:ec2:*::snapshot/*"]
     ubuntu = "arn:*:ssm:*:*:parameter/aws/service/canonical/ubuntu/server/*"
     setting = f"arn:*:ssm:*:*:servicesetting{HOST_MANAGEMENT}"
     role = f"arn:*:iam::*:role/aws-service-role/{_SPOT}/AWSServiceRoleForEC2Spot"
     return {
         "Version": "2012-10-17",
         "Statement": [
-            _allow("Look", _LOOK, "*"),
+            _allow("Look", sorted(_LOOK), "*"),
             _allow("Find", ("ssm:GetParameter", "ssm:GetServiceSetting"), [ubuntu, setting]),
             _allow("Machines", _RUN, _ec2("instance/*"), {"Null": tagged, "StringEquals": machine}),
             _allow(
@@ -238,7 +230,7 @@ def build_policy(
             _allow(
                 "FromUbuntu",
                 _RUN,
-                _public("image/*"),
+                [_IMAGES],
                 {"StringEquals": {"ec2:Owner": _UBUNTU_OWNERS}},
             ),
             _allow("Make", _MAKE, made, {"Null": tagged}),
@@ -259,11 +251,6 @@ def build_policy(
 
 def _ec2(*resources: str) -> list[str]:
     return [f"arn:*:ec2:*:*:{resource}" for resource in resources]
-
-
-def _public(resource: str) -> list[str]:
-    """Return the ARN of a kind of resource without an account in its ARN."""
-    return [f"arn:*:ec2:*::{resource}"]
 
 
 def _use_key(key: str) -> list[dict[str, Any]]:
@@ -371,11 +358,6 @@ def split_policy(policy: dict[str, Any]) -> list[dict[str, Any]]:
             parts.append([])
         parts[-1].append(statement)
     return [{**policy, "Statement": part} for part in parts]
-
-
-def render_policy(policy: dict[str, Any]) -> str:
-    """Return a policy as JSON text."""
-    return json.dumps(policy, indent=2)
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:

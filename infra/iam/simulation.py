@@ -112,17 +112,10 @@ def _contexts(condition: Mapping[str, Any], region: str) -> Iterator[list[dict[s
     choices = []
     for operator, tests in condition.items():
         for key, values in tests.items():
-            wanted = [_ANY_VALUE] if operator == "Null" else _listed(values)
-            choices.append(
-                [
-                    {
-                        "ContextKeyName": key,
-                        "ContextKeyValues": [value.replace("*", region, 1).rstrip("*")],
-                        "ContextKeyType": _TYPES.get(operator, "string"),
-                    }
-                    for value in wanted
-                ]
-            )
+            entry = {"ContextKeyName": key, "ContextKeyType": _TYPES.get(operator, "string")}
+            accepted = [_ANY_VALUE] if operator == "Null" else _listed(values)
+            filled = [value.replace("*", region, 1).rstrip("*") for value in accepted]
+            choices.append([{**entry, "ContextKeyValues": [value]} for value in filled])
     yield from map(list, itertools.product(*choices))
 
 

@@ -157,11 +157,8 @@ def _sort_machines(given: PlanInput) -> tuple[tuple[Instance, ...], dict[str, st
     keep = rank_instances(keep[: given.spec.nodes])
     kept = {instance.id for instance in keep}
     strays = [instance for instance in given.found.alive if instance.id not in kept]
-    return keep, {stray.id: given.unhealthy.get(stray.id) or _why_stray(stray) for stray in strays}
-
-
-def _why_stray(instance: Instance) -> str:
-    return instance.state if instance.is_stopped else "not needed"
+    reasons = {i.id: i.state if i.is_stopped else "not needed" for i in strays}
+    return keep, {id_: given.unhealthy.get(id_) or reason for id_, reason in reasons.items()}
 
 
 def check_head_is_not_stopped(

@@ -145,12 +145,7 @@ def _check_python(stack: Stack, match: Match | None) -> None:
             f"{what} has no wheels for Python {python}, only for Python {span}",
             f"use {' or '.join(fitting)}" if fitting else None,
         )
-    own = UBUNTU_PYTHON.get(stack.ubuntu)
-    if own is None:
-        raise _refusal(
-            stack, f"ubuntu {stack.ubuntu} is unknown", f"one of {', '.join(UBUNTU_PYTHON)}"
-        )
-    if own != python:
+    if (own := UBUNTU_PYTHON[stack.ubuntu]) != python:
         raise _refusal(
             stack,
             f"Ubuntu {stack.ubuntu} comes with Python {own}, not {python}",

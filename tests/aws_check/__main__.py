@@ -65,23 +65,21 @@ def main(argv: Sequence[str] | None = None, target: Opener = open_aws) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="make aws-check ARGS='...'",
-        description="Compare the embedded cloud with AWS. By default it only reads and makes dry runs: "
-        "no cost, nothing is changed.",
+    about = (
+        "Compare the embedded cloud with AWS. By default it only reads and makes dry runs: no cost, nothing "
+        "is changed."
+    )
+    parser = argparse.ArgumentParser(prog="make aws-check ARGS='...'", description=about)
+    spend = (
+        f"also buy {MACHINES}, train, replace one, and remove all: at most ${usd_to_spend():.2f}, after a "
+        "question"
     )
     parser.add_argument("--region", help="the AWS region to compare with; it has no default")
-    parser.add_argument(
-        "--spend",
-        action="store_true",
-        help=f"also buy {MACHINES}, train, replace one, and remove all: at most ${usd_to_spend():.2f}, after "
-        "a question",
-    )
+    parser.add_argument("--spend", action="store_true", help=spend)
     parser.add_argument("--yes", action="store_true", help="spend without asking")
     parser.add_argument("--all", action="store_true", help="also print what is the same")
-    parser.add_argument(
-        "--output", type=Path, default=Path("aws-check.json"), help="the report's file"
-    )
+    file = Path("aws-check.json")
+    parser.add_argument("--output", type=Path, default=file, help="the report's file")
     return parser.parse_args(argv)
 
 

@@ -48,10 +48,7 @@ def _run(side: Side, probe: Probe) -> Answer | str:
         return answer
     except MissingError as error:
         return str(error)
-    except ClientError as error:
-        # A look that prepares the call was refused.
-        return _explain(error)
-    except BotoCoreError as error:
+    except (ClientError, BotoCoreError) as error:  # also of a look that prepares the call
         return _explain(error)
 
 
@@ -82,9 +79,8 @@ def compare_probes(probes: Iterable[Probe], ours: Recording, theirs: Recording) 
             reasons = [text for text in (here, there) if isinstance(text, str)]
             yield Row(*names, "skipped", details=tuple(reasons))
         elif there.code in DENIED:
-            yield Row(
-                *names, "skipped", details=(f"not allowed: {probe.service} {probe.operation}",)
-            )
+            denied = f"not allowed: {probe.service} {probe.operation}"
+            yield Row(*names, "skipped", details=(denied,))
         else:
             same = (here.code, here.status) == (there.code, there.status)
             details = () if same else (f"AWS says: {there.message}",)
@@ -95,16 +91,10 @@ def compare_commands(ours: Recording, theirs: Recording) -> Iterator[Row]:
     for command, failure in theirs.commands.items():
         # What only one side runs has nothing to be compared with.
         here = ours.commands.get(command, "")
-        same = not failure and not here
-        details = tuple(
-            f"{side}: {text}" for side, text in (("embedded", here), ("AWS", failure)) if text
-        )
-        yield Row(
-            f"spr-cluster {command}",
-            "the product itself",
-            "same" if same else "differs",
-            details=details,
-        )
+        texts = {"embedded": here, "AWS": failure}
+        details = tuple(f"{side}: {text}" for side, text in texts.items() if text)
+        verdict: Verdict = "differs" if details else "same"
+        yield Row(f"spr-cluster {command}", "the product itself", verdict, details=details)
 
 
 def compare_structures(ours: Structures, theirs: Structures) -> Iterator[Row]:

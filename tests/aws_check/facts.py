@@ -63,14 +63,8 @@ def _prices(side: Side) -> Iterator[str]:
 
 
 def _price_of(side: Side, name: str) -> float | None:
-    fields = {
-        "instanceType": name,
-        "regionCode": "us-east-1",
-        "operatingSystem": "Linux",
-        "tenancy": "Shared",
-        "preInstalledSw": "NA",
-        "capacitystatus": "Used",
-    }
+    fields = {"instanceType": name, "regionCode": "us-east-1", "operatingSystem": "Linux"}
+    fields |= {"tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
     filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()]
     products = side.client("pricing").get_products(ServiceCode="AmazonEC2", Filters=filters)
     for text in products["PriceList"]:

@@ -18,9 +18,8 @@ Parameters = Callable[[Side], dict[str, Any]]
 TYPE = "c7i.large"
 _NONE = "0123456789abcdef0"
 _KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEw6QxQ2Yp0W9uWhKkfm9B5pZ1cYb5eDyYk3p3q1cG7k aws-check"
-_RULE = [
-    {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "192.0.2.1/32"}]}
-]
+_NOWHERE = [{"CidrIp": "192.0.2.1/32"}]
+_RULE = [{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": _NOWHERE}]
 
 
 @dataclass(frozen=True)
@@ -98,13 +97,8 @@ def _dry(name: str, operation: str, parameters: Parameters, why: str = "") -> Pr
 def _launch(side: Side, **changes: Any) -> dict[str, Any]:
     subnet = changes.pop("SubnetId", "") or side.subnet["SubnetId"]
     image = changes.pop("ImageId", "") or side.image_id
-    return {
-        "ImageId": image,
-        "InstanceType": TYPE,
-        "SubnetId": subnet,
-        "MinCount": 1,
-        "MaxCount": 1,
-    } | changes
+    one: dict[str, Any] = {"InstanceType": TYPE, "MinCount": 1, "MaxCount": 1}
+    return {"ImageId": image, "SubnetId": subnet} | one | changes
 
 
 _MISTAKE = "`up` explains the refusal of a launch by its code"

@@ -25,7 +25,7 @@ from tests.aws_check import facts, sides
 from tests.aws_check.check import check_facts, compare_structures
 from tests.aws_check.probes import DRY_RUNS, READS
 from tests.aws_check.report import Report, Row, mask
-from tests.aws_check.sides import Answer, Opener, Side, ask, open_aws, open_embedded
+from tests.aws_check.sides import Opener, Side, ask, open_aws, open_embedded
 from tests.aws_check.structures import Structures
 from tests.harness.cloud import make_cloud
 from tests.harness.command_line import CommandResult
@@ -112,8 +112,8 @@ def test_equal_clouds_do_not_differ_and_nothing_is_left(
 
 
 @pytest.mark.usefixtures("few")
-def test_a_difference_is_printed_and_ends_with_1(
-    report: Path, capsys: pytest.CaptureFixture[str]
+def test_a_difference_ends_with_1_and_what_the_account_may_not_do_is_skipped(
+    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fault = "[[error]]\naction = 'DescribeSubnets'\ncode = 'InvalidSubnet'\nmessage = 'i-0123456789abcdef0'"
 
@@ -125,19 +125,13 @@ def test_a_difference_is_printed_and_ends_with_1(
     assert "embedded: InvalidSubnetID.NotFound 400; AWS: InvalidSubnet 400" in printed
     assert "AWS says: <id>\n" in printed
 
-
-@pytest.mark.usefixtures("few")
-def test_what_the_account_may_not_do_is_skipped(report: Path, tmp_path: Path) -> None:
     policy = tmp_path / "policy.json"
     actions = ["sts:*", "ec2:DescribeInstances", "ec2:DescribeInstanceTypes", "ec2:DescribeRegions"]
     statement = {"Effect": "Allow", "Action": actions, "Resource": "*"}
     policy.write_text(json.dumps({"Statement": [statement]}))
-
     assert run(report, target=another_cloud(f"[iam]\npolicy = '{policy}'\n")) == 0
-
-    skipped = {
-        n: row["details"] for n, row in rows_of(report).items() if row["verdict"] == "skipped"
-    }
+    found = rows_of(report).items()
+    skipped = {name: row["details"] for name, row in found if row["verdict"] == "skipped"}
     assert skipped["unknown subnet"] == ["not allowed: ec2 describe_subnets"]
     assert skipped["spot quota"] == ["not allowed: service-quotas get_service_quota"]
     assert skipped["prices in us-east-1"] == ["not allowed: GetProducts"]
@@ -151,7 +145,6 @@ def test_what_the_account_may_not_do_is_skipped(report: Path, tmp_path: Path) ->
         ({"doctor": 1}, ["doctor"], 2),
         ({"up": 1, "down": 1}, ["doctor", "up", "down", "down"], 1),
         ({"up": 130}, ["doctor", "up", "down"], 130),
-        ({"train": 1}, ["doctor", "up", "status", "train", "down"], 1),
     ],
 )
 def test_after_a_failure_or_ctrl_c_nothing_is_left_and_what_was_seen_is_shown(
@@ -203,83 +196,50 @@ def only(side: Side, ran: list[str] | None = None, /, **codes: int) -> Callable[
     return run
 
 
-def test_ctrl_c_in_a_command_does_not_end_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("cluster.cli.list.run_list", interrupt)
-    with open_embedded() as side, pytest.raises(KeyboardInterrupt):
-        side.command("list")
-
-
-@pytest.mark.usefixtures("few")
-def test_credentials_that_expire_meanwhile_end_it(
-    report: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # The first call is the look at the account, before the embedded cloud is asked.
-    expired = "[[error]]\naction = '{}'\ncode = 'ExpiredToken'\nstatus = 403\ntimes = 99\n"
-    faults = iter(["", expired.format("DescribeSubnets") + expired.format("GetCallerIdentity")])
-
-    assert run(report, target=lambda region: another_cloud(next(faults))(region)) == 2
-
-    assert rows_of(report)["unknown instance"]["verdict"] == "same"
-    assert "aws-check: AWS rejected the credentials" in capsys.readouterr().err
+_HERE = ["--region", "us-east-1"]
 
 
 @pytest.mark.parametrize(
-    ("options", "environment", "message"),
+    ("options", "url", "message"),
     [
-        ([], {}, "--region is missing"),
-        (["--region", "us-east-1"], {}, "no AWS credentials found"),
-        (["--region", "nowhere"], {}, "unknown region 'nowhere'"),
-        (
-            ["--region", "us-east-1"],
-            {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
-            "AWS_ENDPOINT_URL is set: that is not AWS",
-        ),
-        (["--region", "us-east-1", "--spend"], {}, "this needs confirmation"),
+        ([], "", "--region is missing"),
+        (_HERE, "", "no AWS credentials found"),
+        (["--region", "nowhere"], "", "unknown region 'nowhere'"),
+        (_HERE, "http://127.0.0.1:9", "AWS_ENDPOINT_URL is set: that is not AWS"),
+        ([*_HERE, "--spend"], "", "this needs confirmation"),
     ],
 )
 def test_what_cannot_run_says_why_in_one_line(
     options: list[str],
-    environment: dict[str, str],
+    url: str,
     message: str,
     report: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    if url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
 
     assert program.main([*options, "--output", str(report)], open_aws) == 2
 
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"aws-check: {message}")
-    assert "Traceback" not in captured.err
+    assert capsys.readouterr().err.startswith(f"aws-check: {message}")
     assert not report.exists()
 
 
-def test_every_action_that_changes_something_has_a_dry_run() -> None:
-    actions = {a for s in build_policy()["Statement"] for a in s["Action"] if a.startswith("ec2:")}
+def test_without_spending_every_call_reads_or_is_dry_and_each_change_is_tried() -> None:
+    actions = {a for s in build_policy()["Statement"] for a in s["Action"]}
     model = botocore.session.get_session().get_service_model("ec2")
-    names = {
-        a.removeprefix("ec2:") for a in actions if not a.startswith(("ec2:Describe", "ec2:Get"))
-    }
+    names = [a[4:] for a in actions if re.match("ec2:(?!Describe|Get)", a)]
     inputs: dict[str, Any] = {n: model.operation_model(n).input_shape for n in names}
     dry = {xform_name(name) for name, shape in inputs.items() if "DryRun" in shape.members}
-
-    assert dry - {probe.operation for probe in DRY_RUNS} == set()
-
-
-def test_without_spending_every_call_reads_or_is_dry(report: Path) -> None:
+    assert dry <= {probe.operation for probe in DRY_RUNS}
     assert all(probe.operation.startswith(("describe_", "get_")) for probe in READS)
-    with open_embedded() as side:
-        assert all(probe.parameters(side)["DryRun"] is True for probe in DRY_RUNS)
-        changes: list[Answer] = []
-        for probe in DRY_RUNS:
-            changes.append(ask(side, probe.service, probe.operation, probe.parameters(side)))
 
-    assert [answer for answer in changes if not answer.code] == []
+    with open_embedded() as side:
+        for probe in DRY_RUNS:
+            parameters = probe.parameters(side)
+            assert parameters["DryRun"] is True
+            assert ask(side, probe.service, probe.operation, parameters).code, probe.name
 
 
 def test_a_wrong_claim_about_a_type_or_a_price_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,17 +261,11 @@ def test_a_wrong_claim_about_a_type_or_a_price_is_found(monkeypatch: pytest.Monk
 
 def test_elements_that_the_product_reads_matter_and_others_are_counted() -> None:
     ours, theirs = Structures(), Structures()
-    ours.seen["ec2:DescribeX"] = {
-        "Xs[].VpcId": set(),
-        "Xs[].Tags[].Key": set(),
-        "Xs[].State": {"pending"},
-        "Xs[].Colour": set(),
-    }
-    theirs.seen["ec2:DescribeX"] = {
-        "Xs[].InstanceId": set(),
-        "Xs[].State": {"new"},
-        "Xs[].Flavour": set(),
-    }
+    both = {"Xs[].State": {"pending"}}
+    only_ours: dict[str, set[str]] = {"Xs[].VpcId": set(), "Xs[].Tags[].Key": set()}
+    ours.seen["ec2:DescribeX"] = {**only_ours, **both, "Xs[].Colour": set()}
+    only_theirs: dict[str, set[str]] = {"Xs[].InstanceId": set(), "Xs[].Flavour": set()}
+    theirs.seen["ec2:DescribeX"] = {**only_theirs, "Xs[].State": {"new"}}
 
     (row,) = compare_structures(ours, theirs)
 

@@ -290,7 +290,8 @@ def open_simulated_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterat
 
 def let_no_time_pass(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the SDK's own pauses, and those of waits without a clock, pass in the cloud's time."""
-    monkeypatch.setattr("infra.wait.SystemClock", lambda: clock)
+    for module in ("infra.wait", "infra.aws.new_resources"):
+        monkeypatch.setattr(f"{module}.time", clock)
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=clock.sleep))
     # The SDK's limit on the rate of calls would wait for real seconds, however slowly they come.
     monkeypatch.setattr("botocore.retries.bucket.TokenBucket.acquire", lambda *_, **__: True)

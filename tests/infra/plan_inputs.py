@@ -11,7 +11,7 @@ from infra.ec2 import tags
 from infra.ec2.cluster_record import new_record, record_tags
 from infra.ec2.images import Image
 from infra.ec2.instances import HEAD, WORKER, Instance
-from infra.ec2.inventory import Inventory, RegisteredKey, Resource
+from infra.ec2.inventory import Inventory, Resource
 from infra.ec2.key_pair import fingerprint, generate_key_pair
 from infra.ec2.network import SecurityGroup
 from infra.plan.planner import PlanInput, mesh_digest
@@ -77,7 +77,7 @@ def make_image(name: str = "ami-1", state: str = "available", **labels: str) -> 
     return Image(name, f"spr-{name}", state, "/dev/sda1", (f"snap-of-{name}",), known)
 
 
-KEY = RegisteredKey("key-1", {}, PUBLIC_KEY)
+KEY = Resource("key-1", {}, public=PUBLIC_KEY)
 PLACEMENT = Resource("spr-cluster-bert", {})
 
 

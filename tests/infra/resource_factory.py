@@ -19,70 +19,51 @@ class ResourceFactory:
     """Creates leftover resources of each kind, with a cluster's tag."""
 
     def __init__(self, cloud: FakeCloud, cluster: str) -> None:
-        self._cloud, self._cluster = cloud, cluster
+        self._cloud, self._cluster, self._name = cloud, cluster, f"left-{cluster}"
         self._ec2: Any = cloud.clients.ec2
 
-    def _tags(self, kind: str) -> Any:
-        return specification(kind, self._cluster)
+    def _make(self, operation: str, kind: str, **request: Any) -> Any:
+        tagged = specification(kind, self._cluster)
+        return getattr(self._ec2, operation)(TagSpecifications=tagged, **request)
 
     def volumes(self) -> str:
-        answer = self._ec2.create_volume(
-            AvailabilityZone="us-east-1a", Size=8, TagSpecifications=self._tags("volume")
-        )
-        return str(answer["VolumeId"])
+        place = {"AvailabilityZone": "us-east-1a", "Size": 8}
+        return str(self._make("create_volume", "volume", **place)["VolumeId"])
 
     def interfaces(self) -> str:
         subnet = self._ec2.describe_subnets()["Subnets"][0]["SubnetId"]
-        answer = self._ec2.create_network_interface(
-            SubnetId=subnet, TagSpecifications=self._tags("network-interface")
-        )
-        return str(answer["NetworkInterface"]["NetworkInterfaceId"])
+        made = self._make("create_network_interface", "network-interface", SubnetId=subnet)
+        return str(made["NetworkInterface"]["NetworkInterfaceId"])
 
     def placement_groups(self) -> str:
-        name = f"left-{self._cluster}"
-        self._ec2.create_placement_group(
-            GroupName=name, Strategy="cluster", TagSpecifications=self._tags("placement-group")
-        )
-        return name
+        request = {"GroupName": self._name, "Strategy": "cluster"}
+        self._make("create_placement_group", "placement-group", **request)
+        return self._name
 
     def security_groups(self) -> str:
-        answer = self._ec2.create_security_group(
-            GroupName=f"left-{self._cluster}",
-            Description="left",
-            TagSpecifications=self._tags("security-group"),
-        )
-        return str(answer["GroupId"])
+        request = {"GroupName": self._name, "Description": "left"}
+        return str(self._make("create_security_group", "security-group", **request)["GroupId"])
 
     def key_pairs(self) -> str:
-        name = f"left-{self._cluster}"
-        answer = self._ec2.create_key_pair(KeyName=name, TagSpecifications=self._tags("key-pair"))
-        return str(answer["KeyPairId"])
+        return str(self._make("create_key_pair", "key-pair", KeyName=self._name)["KeyPairId"])
 
     def spot_requests(self) -> str:
-        (machine,) = self._cloud.run(
-            1,
-            InstanceMarketOptions={"MarketType": "spot"},
-            TagSpecifications=self._tags("spot-instances-request"),
-        )
+        tagged = specification("spot-instances-request", self._cluster)
+        spot = {"MarketType": "spot"}
+        (machine,) = self._cloud.run(1, InstanceMarketOptions=spot, TagSpecifications=tagged)
         return str(self._cloud.describe(machine)["SpotInstanceRequestId"])
 
     def instances(self) -> str:
-        return self._cloud.run(1, TagSpecifications=self._tags("instance"))[0]
+        return self._cloud.run(1, TagSpecifications=specification("instance", self._cluster))[0]
 
     def images(self) -> str:
-        (machine,) = self._cloud.run(1)
-        answer = self._ec2.create_image(
-            InstanceId=machine, Name=f"left-{self._cluster}", TagSpecifications=self._tags("image")
-        )
-        return str(answer["ImageId"])
+        request = {"InstanceId": self._cloud.run(1)[0], "Name": self._name}
+        return str(self._make("create_image", "image", **request)["ImageId"])
 
     def snapshots(self) -> str:
-        (machine,) = self._cloud.run(1)
-        volume = self._cloud.describe(machine)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
-        answer = self._ec2.create_snapshot(
-            VolumeId=volume, TagSpecifications=self._tags("snapshot")
-        )
-        return str(answer["SnapshotId"])
+        machine = self._cloud.describe(self._cloud.run(1)[0])
+        volume = machine["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
+        return str(self._make("create_snapshot", "snapshot", VolumeId=volume)["SnapshotId"])
 
 
 KINDS: dict[str, Callable[[ResourceFactory], str]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES as EC2_TYPES
 
-from infra.cost.compared_types import choose_types, compare_types, find_cheaper
+from infra.cost.compared_types import choose_types, compare_types
 from infra.cost.prices import table_prices
 from infra.instance_types import FAMILIES, INSTANCE_TYPES, InstanceType
 
@@ -14,28 +14,19 @@ _PUBLISHED = {
     "r7iz.metal-16xl": 6.5472,
     "r7iz.metal-32xl": 13.0944,
     "r7iz.32xlarge": 11.904,
-    "r7iz.large": 0.186,
     "c7i.metal-24xl": 4.7124,
-    "c7i.metal-48xl": 8.568,
-    "c7i.24xlarge": 4.284,
     "c7i.large": 0.08925,
     "c7i-flex.16xlarge": 2.7132,
     "m7i.metal-24xl": 5.32224,
-    "m7i.16xlarge": 3.2256,
     "m7i-flex.8xlarge": 1.53216,
     "r7i.metal-48xl": 12.7008,
-    "r7i.24xlarge": 6.3504,
     "i7i.metal-24xl": 9.6204,
-    "i7ie.18xlarge": 9.3564,
     "i7ie.48xlarge": 24.9504,
-    "c8i.metal-48xl": 9.89578,
     "c8i.32xlarge": 5.99744,
     "c8i-flex.4xlarge": 0.71216,
-    "m8i.96xlarge": 20.32128,
     "m8id.metal-48xl": 12.52992,
     "r8i.metal-96xl": 26.67264,
     "x8i.64xlarge": 28.01024,
-    "x8i.96xlarge": 48.74438,
 }
 
 
@@ -43,6 +34,8 @@ def test_prices_are_as_published() -> None:
     found = {name: INSTANCE_TYPES[name].table_usd for name in _PUBLISHED}
 
     assert found == pytest.approx(_PUBLISHED, rel=1e-4)
+    names = ("r7iz.16xlarge", "r7iz.32xlarge", "c7i.24xlarge", "c7i.48xlarge", "c8i.48xlarge")
+    assert [INSTANCE_TYPES[name].sockets for name in names] == [1, 2, 1, 2, 1]
 
 
 def test_all_sizes_of_the_families_are_those_of_ec2() -> None:
@@ -63,11 +56,6 @@ def test_all_sizes_of_the_families_are_those_of_ec2() -> None:
     assert InstanceType.from_aws(EC2_TYPES["c8in.metal-96xl"]).gbit == 300
 
 
-def test_sockets_hold_as_many_cores_as_their_processor() -> None:
-    names = ("r7iz.16xlarge", "r7iz.32xlarge", "c7i.24xlarge", "c7i.48xlarge", "c8i.48xlarge")
-    assert [INSTANCE_TYPES[name].sockets for name in names] == [1, 2, 1, 2, 1]
-
-
 def test_the_cheapest_work_comes_first() -> None:
     prices = table_prices("us-east-1", [*INSTANCE_TYPES])
     found = compare_types(choose_types(("r7iz", "c7i.metal-24xl", "c8i"), every=False), prices)
@@ -81,15 +69,3 @@ def test_the_cheapest_work_comes_first() -> None:
     assert by_name["c7i.metal-24xl"].usd_per_pflops_hour == pytest.approx(29.96, abs=0.01)
     assert by_name["r7iz.metal-16xl"].usd_to_boot == pytest.approx(6.5472 / 3)
     assert by_name["r7iz.16xlarge"].usd_to_boot == pytest.approx(5.952 / 20)
-
-
-def test_a_much_cheaper_type_has_as_much_amx_and_is_not_throttled() -> None:
-    prices = table_prices("us-east-1", [*INSTANCE_TYPES])
-    found = find_cheaper(INSTANCE_TYPES["r7iz.metal-16xl"], prices, 2 / 3)
-
-    assert found is not None
-    assert found[0].name == "c8i.16xlarge"
-    (cost,) = compare_types([found[0]], prices)
-    assert cost.usd_per_pflops_hour == pytest.approx(51.23 * found[1], abs=0.01)
-    assert find_cheaper(INSTANCE_TYPES["c7i.24xlarge"], prices, 2 / 3) is None
-    assert find_cheaper(INSTANCE_TYPES["c6i.16xlarge"], prices, 2 / 3) is None

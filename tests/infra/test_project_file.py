@@ -38,9 +38,12 @@ def test_the_nearest_file_upward_is_the_projects(
     assert read_project_file().root == below
 
 
-@pytest.mark.parametrize(
-    ("key", "line"),
-    [
+def test_a_key_has_a_line_and_a_table_is_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spr-cluster.toml").write_text(TEXT)
+    for key, line in (
         (("cluster",), 2),
         (("cluster", "nodes"), 3),
         (("cluster", "idle-timeout"), 4),
@@ -48,18 +51,8 @@ def test_the_nearest_file_upward_is_the_projects(
         (("jobs", "fine", "task"), 7),
         (("jobs", "fine", "env", "SEED"), 8),
         (("jobs", "fine", "more", "a", "b"), 10),
-    ],
-)
-def test_a_key_has_a_line(
-    key: tuple[str, ...], line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("spr-cluster.toml").write_text(TEXT)
-    assert read_project_file().where(*key) == f"spr-cluster.toml:{line}"
-
-
-def test_a_table_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    ):
+        assert read_project_file().where(*key) == f"spr-cluster.toml:{line}"
     Path("spr-cluster.toml").write_text("\n[jobs]\nfine = 3\n")
     with pytest.raises(UsageError, match=r"^spr-cluster\.toml:3: jobs\.fine is not a table\n"):
         read_project_file().table("jobs", "fine")

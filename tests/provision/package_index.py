@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
@@ -46,18 +47,11 @@ class PackageIndex:
     asked: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
 
-    def add(
-        self,
-        name: str,
-        version: str,
-        tag: str = "py3-none-any",
-        needs: Sequence[str] = (),
-        extras: Sequence[str] = (),
-    ) -> None:
+    def add(self, name: str, version: str, tag: str = "py3-none-any", **more: Any) -> None:
         """Add a release; ``name`` is normal, the wheel's own has underscores."""
         wheel = name.replace("-", "_")
         page = self.pages.setdefault(f"/{name}/", {})
-        page[f"{wheel}-{version}-{tag}.whl"] = make_wheel(wheel, version, needs, extras)
+        page[f"{wheel}-{version}-{tag}.whl"] = make_wheel(wheel, version, **more)
 
     def answer(self, path: str) -> tuple[int, bytes]:
         """Answer a request; as a proxy, one for any host."""

@@ -7,28 +7,17 @@ import subprocess
 import pytest
 
 from infra.errors import HostError
-from provision.facts import Cpu, gather_facts, parse_facts, parse_topology
+from provision.facts import Cpu, gather_facts, parse_facts
 from tests.fakes import FakeHost, facts_answer
 
 
-def test_a_blank_numa_node_is_node_0() -> None:
-    assert parse_topology("# CPU,Core,Socket,Node\n4,2,1,\n") == (Cpu(4, 2, 1, 0),)
-
-
-def test_only_usable_cores_count() -> None:
-    topology = "0,0,0,0\n1,1,0,0\n2,0,0,0\n3,1,0,0"
-
+def test_cores_are_usable_and_no_hyper_threads_and_a_blank_numa_node_is_node_0() -> None:
+    topology = "0,0,0,\n1,1,0,\n2,0,0,\n3,1,0,"
     facts = parse_facts(facts_answer(topology=topology, allowed="1,3"))
+    assert (facts.physical_cores, facts.numa_nodes) == ((Cpu(1, 1, 0, 0),), (0,))
 
-    assert facts.physical_cores == (Cpu(1, 1, 0, 0),)
-    assert facts.numa_nodes == (0,)
-
-
-def test_hyper_threads_are_not_cores() -> None:
     topology = "\n".join(f"{cpu},{cpu % 4},{cpu % 4 // 2},{cpu % 4 // 2}" for cpu in range(8))
-
     facts = parse_facts(facts_answer(topology=topology, allowed="0-7"))
-
     assert [core.cpu for core in facts.physical_cores] == [0, 1, 2, 3]
     assert (facts.sockets, facts.numa_nodes) == (2, (0, 1))
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import shutil
 import stat
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,8 +19,8 @@ from provision.host_keys import (
 from tests.provision.machine import Machine, ShellHost
 
 
-def make_key(bits: int = 256) -> str:
-    key = paramiko.ECDSAKey.generate(bits=bits)
+def make_key() -> str:
+    key = paramiko.ECDSAKey.generate()
     return f"{key.get_name()} {key.get_base64()}"
 
 
@@ -32,44 +30,27 @@ ECDSA = make_key()
 BEGIN, END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"
 
 
-@pytest.mark.parametrize(
-    "prefix", ["", "[   12.345678] cloud-init[812]: ", "ci-info: ", "<14>ec2: "]
-)
+@pytest.mark.parametrize("prefix", ["", "[   12.345678] cloud-init[812]: ", "<14>ec2: "])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_the_keys_on_a_console(prefix: str, end: str) -> None:
-    lines = [
-        "Ubuntu 24.04.1 LTS ip-172-31-0-4 ttyS0",
-        "-----BEGIN SSH HOST KEY FINGERPRINTS-----",
-        "256 SHA256:I5Pl5GE7KI7pSo0hzklhoNmc4qknww35ZLjYnFoVDq8 root@ip-172-31-0-4 (ECDSA)",
-        "-----END SSH HOST KEY FINGERPRINTS-----",
-        BEGIN,
-        f"{ECDSA} root@ip-172-31-0-4",
-        "[   12.4] audit: type=1400 apparmor",
-        f"{ED25519} root@ip-172-31-0-4",
-        END,
-        f"{OTHER} somebody@else",
-    ]
+    audit = "[   12.4] audit: type=1400 apparmor"
+    block = [BEGIN, f"{ECDSA} root@ip-172-31-0-4", audit, f"{ED25519} root@ip-172-31-0-4", END]
+    marks = [line.replace("KEY KEYS", "KEY FINGERPRINTS") for line in (BEGIN, END)]
+    lines = [marks[0], "256 SHA256:I5Pl5GE7KI7 root@a (ECDSA)", marks[1], *block, f"{OTHER} b@c"]
 
     assert parse_console_host_keys(end.join(prefix + line for line in lines)) == (ECDSA, ED25519)
 
 
-def test_the_last_complete_block_counts() -> None:
+def test_the_last_complete_block_counts_without_interrupted_lines() -> None:
     first, second = f"{BEGIN}\n{OTHER}\n{END}\n", f"{BEGIN}\n{ED25519}\n{END}\n"
 
     assert parse_console_host_keys(first + second) == (ED25519,)
     # A console's memory ends somewhere, and a boot may not be over.
     assert parse_console_host_keys(first + f"{BEGIN}\n{ED25519}\n") == (OTHER,)
     assert parse_console_host_keys(first + f"{BEGIN}\n{END}\n") == (OTHER,)
-    assert parse_console_host_keys(f"{OTHER}\n{END}\n") == ()
-    assert parse_console_host_keys("") == ()
-
-
-def test_an_interrupted_line_is_skipped() -> None:
+    assert parse_console_host_keys(f"{OTHER}\n{END}\n") == parse_console_host_keys("") == ()
     cut = [ED25519[:40], ED25519[:-9] + "=" + ED25519[-9:], ED25519.replace("ed25519", "rsa", 1)]
-
-    text = "\n".join([BEGIN, *cut, ECDSA, END])
-
-    assert parse_console_host_keys(text) == (ECDSA,)
+    assert parse_console_host_keys("\n".join([BEGIN, *cut, ECDSA, END])) == (ECDSA,)
 
 
 @pytest.mark.parametrize("at", [0, 3, 11, 30, len(ED25519)])
@@ -102,35 +83,14 @@ def test_keys_are_pinned_by_alias(tmp_path: Path) -> None:
     pin_host_keys(file, "i-0b", [OTHER, ECDSA])
     assert file.stat().st_ino == before
     pin_host_keys(file, "i-0a", [OTHER])
-    assert (pinned_host_keys(file, "i-0a"), pinned_host_keys(file, "i-0b")) == (
-        (OTHER,),
-        (OTHER, ECDSA),
-    )
-    assert {path.name for path in tmp_path.iterdir()} == {"known_hosts", ".known_hosts.lock"}
-
-
-def test_concurrent_writers_lose_no_key(tmp_path: Path) -> None:
-    file, names = tmp_path / "known_hosts", [f"i-{n}" for n in range(40)]
-
+    assert pinned_host_keys(file, "i-0a") == (OTHER,)
+    assert pinned_host_keys(file, "i-0b") == (OTHER, ECDSA)
+    # Concurrent writers lose no key.
+    names = [f"i-{n}" for n in range(40)]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda name: pin_host_keys(file, name, [ED25519]), names))
-
     assert all(pinned_host_keys(file, name) == (ED25519,) for name in names)
-
-
-@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs OpenSSH's client")
-def test_openssh_finds_what_was_pinned(tmp_path: Path) -> None:
-    file = tmp_path / "known_hosts"
-    pin_host_keys(file, "i-0a", [ED25519])
-
-    found = subprocess.run(
-        ["ssh-keygen", "-l", "-F", "i-0a", "-f", str(file)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert fingerprint(ED25519) in found.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"known_hosts", ".known_hosts.lock"}
 
 
 def test_the_head_scans_its_neighbors(machine: Machine) -> None:
@@ -174,9 +134,8 @@ def test_pinned_keys_must_match_those_seen_elsewhere(
     if fine:
         check_pinned_keys("node1", "i-0a", pinned, seen, file)
         return
-    with pytest.raises(
-        HostKeyError, match=r"^\[node1\] the SSH host key pinned here for i-0a is not the node's"
-    ) as caught:
+    said = r"^\[node1\] the SSH host key pinned here for i-0a is not the node's"
+    with pytest.raises(HostKeyError, match=said) as caught:
         check_pinned_keys("node1", "i-0a", pinned, seen, file)
     text = str(caught.value)
     assert all(fingerprint(key) in text for key in (*pinned, *seen))

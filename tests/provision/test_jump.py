@@ -213,8 +213,7 @@ def test_a_machine_is_reached_over_a_jump_host(
     host.close()
 
     assert set(jump.logins) == {"me"}
-    assert jump.forwarded[0][0] == "10.0.0.5"
-    assert jump.forwarded[0][1] == 22
+    assert [*jump.forwarded[0]] == ["10.0.0.5", 22]
     assert set(machine.logins) == {"ubuntu"}
     assert "i-0a" in login.known_hosts.read_text()
     # The user's OpenSSH may share a connection, at a path that must be short.
@@ -231,61 +230,52 @@ def test_a_machine_is_reached_over_a_jump_host(
         require_way(f"me@127.0.0.8:{jump.port}")
 
 
-@pytest.mark.parametrize("known", [False, True])
 def test_a_jump_host_with_an_unknown_or_another_key_is_refused(
-    openssh: Path, jump: Server, login: Login, known: bool
+    openssh: Path, jump: Server, login: Login
 ) -> None:
-    if known:
-        other = paramiko.ECDSAKey.generate()
-        openssh.write_text(f"[127.0.0.8]:{jump.port} {other.get_name()} {other.get_base64()}\n")
-
-    with pytest.raises(NoAnswerError, match="Host key verification failed") as caught:
-        over(jump, login).run("true")
-    assert "must know the jump host's key" in str(caught.value.hint)
-    assert str(caught.value.hint).endswith(f": ssh -p {jump.port} me@127.0.0.8")
-    with pytest.raises(UsageError, match=r"--jump me@.*: Host key verification failed") as refused:
-        require_way(f"me@127.0.0.8:{jump.port}")
-    assert refused.value.hint == caught.value.hint
+    other = paramiko.ECDSAKey.generate()
+    for known in ("", f"[127.0.0.8]:{jump.port} {other.get_name()} {other.get_base64()}\n"):
+        openssh.write_text(known)
+        with pytest.raises(NoAnswerError, match="Host key verification failed") as caught:
+            over(jump, login).run("true")
+        hint = str(caught.value.hint)
+        assert "must know the jump host's key" in hint
+        assert hint.endswith(f": ssh -p {jump.port} me@127.0.0.8")
+        with pytest.raises(UsageError, match=r"--jump me@.*: Host key verification fai") as refused:
+            require_way(f"me@127.0.0.8:{jump.port}")
+        assert refused.value.hint == hint
     assert jump.logins == []
 
 
-@pytest.mark.parametrize(
-    ("says", "suffices"),
-    [
-        ("aws-cli/2.12.0 Python/3.11.3 Linux/6.1 exe/x86_64.debian.12", True),
-        ("aws-cli/3.0.1 Python/3.14.0", True),
-        ("aws-cli/2.9.19 Python/3.11.2 Linux/6.1.0 source/x86_64.debian.12 prompt/off", False),
-        ("aws-cli/1.45.11 Python/3.11.7 Linux/6.18 botocore/1.43.11", False),
-        ("", False),
-    ],
-)
 def test_an_endpoint_needs_an_aws_cli_that_opens_tunnels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, suffices: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "aws").write_text(f"#!/bin/sh\necho '{says}'\n")
-    (tmp_path / "aws").chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    if suffices:
+
+    def install(says: str) -> None:
+        (tmp_path / "aws").write_text(f"#!/bin/sh\necho '{says}'\n")
+        (tmp_path / "aws").chmod(0o700)
+
+    for says in ("aws-cli/2.12.0 Python/3.11.3 Linux/6.1 exe", "aws-cli/3.0.1 Python/3.14.0"):
+        install(says)
         require_way("eice")
-        return
-    with pytest.raises(UsageError, match=f"can't open tunnels: {says}") as caught:
-        require_way("eice")
-    assert caught.value.hint == "install the AWS CLI version 2.12 or later"
+    for says in ("aws-cli/2.9.19 Python/3.11.2 Linux/6.1.0", "aws-cli/1.45.11 Python/3.11.7", ""):
+        install(says)
+        with pytest.raises(UsageError, match=f"can't open tunnels: {says}") as caught:
+            require_way("eice")
+        assert caught.value.hint == "install the AWS CLI version 2.12 or later"
 
 
 def test_the_ways_to_a_private_machine() -> None:
-    target = ("i-0a", "10.0.0.5", "eu-west-1")
+    def way(jump: str) -> str:
+        return " ".join(proxy_argv(jump, "i-0a", "10.0.0.5", "eu-west-1"))
 
-    assert proxy_argv("", *target) == ()
-    assert " ".join(proxy_argv("eice", *target)) == (
-        "aws ec2-instance-connect open-tunnel --instance-id i-0a --remote-port 22 --region eu-west-1"
-    )
-    assert " ".join(proxy_argv("ssm", *target)) == (
-        "aws ssm start-session --target i-0a --document-name AWS-StartSSHSession --parameters "
-        "portNumber=22 --region eu-west-1"
-    )
-    over = ("-W", "10.0.0.5:22", "--", "jump.example.com")
-    plain, chosen = (proxy_argv(f"jump.example.com{port}", *target) for port in ("", ":2222"))
-    assert chosen[-6:] == ("-p", "2222", *over)
-    assert plain[-4:] == over
-    assert "-p" not in plain, "the user's own configuration has the port"
+    tunnel = "open-tunnel --instance-id i-0a --remote-port 22"
+    session = "--document-name AWS-StartSSHSession --parameters portNumber=22"
+    assert way("") == ""
+    assert way("eice") == f"aws ec2-instance-connect {tunnel} --region eu-west-1"
+    assert way("ssm") == f"aws ssm start-session --target i-0a {session} --region eu-west-1"
+    over = "-W 10.0.0.5:22 -- jump.example.com"
+    assert way("jump.example.com:2222").endswith(f" -p 2222 {over}")
+    assert way("jump.example.com").endswith(f" {over}")
+    assert "-p" not in way("jump.example.com"), "the user's own configuration has the port"

@@ -46,36 +46,26 @@ def expiry(host: ShellHost) -> Lifetime | None:
 
 def test_a_lifetime_is_extended_and_shortened(host: ShellHost) -> None:
     assert expiry(host) == LAUNCH
-    for lifetime in (LATER, life(-1), life(0, timedelta(hours=9))):
+    for lifetime in (life(-1), life(0, timedelta(hours=9)), LATER):
         elsewhere = lifetime.expires.astimezone(timezone(timedelta(hours=-5)))
         extend_life(host, replace(lifetime, expires=elsewhere))
         assert expiry(host) == lifetime
-
-
-@pytest.fixture
-def stopped(host: ShellHost) -> ShellHost:
-    """The same machine after `systemctl stop` of its timer."""
-    started = host.machine.folder / "started"
-    cases = f"start) touch {started} ;; is-active) [ -e {started} ] ;; *) exit 1 ;;"
-    host.machine.replace("systemctl", f'case "$1" in {cases} esac')
-    return host
-
-
-def test_a_timer_that_does_not_run_is_started_again(stopped: ShellHost) -> None:
-    assert stopped.run(SHOW_EXPIRY, check=False).exit_code != 0
-
-    extend_life(stopped, LATER)
-
-    assert stopped.run(SHOW_EXPIRY).stdout == SHOWN
-
-
-def test_the_file_is_replaced_whole_and_readable(host: ShellHost) -> None:
-    extend_life(host, LATER)
-
+    # The files are replaced whole, and readable.
     paths = [host.machine.path(name) for name in (EXPIRES_FILE, IDLE_FILE)]
     assert "".join(path.read_text() for path in paths) == SHOWN.replace(" ", "\n", 1)
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o644}
     assert {*paths[0].parent.iterdir()} == {*paths}
+
+
+def test_a_timer_that_does_not_run_is_started_again(host: ShellHost) -> None:
+    started = host.machine.folder / "started"
+    cases = f"start) touch {started} ;; is-active) [ -e {started} ] ;; *) exit 1 ;;"
+    host.machine.replace("systemctl", f'case "$1" in {cases} esac')
+    assert host.run(SHOW_EXPIRY, check=False).exit_code != 0
+
+    extend_life(host, LATER)
+
+    assert host.run(SHOW_EXPIRY).stdout == SHOWN
 
 
 def test_a_machine_without_an_idle_timer_is_extended_and_then_an_error(host: ShellHost) -> None:
@@ -97,15 +87,15 @@ def test_a_script_that_keeps_another_time_is_an_error(host: ShellHost) -> None:
         extend_life(host, LATER)
 
 
-@pytest.mark.parametrize("fault", ["no timer", "no script", "no number"])
-def test_a_machine_without_its_timer_is_an_error(host: ShellHost, fault: str) -> None:
-    if fault == "no timer":
-        host.machine.replace("systemctl", "exit 3")
-    elif fault == "no script":
-        host.machine.path(EXPIRY_SCRIPT).unlink()
-    else:
-        host.machine.path(EXPIRY_SCRIPT).write_text("echo soon\n")
+def test_a_machine_without_its_timer_is_an_error(host: ShellHost) -> None:
+    def look() -> None:
+        with pytest.raises(HostError, match=r"\[node0\] the timer .* does not answer") as caught:
+            extend_life(host, LATER)
+        assert "`down` removes it" in str(caught.value)
 
-    with pytest.raises(HostError, match=r"\[node0\] the timer .* does not answer") as caught:
-        extend_life(host, LATER)
-    assert "`down` removes it" in str(caught.value)
+    host.machine.path(EXPIRY_SCRIPT).write_text("echo soon\n")
+    look()
+    host.machine.path(EXPIRY_SCRIPT).unlink()
+    look()
+    host.machine.replace("systemctl", "exit 3")
+    look()

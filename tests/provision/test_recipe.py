@@ -19,25 +19,23 @@ from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import Stack
 
 
-def changed(**values: object) -> Stack:
-    return Stack.model_validate({**load_stack("upstream").model_dump(), **values})
-
-
 def test_every_change_of_content_changes_the_recipe() -> None:
     stack = load_stack("upstream")
-    packages = [*stack.python_packages]
-    packages[0] = packages[0] + ".1"
+    first, *others = stack.python_packages
+
+    def changed(**values: object) -> str:
+        return recipe_digest(Stack.model_validate({**stack.model_dump(), **values}))
+
     recipes = [
         recipe_digest(stack),
         recipe_digest(stack, "another base"),
-        recipe_digest(changed(ubuntu="24.10")),
-        recipe_digest(changed(python_packages=packages)),
-        recipe_digest(changed(system_packages=[*stack.system_packages, "jq"])),
-        recipe_digest(changed(indexes=[*stack.indexes, "https://example.org/simple"])),
-        recipe_digest(changed(lock=["torch==2.13.0 --hash=sha256:" + "1" * 64])),
         recipe_digest(load_stack("intel")),
+        changed(ubuntu="24.10"),
+        changed(python_packages=[f"{first}.1", *others]),
+        changed(system_packages=[*stack.system_packages, "jq"]),
+        changed(indexes=[*stack.indexes, "https://example.org/simple"]),
+        changed(lock=["torch==2.13.0 --hash=sha256:" + "1" * 64]),
     ]
-
     assert len(set(recipes)) == len(recipes)
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock, call
 
 import paramiko
 import pytest
 
 from infra.errors import ConnectionLostError, HostError, HostKeyError
-from provision.host import Login, wait_until_reachable
+from provision.host import Login, TextSink, wait_until_reachable
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.ssh import LINE_BYTES, SshHost, whole_lines
 from tests.fakes import FakeClock
@@ -45,12 +46,15 @@ def host(login: Login) -> SshHost:
 def test_the_first_key_is_pinned_under_the_alias_and_then_required(
     server: Server, login: Login
 ) -> None:
+    # The address had belonged to another machine.
+    old = text_of(paramiko.ECDSAKey.generate())
+    pin_host_keys(login.known_hosts, "i-old", [old])
     for _ in range(2):
         host = SshHost("node0", ADDRESS, login, alias="i-0a")
         assert host.run("true").exit_code == 0
         host.close()
 
-    assert login.known_hosts.read_text() == f"i-0a {text_of(server.key)}\n"
+    assert login.known_hosts.read_text() == f"i-old {old}\ni-0a {text_of(server.key)}\n"
     assert server.logins == ["ubuntu", "ubuntu"]
 
 
@@ -66,45 +70,28 @@ def test_a_changed_key_ends_the_connection_before_the_login(server: Server, logi
     text = str(caught.value)
     assert text.startswith(f"[node0] {ADDRESS} shows another SSH host key than i-0a had: ")
     assert text.count("SHA256:") == 2
-    assert server.key.fingerprint in text
-    assert "It is harmless if" in text
-    assert "aws ec2 get-console-output --region eu-west-1 --instance-id i-0a" in text
-    assert f"ssh-keygen -R i-0a -f '{login.known_hosts}'" in text
+    look = "aws ec2 get-console-output --region eu-west-1 --instance-id i-0a"
+    forget = f"ssh-keygen -R i-0a -f '{login.known_hosts}'"
+    for part in (server.key.fingerprint, "It is harmless if", look, forget):
+        assert part in text
 
 
-def test_a_reused_address_is_accepted_under_another_alias(server: Server, login: Login) -> None:
-    pin_host_keys(login.known_hosts, "i-old", [text_of(paramiko.ECDSAKey.generate())])
-
-    assert SshHost("node0", ADDRESS, login, alias="i-new").run("true").exit_code == 0
-
-    assert pinned_host_keys(login.known_hosts, "i-new") == (text_of(server.key),)
-
-
-def test_one_of_several_pinned_keys_is_enough(server: Server, login: Login) -> None:
-    others = [text_of(paramiko.ECDSAKey.generate(bits=384)), "ssh-ed25519 AAAA", "ssh-new AAAA"]
-    pin_host_keys(login.known_hosts, "i-0a", [*others, text_of(server.key)])
-
-    assert SshHost("node0", ADDRESS, login, alias="i-0a").run("true").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    "pinned",
-    ["ssh-new AAAA", text_of(paramiko.ECDSAKey.generate(bits=384))],
-    ids=["unknown", "ecdsa"],  # each test process makes its own key
-)
-def test_a_key_of_another_type_than_the_pinned_one_is_refused(
-    server: Server, login: Login, pinned: str
+def test_one_of_several_pinned_keys_is_enough_but_not_one_of_another_type(
+    server: Server, login: Login
 ) -> None:
     """Somebody in between has no key of the pinned type; or paramiko does not know the type."""
-    pin_host_keys(login.known_hosts, "i-0a", [pinned])
-
-    with pytest.raises(
-        HostKeyError, match=rf"key than i-0a had: .*, expected {pinned.split()[0]} "
-    ):
-        SshHost("node0", ADDRESS, login, alias="i-0a").run("true")
-
-    assert pinned_host_keys(login.known_hosts, "i-0a") == (pinned,)
+    longer = text_of(paramiko.ECDSAKey.generate(bits=384))
+    for pinned in ("ssh-new AAAA", longer):
+        pin_host_keys(login.known_hosts, "i-0a", [pinned])
+        expected = rf"key than i-0a had: .*, expected {pinned.split()[0]} "
+        with pytest.raises(HostKeyError, match=expected):
+            SshHost("node0", ADDRESS, login, alias="i-0a").run("true")
+        assert pinned_host_keys(login.known_hosts, "i-0a") == (pinned,)
     assert server.logins == []
+
+    pinned_keys = [longer, "ssh-ed25519 AAAA", "ssh-new AAAA", text_of(server.key)]
+    pin_host_keys(login.known_hosts, "i-0a", pinned_keys)
+    assert SshHost("node0", ADDRESS, login, alias="i-0a").run("true").exit_code == 0
 
 
 def test_a_rejected_login_is_retried_during_the_first_boot_and_named_at_the_deadline(
@@ -139,14 +126,34 @@ def test_a_broken_connection_is_not_a_failed_command(server: Server, host: SshHo
 
 
 def test_a_refused_session_is_tried_again_in_the_same_connection(
-    server: Server, host: SshHost
+    server: Server, host: SshHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.run("true")
-    server.refuses, server.says = 2, "content"
+    server.says = "\u20ac" * 10_000  # characters that end in another piece
 
-    assert b"".join(host.download("cat file")) == b"content"
+    def follow() -> str:
+        heard: list[str] = []
+        host.run("cat", on_text=heard.append)
+        return "\n".join(heard)
 
-    assert (server.refuses, len(server.logins)) == (0, 1)
+    reads: list[Callable[[], str]] = [
+        lambda: host.run("cat").stdout,
+        follow,
+        lambda: b"".join(host.download("cat")).decode(),
+    ]
+    for read in reads:
+        server.refuses = 2
+
+        assert read() == server.says
+
+        assert (server.refuses, len(server.logins)) == (0, 1)
+
+    server.stays = True
+    stream = host.open_stream("tail")
+    monkeypatch.setattr("provision.ssh.CONNECT_TIMEOUT_S", 0.3)
+    server.refuses = 1000
+    with pytest.raises(ConnectionLostError, match="rohibited"):
+        host.run("true")
+    stream.send("a beat\n")  # others run on
 
 
 @pytest.mark.parametrize("proxied", [False, True])
@@ -216,10 +223,12 @@ def test_the_work_for_a_line_grows_with_its_length() -> None:
     assert taken == 100_000_000
 
 
-def test_a_followed_command_ends_in_time(server: Server, host: SshHost) -> None:
+def test_a_command_ends_in_time(server: Server, host: SshHost) -> None:
     server.stays = True
-    with pytest.raises(HostError, match=r"`work` did not finish within 0.1 s"):
-        host.run("work", timeout_s=0.1, on_text=lambda _: None)
+    sinks: list[TextSink | None] = [None, lambda _: None]
+    for on_text in sinks:
+        with pytest.raises(HostError, match=r"`work` did not finish within 0.1 s"):
+            host.run("work", timeout_s=0.1, on_text=on_text)
 
 
 def test_a_machine_without_ssh_is_named(host: SshHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,45 +273,51 @@ def test_a_file_is_private_before_it_has_content(
     assert changes == [call.chmod(0o600), call.write(b"secret")]
 
 
-def test_only_the_clusters_key_is_tried(login: Login) -> None:
+def test_only_the_clusters_key_is_tried_whatever_the_users_files_say(
+    server: Server, host: SshHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An agent may have so many keys that the server refuses before it sees ours."""
-    connection = SshHost("node0", ADDRESS, login, alias="i-0a")._prepare()
-    options = connection.connect_kwargs
-    assert options["key_filename"] == [str(login.key_file)]
-    assert (options["allow_agent"], options["look_for_keys"]) == (False, False)
+    other: Any = paramiko.ECDSAKey.generate()
+    monkeypatch.setattr(paramiko.Agent, "get_keys", lambda _: (other,))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    other.write_private_key_file(str(tmp_path / ".ssh/id_ecdsa"))
+    (tmp_path / ".fabric.yaml").write_text(
+        "gateway: nowhere.invalid"
+    )  # for the user's own programs
+    server.accepts = False
+
+    with pytest.raises(HostError, match="SSH rejects"):
+        host.run("true")
+    assert len(server.logins) == 1
 
 
-def test_a_stream_yields_lines_until_its_command_ends(server: Server, host: SshHost) -> None:
+def test_a_stream_yields_lines_until_its_command_or_connection_ends(
+    server: Server, host: SshHost
+) -> None:
     server.says = "first\nsecond \u00e9\nlast"
     stream = host.open_stream("work")
     stream.send("a beat\n")
 
     assert list(stream) == ["first", "second \u00e9", "last"]
-    assert list(host.open_stream("work")) == ["first", "second \u00e9", "last"]
-    assert server.logins == ["ubuntu"]
-
-
-def test_a_stream_ends_with_its_connection(server: Server, host: SshHost) -> None:
     server.loses = True
     stream = host.open_stream("work")
-
     assert list(stream) == []
     with pytest.raises(ConnectionLostError, match=r"\[node0\] the connection broke"):
         stream.send("a beat\n")
+    assert server.logins == ["ubuntu"]
     server.loses = False
-    assert list(host.open_stream("work")) == []
+    assert list(host.open_stream("work")) == ["first", "second \u00e9", "last"]
     assert len(server.logins) == 2
 
 
 def test_closing_a_stream_ends_a_reader_in_another_thread(server: Server, host: SshHost) -> None:
     server.stays = True
     stream = host.open_stream("work")
-    seen: list[str] = []
-    reader = threading.Thread(target=lambda: seen.extend(stream))
+    reader = threading.Thread(target=lambda: list(stream))
     reader.start()
 
     stream.close()
 
     reader.join(60)
     assert not reader.is_alive()
-    assert seen == []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from infra.wait import SystemClock, wait_until
+from infra.wait import wait_until
 from jobs.places.kubernetes.manifests import Manifest
 from tests.jobs.worker.training.test_run import free_port
 
@@ -41,7 +41,6 @@ def wait_for(what: str, probe: Callable[[], bool], deadline_s: float = 60.0) -> 
         what,
         lambda: probe() or None,
         deadline_s=deadline_s,
-        clock=SystemClock(),
         every_s=0.2,
     )
 

@@ -8,20 +8,21 @@ from infra.aws.caller import Caller, is_same_owner, short_owner
 
 _USER = "arn:aws:iam::123456789012:user/"
 _ROLE = "arn:aws:sts::123456789012:assumed-role/"
+_SSO = "AWSReservedSSO_"
 
 
-@pytest.mark.parametrize(
-    ("arn", "tag"),
-    [
-        (f"{_USER}ann", f"{_USER}ann"),
-        (f"{_USER}ann,b@example.com", f"{_USER}ann_b@example.com"),
-        (f"{_USER}{'p/' * 200}ann", f"{_USER}ann"),
-        (f"{_ROLE}Admin/ann=1+2", f"{_ROLE}Admin/ann=1+2"),
-        ("arn:aws:iam::123456789012:root", "arn:aws:iam::123456789012:root"),
-    ],
-)
-def test_a_tag_holds_an_arn(arn: str, tag: str) -> None:
-    assert Caller("123456789012", arn).owner == tag
+def test_a_tag_holds_an_arn_and_a_table_shows_a_name() -> None:
+    for arn, tag, name in (
+        (f"{_USER}ann", f"{_USER}ann", "ann"),
+        (f"{_USER}ann,b@example.com", f"{_USER}ann_b@example.com", "ann_b@example.com"),
+        (f"{_USER}{'p/' * 200}ann", f"{_USER}ann", "ann"),
+        (f"{_ROLE}Admin/ann=1+2", f"{_ROLE}Admin/ann=1+2", "Admin/ann=1+2"),
+        (f"{_ROLE}{_SSO}A_1/ann@x.org", f"{_ROLE}{_SSO}A_1/ann@x.org", "ann@x.org"),
+        ("arn:aws:iam::123456789012:root", "arn:aws:iam::123456789012:root", "root"),
+    ):
+        assert Caller("123456789012", arn).owner == tag
+        assert short_owner(tag) == name
+    assert short_owner("") == ""
 
 
 @pytest.mark.parametrize(
@@ -36,24 +37,9 @@ def test_a_tag_holds_an_arn(arn: str, tag: str) -> None:
         (f"{_ROLE}Admin/botocore-session-17", f"{_ROLE}Admin/botocore-session-18", True),
         (f"{_ROLE}Admin/botocore-session-17", f"{_ROLE}Admin/ann", False),
         # IAM Identity Center: one user with two permission sets.
-        (f"{_ROLE}AWSReservedSSO_A_1/ann@x.org", f"{_ROLE}AWSReservedSSO_B_2/ann@x.org", True),
-        (f"{_ROLE}AWSReservedSSO_A_1/ann@x.org", f"{_ROLE}AWSReservedSSO_A_1/bob@x.org", False),
+        (f"{_ROLE}{_SSO}A_1/ann@x.org", f"{_ROLE}{_SSO}B_2/ann@x.org", True),
+        (f"{_ROLE}{_SSO}A_1/ann@x.org", f"{_ROLE}{_SSO}A_1/bob@x.org", False),
     ],
 )
 def test_the_same_owner(one: str, other: str, same: bool) -> None:
-    assert is_same_owner(one, other) is same
-    assert is_same_owner(other, one) is same
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (f"{_USER}team/ann", "ann"),
-        (f"{_ROLE}Admin/ann", "Admin/ann"),
-        (f"{_ROLE}AWSReservedSSO_Admin_0a1b/ann@x.org", "ann@x.org"),
-        ("arn:aws:iam::123456789012:root", "root"),
-        ("", ""),
-    ],
-)
-def test_a_table_shows_a_name(owner: str, name: str) -> None:
-    assert short_owner(owner) == name
+    assert is_same_owner(one, other) is is_same_owner(other, one) is same

@@ -13,23 +13,18 @@ GOOD = '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "s"}'
 
 
 @pytest.mark.parametrize(
-    ("bad", "good", "text", "hint"),
+    ("bad", "text", "hint"),
     [
-        ("credential_process = /bin/echo {}", None, "Unsupported version", "credential_process"),
-        ("credential_process = /bin/echo []", None, "cannot use", "credential_process"),
-        ("credential_process = /bin/echo Password:", None, "cannot use", "credential_process"),
-        ("credential_process = /none/helper", None, "/none/helper", "credential_process"),
-        ("credential_process = /bin/sh -c 'exit 3'", None, "cannot use", "credential_process"),
-        ("role_arn = arn:aws:iam::1:role/x\nsource_profile = b", None, '"b"', "correct the prof"),
+        ("credential_process = /bin/echo {}", "Unsupported version", "credential_process"),
+        ("credential_process = /bin/echo []", "cannot use", "credential_process"),
+        ("credential_process = /bin/echo Password:", "cannot use", "credential_process"),
+        ("credential_process = /none/helper", "/none/helper", "credential_process"),
+        ("credential_process = /bin/sh -c 'exit 3'", "cannot use", "credential_process"),
+        ("role_arn = arn:aws:iam::1:role/x\nsource_profile = b", '"b"', "correct the prof"),
     ],
 )
 def test_a_profile_that_cant_be_used_is_mended_as_the_hint_says(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    bad: str,
-    good: str | None,
-    text: str,
-    hint: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, text: str, hint: str
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -45,6 +40,6 @@ def test_a_profile_that_cant_be_used_is_mended_as_the_hint_says(
     assert "\n" not in caught.value.message
     assert hint in str(caught.value.hint)
 
-    good = f"credential_process = /bin/echo '{GOOD}'" if good is None else good
+    good = f"credential_process = /bin/echo '{GOOD}'"
     config.write_text(f"[profile a]\nregion = us-east-1\n{good}\n")
     open_session()

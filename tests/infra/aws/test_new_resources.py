@@ -18,7 +18,7 @@ MACHINES = {"Instances": [{"InstanceId": "i-1", "SubnetId": "subnet-1", "ImageId
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     time = FakeTime()
-    monkeypatch.setattr("infra.wait.SystemClock", lambda: time)
+    monkeypatch.setattr("infra.aws.new_resources.time", time)
     return time
 
 
@@ -56,22 +56,19 @@ def pause(
     )
 
 
-@pytest.mark.parametrize("resource", ["instance/i-1", "security-group/sg-1", "image/ami-2"])
-def test_a_denial_about_what_was_just_made_is_repeated(new: NewResources, resource: str) -> None:
-    assert pause(new, resource) == 3
-
-
-@pytest.mark.parametrize(
-    "resource", ["instance/*", "instance/i-2", "image/ami-1", "subnet/subnet-1", ""]
-)
-def test_any_other_denial_is_final(new: NewResources, resource: str) -> None:
-    assert pause(new, resource, GroupId="sg-1") is None
-
-
-def test_the_snapshots_of_a_new_image_are_new(new: NewResources) -> None:
+def test_only_a_denial_about_what_was_just_made_is_repeated(new: NewResources) -> None:
+    for resource in ("instance/i-1", "security-group/sg-1", "image/ami-2"):
+        assert pause(new, resource) == 3
+    for resource in ("instance/*", "instance/i-2", "image/ami-1", "subnet/subnet-1", ""):
+        assert pause(new, resource, GroupId="sg-1") is None
+    assert pause(new, "instance/i-1", code="IncorrectInstanceState") is None
+    # The snapshots of a new image are new.
     named = {"ResourceId.1": "ami-2", "ResourceId.2": "snap-1"}
     assert pause(new, "snapshot/snap-1", "CreateTags", **named) == 3
     assert pause(new, "snapshot/snap-1", "CreateTags", **{"ResourceId.1": "snap-1"}) is None
+    # An answer was lost.
+    operation = SimpleNamespace(name="TerminateInstances")
+    assert new.pause(response=None, operation=operation, request_dict={"body": {}}) is None
 
 
 def test_after_a_while_nothing_is_new(new: NewResources, time: FakeTime) -> None:
@@ -79,10 +76,3 @@ def test_after_a_while_nothing_is_new(new: NewResources, time: FakeTime) -> None
     assert pause(new, "instance/i-1") == 3
     time.sleep(2)
     assert pause(new, "instance/i-1") is None
-
-
-def test_other_errors_and_lost_answers_are_not_its_business(new: NewResources) -> None:
-    assert pause(new, "instance/i-1", code="IncorrectInstanceState") is None
-    request: dict[str, Any] = {"body": {}}
-    operation = SimpleNamespace(name="TerminateInstances")
-    assert new.pause(response=None, operation=operation, request_dict=request) is None

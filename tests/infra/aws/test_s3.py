@@ -39,59 +39,37 @@ def refuse(operation: str, error: Exception, monkeypatch: pytest.MonkeyPatch, s3
     monkeypatch.setattr(s3, operation, fail)
 
 
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("s3://models", S3Location("models", "")),
-        ("s3://models/", S3Location("models", "")),
-        ("s3://my.models-1/a/b c/", S3Location("my.models-1", "a/b c")),
-    ],
-)
-def test_valid_urls(url: str, place: S3Location) -> None:
-    assert parse_s3_url(url) == place
-    assert str(place.below("job")).endswith("/job")
-
-
-def test_to_look_whether_one_may_write_leaves_nothing(s3: Any) -> None:
+def test_to_look_whether_one_may_write_leaves_nothing(
+    s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_s3_location(s3, S3Location("models", "squad"))
     assert keys(s3) == []
     assert s3.list_multipart_uploads(Bucket="models").get("Uploads", []) == []
+    # That the probe can't be ended does not matter.
+    denied = ClientError({"Error": {"Code": "AccessDenied"}}, "AbortMultipartUpload")
+    refuse("abort_multipart_upload", denied, monkeypatch, s3)
+    check_s3_location(s3, S3Location("models", ""))
+
+
+_DENIED = ClientError({"Error": {"Code": "AccessDenied"}}, "CreateMultipartUpload")
 
 
 @pytest.mark.parametrize(
     ("place", "error", "says", "hint"),
     [
         ("elsewhere/x", None, "bucket 'elsewhere' does not exist", "aws s3 mb s3://elsewhere"),
-        (
-            "models/x",
-            ClientError({"Error": {"Code": "AccessDenied"}}, "CreateMultipartUpload"),
-            "s3://models/x: no permission to write",
-            "iam-policy --push-to s3://models/x",
-        ),
+        ("models/x", _DENIED, "models/x: no permission to write", "--push-to s3://models/x"),
         ("models", EndpointConnectionError(endpoint_url="s3"), "cannot reach AWS", "the network"),
     ],
 )
 def test_why_nothing_can_be_stored_is_explained(
-    s3: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    error: Exception | None,
-    says: str,
-    hint: str,
+    s3: Any, monkeypatch: pytest.MonkeyPatch, place: str, error: Any, says: str, hint: str
 ) -> None:
     if error:
         refuse("create_multipart_upload", error, monkeypatch, s3)
     with pytest.raises(SprError, match=says) as caught:
         check_s3_location(s3, parse_s3_url(f"s3://{place}"))
     assert hint in str(caught.value.hint)
-
-
-def test_that_the_probe_cant_be_ended_does_not_matter(
-    s3: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    denied = ClientError({"Error": {"Code": "AccessDenied"}}, "AbortMultipartUpload")
-    refuse("abort_multipart_upload", denied, monkeypatch, s3)
-    check_s3_location(s3, S3Location("models", ""))
 
 
 def test_without_credentials_it_says_so() -> None:
@@ -113,7 +91,14 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_a_model_is_stored_in_its_jobs_folder_and_the_results_last(s3: Any, results: Path) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def note(model: Any, params: dict[str, Any], **_: Any) -> None:
+        asked.append((model.name, params["headers"]))
+
+    s3.meta.events.register("before-call.s3", note)
     place = push((s3, S3Location("models", "squad")), results, "squad-1", Silent(), "")
+    s3.meta.events.unregister("before-call.s3", note)
 
     assert place == "s3://models/squad/squad-1"
     below = "squad/squad-1"
@@ -125,27 +110,11 @@ def test_a_model_is_stored_in_its_jobs_folder_and_the_results_last(s3: Any, resu
     result = s3.head_object(Bucket="models", Key=f"{below}/model/model.safetensors")
     assert result["ContentLength"] == 9 << 20
     assert result["Metadata"] == {"spr-cluster-job": "squad-1"}
-
-
-def test_no_acl_no_encryption_and_no_tags_are_asked_for(s3: Any, results: Path) -> None:
-    asked: list[tuple[str, dict[str, Any]]] = []
-
-    def note(model: Any, params: dict[str, Any], **_: Any) -> None:
-        asked.append((model.name, params["headers"]))
-
-    s3.meta.events.register("before-call.s3", note)
-    push((s3, S3Location("models", "")), results, "squad-1", Silent(), "")
-
-    assert {name for name, _ in asked} == {
-        *("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
-    }
-    for _, headers in asked:
-        lower = {str(name).lower() for name in headers}
-        assert not {
-            name
-            for name in lower
-            if name.startswith(("x-amz-acl", "x-amz-grant", "x-amz-server-side", "x-amz-tagging"))
-        }
+    # Permission is asked for nothing but the objects.
+    parts = {"CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"}
+    assert {name for name, _ in asked} == {"PutObject", *parts}
+    kinds = ("x-amz-acl", "x-amz-grant", "x-amz-server-side", "x-amz-tagging")
+    assert not [h for _, headers in asked for h in headers if str(h).lower().startswith(kinds)]
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "NoSuchBucket"])
@@ -170,8 +139,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_the_policy_allows_uploads_only_with_push_to() -> None:
     assert "s3:" not in str(build_policy())
-    statement = build_policy(S3Location("models", "squad"))["Statement"][-1]
-    assert statement["Resource"] == "arn:*:s3:::models/squad/*"
-    assert set(statement["Action"]) == {"s3:PutObject", "s3:AbortMultipartUpload"}
-    *_, whole = build_policy(S3Location("models", ""))["Statement"]
-    assert whole["Resource"] == "arn:*:s3:::models/*"
+    for prefix, below in (("squad", "squad/*"), ("", "*")):
+        statement = build_policy(S3Location("models", prefix))["Statement"][-1]
+        assert statement["Resource"] == f"arn:*:s3:::models/{below}"
+        assert {*statement["Action"]} == {"s3:PutObject", "s3:AbortMultipartUpload"}

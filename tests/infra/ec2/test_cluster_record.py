@@ -40,10 +40,6 @@ def make(**options: Any) -> tuple[ClusterSpec, ClusterRecord]:
     return spec, new_record(spec, NOW, None)
 
 
-def labels_of(**options: Any) -> dict[str, str]:
-    return record_tags(*make(**options))
-
-
 whole_minutes = st.integers(5, 43_200).map(lambda minutes: timedelta(minutes=minutes))
 any_wishes = st.fixed_dictionaries(
     {
@@ -111,11 +107,10 @@ def test_every_option_survives_the_tags(options: dict[str, Any]) -> None:
 
 
 def test_the_longest_record_fits_the_tags_of_one_resource() -> None:
-    longest = sorted(INSTANCE_TYPES, key=len)[-12:]
     options: dict[str, Any] = {"nodes": 256, "market": "spot", "second_guard": True}
     options |= {"bucket": "s3://team", "read_from": ("s3://data",), "max_time": 20 * HOUR}
-    labels = tuple((f"key-{number}", "value") for number in range(10))
-    spec, record = make(instance_types=tuple(longest), labels=labels, **options)
+    options |= {"instance_types": tuple(sorted(INSTANCE_TYPES, key=len)[-12:])}
+    spec, record = make(labels=tuple((f"key-{n}", "value") for n in range(10)), **options)
     found = record_tags(spec, limit_record(record, None, 1.0), "SHA256:mine")
 
     # 50 tags a resource; the group has its name, its cluster, and its owner besides.
@@ -123,46 +118,30 @@ def test_the_longest_record_fits_the_tags_of_one_resource() -> None:
     assert max(map(len, found.values())) <= 256
 
 
-def test_a_group_without_a_record_has_none() -> None:
-    assert parse_record({tags.CLUSTER: "bert", "Name": "bert-group"}) is None
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("nodes", "many"),
-        ("nodes", "0"),
         ("nodes", "257"),
-        ("instance-types", "r7iz_metal"),
         ("instance-types", ""),
         ("volume-gib", ""),
-        ("volume-gib", "-1"),
         ("market", ""),
-        ("max-price", "cheap"),
         ("max-price", "-1"),
-        ("idle-timeout", "soon"),
         ("idle-timeout", "1m"),
         ("created", "yesterday"),
-        ("expires", ""),
-        ("volume-iops", "many"),
         ("ttl", None),
-        ("stack", None),
-        ("market", None),
         ("expires", None),
         ("placement-group", None),
         ("subnet", None),
     ],
 )
 def test_an_invalid_record_is_reported(key: str, value: str | None) -> None:
-    labels = labels_of()
-    if value is None:
-        del labels[f"spr-cluster:{key}"]
-    else:
-        labels[f"spr-cluster:{key}"] = value
+    assert parse_record({tags.CLUSTER: "bert", "Name": "bert-group"}) is None
+    changed = {**record_tags(*make()), f"spr-cluster:{key}": value}
+    labels = {label: text for label, text in changed.items() if text is not None}
 
     with pytest.raises(SprError, match=r"invalid cluster record in the tags") as it:
         parse_record(labels)
-    assert it.value.exit_code == 1
     assert f"spr-cluster:{key} is missing" in str(it.value) or value is not None
     assert "remove the cluster with `spr-cluster down --name" in str(it.value)
 
@@ -193,20 +172,14 @@ def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defau
         merge_options("bert", (CALLER,), no_guard, old)
 
 
-def test_the_end_is_known_to_the_second_as_its_tag_is() -> None:
+def test_the_end_is_known_to_the_second_in_utc_as_its_tag_is() -> None:
+    there = (NOW + timedelta(microseconds=999_999)).astimezone(timezone(2 * HOUR))
     spec, _ = make()
 
-    record = new_record(spec, NOW + timedelta(microseconds=999_999), None)
+    record = new_record(spec, there, None)
 
     assert record.created == NOW
     assert record_tags(spec, record)[tags.EXPIRES] == "2026-07-31T20:00:00Z"
-
-
-def test_a_time_of_another_zone_is_written_in_utc() -> None:
-    there = datetime(2026, 7, 31, 22, 0, tzinfo=timezone(timedelta(hours=2)))
-
-    assert tags.render_time(there) == "2026-07-31T20:00:00Z"
-    assert tags.parse_time("2026-07-31T20:00:00Z") == there
 
 
 def test_only_a_job_with_a_limit_keeps_nodes_after_the_grace_period() -> None:
@@ -285,11 +258,9 @@ def test_a_cluster_that_was_larger_or_dearer_keeps_the_limit_of_its_price() -> N
         assert new_record(make()[0], NOW, tried, bought=bought).dearest["nodes"] == nodes
     small = change(tried, nodes=1, budget=30)
     assert (small.nodes, small.dearest["nodes"]) == (1, 12)
-    with pytest.raises(
-        UsageError, match=r"at \$24.00 an hour, the cluster's highest price"
-    ) as caught:
+    said = r"(?s)at \$24.00 an hour, the cluster's highest price.*use --budget 38$"
+    with pytest.raises(UsageError, match=said):
         limit_record(small, record, 24.0)
-    assert caught.value.hint == "use --budget 38"
     _, spot = make(market="spot", max_price=5.0)
     with pytest.raises(UsageError, match="the cluster's highest price"):
         limit_record(change(spot, max_price=1.0, budget=3), spot, 15.0)

@@ -11,9 +11,10 @@ from infra.ec2.images import (
     describe_cached_images,
     describe_image,
     find_ubuntu_image,
-    ubuntu_parameter,
 )
 from infra.errors import CloudError
+from infra.iam.dry_runs import try_dry
+from infra.iam.policy import build_policy
 from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
 from tests.infra.plan_inputs import RECIPE
@@ -21,39 +22,42 @@ from tests.infra.plan_inputs import RECIPE
 LABELS = {tags.INSTALLED: RECIPE}
 
 
-@pytest.mark.parametrize(
-    ("release", "disk"), [("24.04", "ebs-gp3"), ("20.04", "ebs-gp2"), ("22.04", "ebs-gp2")]
-)
-def test_canonicals_parameter(release: str, disk: str) -> None:
-    assert ubuntu_parameter(release) == (
-        f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/{disk}/ami-id"
-    )
-
-
-@pytest.mark.parametrize(("state", "found"), [("enabled", True), ("disabled", False)])
 def test_an_image_that_the_account_hides_is_explained(
-    ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, state: str, found: bool
+    ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ec2 = ec2_cloud.clients.ec2
-    setting = {"State": state, "ManagedBy": "declarative-policy"}
-    monkeypatch.setattr(ec2, "get_allowed_images_settings", lambda: setting)
-    ec2_cloud.faults("[[error]]\naction = 'DescribeImages'\ncode = 'InvalidAMIID.NotFound'\n")
+    clients, setting = ec2_cloud.clients, {"State": "enabled", "ManagedBy": "declarative-policy"}
+    monkeypatch.setattr(clients.ec2, "get_allowed_images_settings", lambda: setting)
+    fault = "[[error]]\naction = 'DescribeImages'\ncode = 'InvalidAMIID.NotFound'\ntimes = 9\n"
+    ec2_cloud.faults(fault)
 
-    with pytest.raises((CloudError, ClientError)) as caught:
-        find_ubuntu_image(ec2_cloud.clients.ssm, ec2, "24.04")
-    assert ("the setting Allowed AMIs hides Canonical's image" in str(caught.value)) is found
-    assert ("(managed by: declarative-policy;" in str(caught.value)) is found
+    hidden = (
+        r"the setting Allowed AMIs hides Canonical's image .*\n.*{} \(managed by: declarative-p"
+    )
+    with pytest.raises(CloudError, match=hidden.format("099720109477")):
+        find_ubuntu_image(clients.ssm, clients.ec2, "24.04")
+    # Of this partition, no account of Canonical's is known.
+    monkeypatch.setattr(clients.ec2.meta, "_partition", "aws-eusc")
+    with pytest.raises(CloudError, match=hidden.format("Canonical")):
+        find_ubuntu_image(clients.ssm, clients.ec2, "24.04")
+    setting["State"] = "disabled"
+    with pytest.raises(ClientError, match=r"InvalidAMIID\.NotFound"):
+        find_ubuntu_image(clients.ssm, clients.ec2, "24.04")
 
 
-def begin(cloud: FakeCloud) -> str:
-    (machine,) = cloud.run(1)
-    return create_image(cloud.clients.ec2, machine, "bert", "spr-cluster-bert-1", LABELS)
+def test_a_region_without_ubuntus_image_ends_no_check_of_permissions(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults("[[error]]\naction = 'GetParameter'\ncode = 'ParameterNotFound'\ntimes = 9\n")
+
+    found = {
+        finding.action: finding.state for finding in try_dry(ec2_cloud.clients, build_policy())
+    }
+    assert found["ec2:DescribeVpcs"] == "allowed"
 
 
 def test_an_image_is_begun_without_a_reboot_and_with_its_tags(
     ec2_cloud: FakeCloud, ec2_calls: Recorder
 ) -> None:
-    image = describe_image(ec2_cloud.clients.ec2, begin(ec2_cloud))
+    ec2, (machine,) = ec2_cloud.clients.ec2, ec2_cloud.run(1)
+    image = describe_image(ec2, create_image(ec2, machine, "bert", "spr-cluster-bert-1", LABELS))
 
     (request,) = ec2_calls.of("CreateImage")
     assert request["NoReboot"] is True

@@ -46,43 +46,32 @@ def test_a_machine_that_never_boots_is_waited_for_forty_minutes_and_named(
     ec2_cloud: FakeCloud,
 ) -> None:
     ec2_cloud.faults('[[machine]]\nn = 0\nfate = "never-boots"\n')
-    ids = ec2_cloud.run(3)
-    hurry(ec2_cloud, 20)
-    begin = ec2_cloud.clock.now
-    notes: list[str] = []
+    ids, clock, notes = ec2_cloud.run(3), ec2_cloud.clock, list[str]()
+    assert isinstance(clock, HastyTime)
+    clock.pace, begin = 20, clock.now
 
     boot = wait_until_running(
-        ec2_cloud.clients.ec2,
-        ids,
-        clock=ec2_cloud.clock,
-        on_wait=lambda _, states: notes.append(states),
+        ec2_cloud.clients.ec2, ids, clock=clock, on_wait=lambda _, states: notes.append(states)
     )
 
     assert boot.failed == {ids[0]: "pending: boot timed out after 40 min"}
     assert [machine.id for machine in boot.running] == ids[1:]
-    assert BOOT_DEADLINE_S <= ec2_cloud.clock.now - begin < BOOT_DEADLINE_S + 600
+    assert BOOT_DEADLINE_S <= clock.now - begin < BOOT_DEADLINE_S + 600
     assert notes[-1] == f"1 pending, 2 running ({ids[0]})"
 
 
-def hurry(cloud: FakeCloud, pace: float) -> None:
-    assert isinstance(cloud.clock, HastyTime)
-    cloud.clock.pace = pace
-
-
-def test_what_was_given_back_twice_is_gone(ec2_cloud: FakeCloud) -> None:
-    ids = ec2_cloud.run(2)
-
+def test_what_was_given_back_twice_is_gone_and_about_no_machine_nothing_is_asked(
+    ec2_cloud: FakeCloud, ec2_calls: Recorder
+) -> None:
+    ids, ec2 = ec2_cloud.run(2), ec2_cloud.clients.ec2
     for _ in range(2):
-        terminate_instances(ec2_cloud.clients.ec2, ids, ec2_cloud.clock)
+        terminate_instances(ec2, ids, ec2_cloud.clock)
+    assert describe_instances(ec2, []) == ()
 
-    assert describe_instances(ec2_cloud.clients.ec2, []) == ()
-
-
-def test_about_no_machine_nothing_is_asked(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
-    terminate_instances(ec2_cloud.clients.ec2, [], ec2_cloud.clock)
-    assert describe_spot_notices(ec2_cloud.clients.ec2, [make_machine(1)]) == {}
-
-    assert ec2_calls.calls == []
+    before = len(ec2_calls.calls)
+    terminate_instances(ec2, [], ec2_cloud.clock)
+    assert describe_spot_notices(ec2, [make_machine(1)]) == {}
+    assert len(ec2_calls.calls) == before
 
 
 def test_impaired_machines_of_ours_are_found_among_all_others(ec2_cloud: FakeCloud) -> None:
@@ -112,13 +101,6 @@ def test_a_spot_notice_keeps_ec2s_message_also_for_more_machines_than_a_filter_t
     assert notices == dict.fromkeys(ids, "Your Spot instance is marked for termination.")
 
 
-def test_the_hours_of_a_machine() -> None:
-    machine = make_machine(0, launch_time=NOW)
-
-    assert machine.hours(NOW + timedelta(hours=2)) == 2
-    assert machine.hours(NOW - timedelta(hours=2)) == 0
-
-
 @pytest.mark.parametrize(
     ("state", "started_h", "hours", "stopped_h", "restarted"),
     [
@@ -146,18 +128,8 @@ def test_a_machine_counts_from_its_purchase_until_it_was_stopped(
     machine, now = Instance.from_aws(described), NOW + timedelta(hours=10)
 
     assert (machine.hours(now), machine.stopped_hours(now)) == (hours, stopped_h)
+    assert machine.hours(NOW - timedelta(hours=2)) == 0
     assert machine.was_restarted is restarted
-
-
-def test_a_machine_keeps_its_purchase_when_it_is_stopped_and_started(ec2_cloud: FakeCloud) -> None:
-    ec2, (id_,) = ec2_cloud.clients.ec2, ec2_cloud.run(1)
-    (bought,) = describe_instances(ec2, [])
-    ec2.stop_instances(InstanceIds=[id_])
-    ec2_cloud.clock.sleep(3600)
-    ec2.start_instances(InstanceIds=[id_])
-
-    (machine,) = describe_instances(ec2, [])
-    assert machine.first_launch == bought.first_launch == bought.launch_time
 
 
 def test_why_a_machine_will_never_answer_again(

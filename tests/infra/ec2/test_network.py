@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from botocore.stub import Stubber
 
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import (
@@ -40,7 +40,7 @@ def see(cloud: FakeCloud) -> SecurityGroup:
     return found
 
 
-def test_it_is_opened_for_the_caller_and_for_itself_alone(
+def test_it_is_opened_once_for_the_caller_and_for_itself_alone(
     ec2_cloud: FakeCloud, ec2_calls: Recorder, group: SecurityGroup
 ) -> None:
     open_security_group(ec2_cloud.clients.ec2, group, [CALLER], CALLER)
@@ -52,18 +52,12 @@ def test_it_is_opened_for_the_caller_and_for_itself_alone(
     ssh, itself = ingress["IpPermissions"]
     assert (ssh["IpProtocol"], ssh["FromPort"], ssh["ToPort"]) == ("tcp", 22, 22)
     assert [r["CidrIp"] for r in ssh["IpRanges"]] == [CALLER]
-    assert itself == inside
-    assert egress["IpPermissions"] == [inside]
-
-
-def test_what_is_open_already_is_left_as_it_is(
-    ec2_cloud: FakeCloud, ec2_calls: Recorder, group: SecurityGroup
-) -> None:
-    open_security_group(ec2_cloud.clients.ec2, group, [CALLER], CALLER)
+    assert [itself] == [inside] == egress["IpPermissions"]
+    create_placement_group(ec2_cloud.clients.ec2, "bert", {})
+    (request,) = ec2_calls.of("CreatePlacementGroup")
+    assert (request["GroupName"], request["Strategy"]) == ("spr-cluster-bert", "cluster")
     before = len(ec2_calls.calls)
-
     open_security_group(ec2_cloud.clients.ec2, see(ec2_cloud), [CALLER], CALLER)
-
     assert ec2_calls.operations()[before:] == ["DescribeSecurityGroups"]
 
 
@@ -83,33 +77,20 @@ def test_the_followed_address_is_closed_when_it_moves(
     ec2_cloud: FakeCloud, open_group: SecurityGroup
 ) -> None:
     """AWS revokes nothing if the description differs, and in a default VPC without an error."""
-    open_security_group(ec2_cloud.clients.ec2, open_group, [OTHER, MOVED], MOVED)
-
-    assert see(ec2_cloud).is_open_as([OTHER, MOVED], MOVED)
-
-
-def test_what_another_command_changed_first_is_no_error(
-    ec2_cloud: FakeCloud, open_group: SecurityGroup
-) -> None:
     ec2 = ec2_cloud.clients.ec2
-    # The other one closed one range, and opened one, of the two that this one is about to.
-    open_security_group(ec2, open_group, [CALLER, MOVED], MOVED)
-
-    open_security_group(ec2, open_group, [MOVED, "192.0.2.0/24"], MOVED)
-
-    assert see(ec2_cloud).is_open_as([MOVED, "192.0.2.0/24"], MOVED)
-
-
-def test_a_range_whose_origin_changes_is_described_anew(
-    ec2_cloud: FakeCloud, open_group: SecurityGroup
-) -> None:
     assert open_group.followed == {CALLER}
+    # A range whose origin changes is described anew.
     for caller in ("", CALLER):
         assert not see(ec2_cloud).is_open_as([CALLER, OTHER], caller)
-
-        open_security_group(ec2_cloud.clients.ec2, see(ec2_cloud), [CALLER, OTHER], caller)
-
+        open_security_group(ec2, see(ec2_cloud), [CALLER, OTHER], caller)
         assert see(ec2_cloud).is_open_as([CALLER, OTHER], caller)
+
+    before = see(ec2_cloud)
+    open_security_group(ec2, before, [CALLER, MOVED], MOVED)
+    assert see(ec2_cloud).is_open_as([CALLER, MOVED], MOVED)
+    # Another command closed one range, and opened one, of the two that this one is about to.
+    open_security_group(ec2, before, [MOVED, "192.0.2.0/24"], MOVED)
+    assert see(ec2_cloud).is_open_as([MOVED, "192.0.2.0/24"], MOVED)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +110,8 @@ def test_opening_continues_after_an_interruption(
     assert see(ec2_cloud).is_open_as([CALLER], CALLER)
 
 
-SSH: dict[str, Any] = {
-    "IpProtocol": "tcp",
-    "FromPort": 22,
-    "ToPort": 22,
-    "IpRanges": [{"CidrIp": CALLER}],
-}
+_FROM: list[Any] = [{"CidrIp": CALLER}]
+SSH: dict[str, Any] = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": _FROM}
 ITSELF, ANOTHER = (
     {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": name}]} for name in ("sg-1", "sg-2")
 )
@@ -144,7 +121,7 @@ ITSELF, ANOTHER = (
     ("ingress", "egress", "open_"),
     [
         ([SSH, ITSELF], ITSELF, True),
-        ([{**SSH, "IpRanges": [*SSH["IpRanges"], {"CidrIp": "0.0.0.0/0"}]}, ITSELF], ITSELF, False),
+        ([{**SSH, "IpRanges": [*_FROM, {"CidrIp": "0.0.0.0/0"}]}, ITSELF], ITSELF, False),
         ([{**SSH, "ToPort": 99}, ITSELF], ITSELF, False),
         ([{**SSH, "FromPort": 80, "ToPort": 80}, ITSELF], ITSELF, False),
         ([SSH, ANOTHER], ITSELF, False),
@@ -158,18 +135,9 @@ def test_rules_are_read_as_ec2_tells_them(ingress: list[Any], egress: Any, open_
     assert SecurityGroup.from_aws(answer).is_open_as([CALLER], "") is open_
 
 
-def test_a_placement_group_is_a_tight_one_and_tagged(
-    ec2_cloud: FakeCloud, ec2_calls: Recorder
+def test_the_default_subnet_of_every_zone_and_the_zones_of_a_type(
+    ec2_cloud: FakeCloud,
 ) -> None:
-    create_placement_group(ec2_cloud.clients.ec2, "bert", {})
-
-    (request,) = ec2_calls.of("CreatePlacementGroup")
-    assert (request["GroupName"], request["Strategy"]) == ("spr-cluster-bert", "cluster")
-    found = describe_inventory(ec2_cloud.clients.ec2, "bert", ("placement_groups",))
-    assert found.ids() == {"placement_groups": ["spr-cluster-bert"]}
-
-
-def test_the_default_subnet_of_every_zone_in_their_order(ec2_cloud: FakeCloud) -> None:
     ec2 = ec2_cloud.clients.ec2
 
     networks = describe_networks(ec2, (), None)
@@ -179,40 +147,28 @@ def test_the_default_subnet_of_every_zone_in_their_order(ec2_cloud: FakeCloud) -
     assert describe_networks(ec2, (wished.subnet_id,), None) == [wished]
     assert describe_networks(ec2, (), wished.vpc_id) == networks
     assert describe_networks(ec2, (), "vpc-of-somebody-else") == []
+    # A type that the region does not offer is left out.
+    support = describe_type_support(ec2, ["r7iz.metal-16xl", "x9z.metal"])
+    assert set(support) == {"r7iz.metal-16xl"}
+    assert support["r7iz.metal-16xl"].zones <= {network.zone for network in networks}
+    assert describe_type_support(ec2, ["x9z.metal"]) == {}
 
 
-def test_subnets_of_several_vpcs_are_refused(ec2_cloud: FakeCloud) -> None:
-    ec2 = ec2_cloud.clients.ec2
-    found: list[Any] = [
-        {"VpcId": f"vpc-{n}", "SubnetId": f"subnet-{n}", "AvailabilityZone": "a"} for n in "12"
-    ]
-    stub = Stubber(ec2)
-    stub.add_response("describe_subnets", {"Subnets": found})
-    with stub, pytest.raises(UsageError, match="subnet-1 in vpc-1, subnet-2 in vpc-2"):
-        describe_networks(ec2, ("subnet-1", "subnet-2"), None)
-
-
-def test_a_subnet_of_a_vpc_with_dedicated_tenancy_is_refused(ec2_cloud: FakeCloud) -> None:
+def test_subnets_of_several_vpcs_or_with_dedicated_tenancy_are_refused(
+    ec2_cloud: FakeCloud,
+) -> None:
     ec2 = ec2_cloud.clients.ec2
     vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16", InstanceTenancy="dedicated")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/24")["Subnet"]["SubnetId"]
+    other = describe_networks(ec2, (), None)[0]
 
     with pytest.raises(UsageError, match=f"{subnet}: {vpc} has dedicated tenancy") as caught:
         describe_networks(ec2, (subnet,), None)
     assert caught.value.hint == "choose a subnet of another VPC"
-
-
-def test_a_types_zones_are_asked_and_one_that_is_not_offered_is_left_out(
-    ec2_cloud: FakeCloud,
-) -> None:
-    ec2 = ec2_cloud.clients.ec2
-
-    support = describe_type_support(ec2, ["r7iz.metal-16xl", "x9z.metal"])
-
-    assert set(support) == {"r7iz.metal-16xl"}
-    assert support["r7iz.metal-16xl"].zones <= {f"us-east-1{zone}" for zone in "abcdef"}
-    assert support["r7iz.metal-16xl"].cluster_groups
-    assert describe_type_support(ec2, ["x9z.metal"]) == {}
+    with pytest.raises(UsageError, match="a cluster is in one VPC; these are in several") as caught:
+        describe_networks(ec2, (subnet, other.subnet_id), None)
+    for id_, place in ((subnet, vpc), (other.subnet_id, other.vpc_id)):
+        assert f"{id_} in {place}" in caught.value.message
 
 
 _SIZE = {
@@ -220,29 +176,21 @@ _SIZE = {
     "MemoryInfo": {"SizeInMiB": 8192},
     "ProcessorInfo": {"SupportedArchitectures": ["x86_64"], "Manufacturer": "Intel"},
 }
-_T = InstanceType("t", 4, 2, None, 8, None, None)
 
 
-class TypesOfEc2:
-    """EC2's two answers about types, page by page."""
+def types_of_ec2(**info: Any) -> dict[str, TypeSupport]:
+    """What EC2 says, page by page, of a type that it offers in two zones."""
+    offered = [{"InstanceType": "t", "Location": zone} for zone in "ab"]
+    pages = {
+        "describe_instance_type_offerings": [{"InstanceTypeOfferings": [o]} for o in offered],
+        "describe_instance_types": [{"InstanceTypes": [{"InstanceType": "t", **_SIZE, **info}]}],
+    }
 
-    def __init__(self, info: dict[str, Any]) -> None:
-        self._pages: dict[str, Any] = {
-            "describe_instance_type_offerings": [
-                {"InstanceTypeOfferings": [{"InstanceType": "t", "Location": "a"}]},
-                {"InstanceTypeOfferings": [{"InstanceType": "t", "Location": "b"}]},
-            ],
-            "describe_instance_types": [
-                {"InstanceTypes": [{"InstanceType": "t", **_SIZE, **info}]}
-            ],
-        }
+    def get_paginator(operation: str) -> Any:
+        return SimpleNamespace(paginate=lambda **_: pages[operation])
 
-    def get_paginator(self, operation: str) -> Any:
-        self._next = self._pages[operation]
-        return self
-
-    def paginate(self, **_: Any) -> Any:
-        return self._next
+    client: Any = SimpleNamespace(get_paginator=get_paginator)
+    return describe_type_support(client, ["t"])
 
 
 @pytest.mark.parametrize(
@@ -257,45 +205,30 @@ class TypesOfEc2:
 def test_what_a_type_can_do_is_ec2s_word(
     info: dict[str, Any], ena_express: bool, groups: bool
 ) -> None:
-    client: Any = TypesOfEc2(info)
-
-    support = describe_type_support(client, ["t"])
-
     machine = InstanceType("t", 4, 2, None, 8, None, None, amx=None)
-    assert support == {"t": TypeSupport(frozenset("ab"), ena_express, groups, machine)}
+    support = TypeSupport(frozenset("ab"), ena_express, groups, machine)
+
+    assert types_of_ec2(**info) == {"t": support}
 
 
 def test_a_type_with_gpus_is_refused() -> None:
-    client: Any = TypesOfEc2({"GpuInfo": {"Gpus": []}})
-    spec = make_spec(2, instance_types=("c9i.large",))
-
-    support = describe_type_support(client, ["t"])
+    support, spec = types_of_ec2(GpuInfo={"Gpus": []}), make_spec(2, instance_types=("c9i.large",))
 
     with pytest.raises(UsageError, match=r"^t: it has GPUs, which this tool does not use\n"):
         require_offers(spec, support, (), "us-east-1")
 
 
-@pytest.mark.parametrize(
-    ("name", "manufacturer", "amx"),
-    [
-        ("c7i.8xlarge", "Intel", True),
-        ("m7i-flex.large", "Intel", True),
-        ("r8id.24xlarge", "Intel", True),
-        ("m6i.large", "Intel", False),
-        ("x2iezn.metal", "Intel", False),
-        ("c7a.large", "AMD", False),
-        ("c8in.metal-48xl", "Intel", None),
-        ("u7i-12tb.224xlarge", "Intel", None),
-        ("c6i.16xlarge", "Intel", False),
-    ],
-)
-def test_amx_is_told_by_the_table_then_the_generation(
-    name: str, manufacturer: str, amx: bool | None
-) -> None:
-    processor = {"SupportedArchitectures": ["x86_64"], "Manufacturer": manufacturer}
-    info = {**_SIZE, "InstanceType": name, "ProcessorInfo": processor}
+def test_amx_is_told_by_the_table_then_the_generation() -> None:
+    def look(name: str, manufacturer: str = "Intel") -> bool | None:
+        processor = {"SupportedArchitectures": ["x86_64"], "Manufacturer": manufacturer}
+        return InstanceType.from_aws(
+            {**_SIZE, "InstanceType": name, "ProcessorInfo": processor}
+        ).amx
 
-    assert InstanceType.from_aws(info).amx is amx
+    assert all(map(look, ("c7i.8xlarge", "m7i-flex.large", "r8id.24xlarge")))
+    old = [look("m6i.large"), look("x2iezn.metal"), look("c7a.large", "AMD"), look("c6i.16xlarge")]
+    assert old == [False] * 4
+    assert [look("c8in.metal-48xl"), look("u7i-12tb.224xlarge")] == [None, None]
 
 
 def test_subnets_in_other_zones_than_the_types_are_of_no_use() -> None:

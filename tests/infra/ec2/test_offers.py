@@ -28,15 +28,13 @@ def test_the_group_in_every_zone_then_without_it_then_the_next_type() -> None:
     ]
 
 
-def test_spot_first_and_then_all_of_it_again_on_demand() -> None:
-    spec = make_spec(2, instance_types=(SECOND,), market="spot-or-on-demand")
+def test_spot_first_and_then_all_of_it_again_on_demand_if_that_is_allowed() -> None:
+    own = [f"{SECOND} in b, in the placement group", f"{SECOND} in b"]
+    spot = [f"{SECOND} in b, spot, in the placement group", f"{SECOND} in b, spot"]
 
-    assert rendered(offers_of(spec)) == [
-        f"{SECOND} in b, spot, in the placement group",
-        f"{SECOND} in b, spot",
-        f"{SECOND} in b, in the placement group",
-        f"{SECOND} in b",
-    ]
+    for market, offers in (("spot", spot), ("spot-or-on-demand", spot + own), ("on-demand", own)):
+        spec = make_spec(2, instance_types=(SECOND,), market=market)
+        assert rendered(offers_of(spec)) == offers
 
 
 def test_on_spot_the_cheapest_zone_comes_first_and_one_without_a_price_last() -> None:
@@ -52,24 +50,13 @@ def test_on_spot_the_cheapest_zone_comes_first_and_one_without_a_price_last() ->
     assert found[4:] == offers_of(spec)[4:]
 
 
-def test_spot_alone_never_becomes_on_demand() -> None:
-    offers = offers_of(make_spec(2, market="spot"))
-
-    assert {offer.market for offer in offers} == {"spot"}
-    assert {offer.market for offer in offers_of(make_spec(2))} == {"on-demand"}
-
-
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_one_node_gets_a_placement_group_too_unless_disabled(nodes: int) -> None:
+def test_one_node_gets_a_placement_group_too_if_its_type_can_be_in_one(nodes: int) -> None:
     in_group = [offer.in_group for offer in offers_of(make_spec(nodes))]
     assert in_group == [True, True, False, False]
     assert not any(offer.in_group for offer in offers_of(make_spec(nodes, placement_group=False)))
-
-
-def test_no_group_for_types_that_can_not_be_in_one() -> None:
     support = {METAL: TypeSupport(AB, cluster_groups=False)}
-
-    assert not any(offer.in_group for offer in list_offers(make_spec(2), support, NETWORKS))
+    assert not any(each.in_group for each in list_offers(make_spec(nodes), support, NETWORKS))
 
 
 # The request
@@ -77,12 +64,12 @@ def test_no_group_for_types_that_can_not_be_in_one() -> None:
 
 def test_the_request_of_a_plain_machine_is_exactly_this() -> None:
     in_group, *_, offer = offers_of(make_spec(2))
-    labels = [
-        {"Key": "Name", "Value": "bert-worker"},
-        {"Key": tags.CLUSTER, "Value": "bert"},
-        {"Key": tags.ROLE, "Value": "worker"},
-        {"Key": tags.STACK, "Value": "intel"},
-    ]
+    known = {"Name": "bert-worker", tags.CLUSTER: "bert", tags.ROLE: "worker", tags.STACK: "intel"}
+    labels = [{"Key": key, "Value": value} for key, value in known.items()]
+    interface = {"DeviceIndex": 0, "SubnetId": "subnet-b", "Groups": ["sg-1"]}
+    interface |= {"AssociatePublicIpAddress": True, "DeleteOnTermination": True}
+    disk = {"VolumeSize": 100, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    tokens = {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1}
 
     request = render_request(make_purchase(make_spec(2)), in_group)
     assert request.pop("Placement") == {"GroupName": "spr-cluster-bert"}
@@ -94,31 +81,9 @@ def test_the_request_of_a_plain_machine_is_exactly_this() -> None:
         "MaxCount": 2,
         "KeyName": "spr-cluster-bert",
         "UserData": b"#cloud-config\nFalse",
-        "NetworkInterfaces": [
-            {
-                "DeviceIndex": 0,
-                "SubnetId": "subnet-b",
-                "Groups": ["sg-1"],
-                "AssociatePublicIpAddress": True,
-                "DeleteOnTermination": True,
-            }
-        ],
-        "BlockDeviceMappings": [
-            {
-                "DeviceName": "/dev/sda1",
-                "Ebs": {
-                    "VolumeSize": 100,
-                    "VolumeType": "gp3",
-                    "Encrypted": True,
-                    "DeleteOnTermination": True,
-                },
-            }
-        ],
-        "MetadataOptions": {
-            "HttpEndpoint": "enabled",
-            "HttpTokens": "required",
-            "HttpPutResponseHopLimit": 1,
-        },
+        "NetworkInterfaces": [interface],
+        "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": disk}],
+        "MetadataOptions": tokens,
         "InstanceInitiatedShutdownBehavior": "terminate",
         "TagSpecifications": [
             {"ResourceType": kind, "Tags": labels}
@@ -137,27 +102,20 @@ def test_a_spot_machine_is_bought_once_with_its_ceiling_and_its_request_is_tagge
 
     request = render_request(make_purchase(spec), offers_of(spec)[0])
 
-    assert request["InstanceMarketOptions"] == {
-        "MarketType": "spot",
-        "SpotOptions": {
-            "SpotInstanceType": "one-time",
-            "InstanceInterruptionBehavior": "terminate",
-            **ceiling,
-        },
-    }
+    once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+    options = {"MarketType": "spot", "SpotOptions": {**once, **ceiling}}
+    assert request["InstanceMarketOptions"] == options
     kinds = [listed["ResourceType"] for listed in request["TagSpecifications"]]
     assert kinds == ["instance", "volume", "network-interface", "spot-instances-request"]
 
 
-@pytest.mark.parametrize(("nodes", "supported"), [(2, True), (1, True), (2, False)])
-def test_ena_express_with_its_settings_if_the_type_supports_it(nodes: int, supported: bool) -> None:
-    spec = make_spec(nodes)
-    support = {METAL: TypeSupport(AB, ena_express=supported)}
-    offer = list_offers(spec, support, NETWORKS)[0]
+@pytest.mark.parametrize("supported", [True, False])
+def test_ena_express_with_its_settings_if_the_type_supports_it(supported: bool) -> None:
+    spec, support = make_spec(1), {METAL: TypeSupport(AB, ena_express=supported)}
 
-    request = render_request(make_purchase(spec), offer)
+    request = render_request(make_purchase(spec), list_offers(spec, support, NETWORKS)[0])
+
     (interface,) = request["NetworkInterfaces"]
-
     express = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": {"EnaSrdUdpEnabled": True}}
     assert interface.get("EnaSrdSpecification") == (express if supported else None)
     assert request["UserData"] == f"#cloud-config\n{supported}".encode()

@@ -41,11 +41,7 @@ class Ec2:
     meta = type("Meta", (), {"region_name": "us-east-1"})
 
     def __init__(
-        self,
-        *tables: Any,
-        mode: str = "off",
-        exclusions: tuple[Any, ...] = (),
-        endpoints: tuple[Any, ...] = (),
+        self, *tables: Any, mode: str = "off", exclusions: Any = (), endpoints: Any = ()
     ) -> None:
         self._tables, self._mode, self._exclusions = tables, mode, exclusions
         self._endpoints = list(endpoints)
@@ -55,13 +51,9 @@ class Ec2:
         return self
 
     def paginate(self, **_: Any) -> Any:
-        return [
-            {
-                "RouteTables": [one],
-                "VpcEndpoints": self._endpoints if one is self._tables[0] else [],
-            }
-            for one in self._tables
-        ]
+        pages: list[Any] = [{"RouteTables": [one], "VpcEndpoints": []} for one in self._tables]
+        pages[0]["VpcEndpoints"] = self._endpoints
+        return pages
 
     def describe_vpc_block_public_access_options(self) -> Any:
         return {"VpcBlockPublicAccessOptions": {"InternetGatewayBlockMode": self._mode}}
@@ -80,18 +72,16 @@ def usable(ec2: Any, *, installs: bool = True, **options: Any) -> list[str]:
     return [network.subnet_id for network in left]
 
 
+IPV6 = {"DestinationIpv6CidrBlock": "::/0", "GatewayId": "igw-1", "State": "active"}
+
+
 @pytest.mark.parametrize(
     ("routes", "public", "target"),
     [
         ([INTERNET], True, "igw-1"),
-        ([], False, ""),
         ([NAT], False, "nat-1"),
         ([{**INTERNET, "State": "blackhole"}], False, ""),
-        (
-            [{"DestinationIpv6CidrBlock": "::/0", "GatewayId": "igw-1", "State": "active"}],
-            False,
-            "",
-        ),
+        ([IPV6], False, ""),
         # A company's own addresses may have a way of their own.
         ([NAT, {**INTERNET, "DestinationCidrBlock": "203.0.113.0/24"}], True, "nat-1"),
     ],
@@ -107,15 +97,10 @@ def test_a_subnet_is_public_by_its_active_route(
     assert way.leads_out is (target == "nat-1")
 
 
-def test_a_subnets_own_table_comes_before_the_main_one() -> None:
-    ec2 = Ec2(table("rtb-own", subnet="subnet-b"), table("rtb-main", INTERNET))
-
-    assert usable(ec2) == ["subnet-a"]
-
-
 def test_private_machines_need_a_way_out_only_to_install() -> None:
     ec2 = Ec2(table("rtb-nat", NAT, subnet="subnet-b"), table("rtb-main", INTERNET))
 
+    assert usable(ec2) == ["subnet-a"]  # a subnet's own table comes before the main one
     assert usable(ec2, private=True) == ["subnet-b"]
     assert usable(Ec2(table("rtb-main")), private=True, installs=False) == ["subnet-a", "subnet-b"]
     with pytest.raises(UsageError, match=r"rtb-main sends 0\.0\.0\.0/0 to igw-1; its machines"):
@@ -130,8 +115,10 @@ def excluded(
 
 
 BOTH, PRIVATE = ["subnet-a", "subnet-b"], {"private": True}
+RUNS = {**PRIVATE, "installs": False}
 TRANSIT = {**INTERNET, "GatewayId": "", "TransitGatewayId": "tgw-1"}
 IN, ALL = "block-ingress", "block-bidirectional"
+REACHED = "be reached at a public"
 
 
 @pytest.mark.parametrize(
@@ -139,24 +126,12 @@ IN, ALL = "block-ingress", "block-bidirectional"
     [
         (INTERNET, IN, excluded("vpc/vpc-1"), {}, BOTH),
         (INTERNET, IN, excluded("subnet/subnet-b"), {}, ["subnet-b"]),
-        (INTERNET, IN, excluded("vpc/vpc-1", mode="allow-egress"), {}, "be reached at a public"),
-        (
-            INTERNET,
-            IN,
-            excluded("vpc/vpc-1", state="delete-complete"),
-            {},
-            "be reached at a public",
-        ),
-        (INTERNET, IN, excluded("vpc/vpc-2"), {"installs": False}, "be reached at a public"),
+        (INTERNET, IN, excluded("vpc/vpc-1", mode="allow-egress"), {}, REACHED),
+        (INTERNET, IN, excluded("vpc/vpc-1", state="delete-complete"), {}, REACHED),
+        (INTERNET, IN, excluded("vpc/vpc-2"), {"installs": False}, REACHED),
         (NAT, ALL, None, PRIVATE, "install software over a NAT gateway"),
-        (NAT, ALL, None, {**PRIVATE, "installs": False}, BOTH),
-        (
-            NAT,
-            ALL,
-            None,
-            {**PRIVATE, "installs": False, "jump": "ssm"},
-            "reach Session Manager over",
-        ),
+        (NAT, ALL, None, RUNS, BOTH),
+        (NAT, ALL, None, {**RUNS, "jump": "ssm"}, "reach Session Manager over"),
         (NAT, IN, None, PRIVATE, BOTH),
         (NAT, ALL, excluded("subnet/subnet-b", mode="allow-egress"), PRIVATE, ["subnet-b"]),
         (NAT, ALL, excluded("vpc/vpc-1"), PRIVATE, BOTH),
@@ -180,27 +155,18 @@ def test_block_public_access_closes_what_it_does_not_exclude(
 @pytest.mark.parametrize("target", [{"GatewayId": "vpce-1"}, {"NetworkInterfaceId": "eni-1"}])
 def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target: Any) -> None:
     through = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active", **target}
-    notes: list[str] = []
-    ec2 = Ec2(table("rtb-main", through), table("rtb-own", subnet="subnet-b"))
+    notes, main = list[str](), table("rtb-main", through)
+    ec2 = Ec2(main, table("rtb-own", subnet="subnet-b"))
 
     assert require_ways(clients_of(ec2), [A, B], notes.append, make_spec()) == [A]
-    (note,) = notes
-    (name,) = target.values()
+    (note,), (name,) = notes, target.values()
     assert f"subnet-a goes through a firewall endpoint, {name}; the firewall may block SSH" in note
-    assert usable(
-        Ec2(table("rtb-main", through), table("rtb-own", INTERNET, subnet="subnet-b"))
-    ) == ["subnet-b"]
+    assert usable(Ec2(main, table("rtb-own", INTERNET, subnet="subnet-b"))) == ["subnet-b"]
 
 
 def endpoint(service: str, kind: str, *tables: str, state: str = "available") -> Any:
-    name = f"com.amazonaws.us-east-1.{service}"
-    return {
-        "ServiceName": name,
-        "VpcEndpointType": kind,
-        "State": state,
-        "RouteTableIds": list(tables),
-        "VpcEndpointId": "vpce-1",
-    }
+    found = {"ServiceName": f"com.amazonaws.us-east-1.{service}", "VpcEndpointType": kind}
+    return {**found, "State": state, "RouteTableIds": tables, "VpcEndpointId": "vpce-1"}
 
 
 @pytest.mark.parametrize(
@@ -237,11 +203,9 @@ def test_private_machines_need_a_way_to_s3(
         assert says in "".join(notes)
         assert bool(says) == bool(notes)
     else:
-        with pytest.raises(UsageError, match=says) as caught:
+        way_out = "--service-name com.amazonaws.us-east-1.s3 --route-table-ids rtb-main"
+        with pytest.raises(UsageError, match=f"(?s){says}.*{way_out}"):
             look(**private)
-        assert "--service-name com.amazonaws.us-east-1.s3 --route-table-ids rtb-main" in str(
-            caught.value.hint
-        )
     assert look(private=True) == look(bucket="s3://team") == ["subnet-a", "subnet-b"]
 
 
@@ -255,27 +219,20 @@ def test_in_a_shared_vpc_what_endpoints_serve_is_noted_as_unknown() -> None:
     assert notes == [unknown.format(what) for what in ("Session Manager", "S3")]
 
 
-@pytest.mark.parametrize(
-    ("state", "serves"),
-    [
-        ("create-complete", True),
-        ("update-in-progress", True),
-        ("update-complete", True),
-        ("update-failed", True),
-        ("create-in-progress", False),
-        ("delete-failed", False),
-    ],
-)
-def test_an_endpoint_serves_unless_it_is_new_or_deleted(state: str, serves: bool) -> None:
-    endpoint = {"InstanceConnectEndpointId": "eice-1", "State": state}
-    pages = SimpleNamespace(paginate=lambda **_: [{"InstanceConnectEndpoints": [endpoint]}])
-    ec2 = SimpleNamespace(meta=Ec2.meta, get_paginator=lambda _: pages)
-    clients, spec = cast("Any", SimpleNamespace(ec2=ec2)), make_spec(private=True, jump="eice")
-    if serves:
-        require_jump(clients, spec, [A], pytest.fail)
-        return
-    with pytest.raises(UsageError, match=f"that is ready: eice-1 is {state}"):
-        require_jump(clients, spec, [A], pytest.fail)
+def test_an_endpoint_serves_unless_it_is_new_or_deleted() -> None:
+    spec = make_spec(private=True, jump="eice")
+
+    def look(state: str) -> None:
+        endpoint = {"InstanceConnectEndpointId": "eice-1", "State": state}
+        pages = SimpleNamespace(paginate=lambda **_: [{"InstanceConnectEndpoints": [endpoint]}])
+        ec2 = SimpleNamespace(meta=Ec2.meta, get_paginator=lambda _: pages)
+        require_jump(cast("Any", SimpleNamespace(ec2=ec2)), spec, [A], pytest.fail)
+
+    for state in ("create-complete", "update-in-progress", "update-complete", "update-failed"):
+        look(state)
+    for state in ("create-in-progress", "delete-failed"):
+        with pytest.raises(UsageError, match=f"that is ready: eice-1 is {state}"):
+            look(state)
 
 
 def test_the_way_out_to_port_22_is_tried_at_two_servers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,15 @@ from botocore.exceptions import (
     ReadTimeoutError,
     TokenRetrievalError,
 )
+from botocore.stub import Stubber
 
-from infra.ec2.inventory import Inventory
+from infra.ec2 import tags
+from infra.ec2.inventory import Inventory, SecondGuard
 from infra.ec2.termination_schedule import with_guard, with_guards
 from tests.infra.local.fakes import FakeCloud
 
 URL = "https://scheduler"
+_ARN = "arn:aws:scheduler:us-east-1:123456789012:schedule-group/"
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,17 @@ def test_who_cannot_look_has_made_none_but_no_answer_is_an_error(
         with_guards(clients, {})
     with pytest.raises(type(error)):
         with_guard(clients, "spr", none, is_certain=False)
+
+
+def test_a_group_that_another_command_deletes_meanwhile_is_left_out(ec2_cloud: FakeCloud) -> None:
+    clients = ec2_cloud.clients
+    names = ("spr-cluster-gone", "spr-cluster-bert")
+    stub = Stubber(clients.scheduler)
+    groups = [{"Name": name, "Arn": f"{_ARN}{name}"} for name in names]
+    stub.add_response("list_schedule_groups", {"ScheduleGroups": groups})
+    stub.add_client_error("list_tags_for_resource", "ResourceNotFoundException")
+    own = [{"Key": tags.CLUSTER, "Value": "bert"}]
+    stub.add_response("list_tags_for_resource", {"Tags": own})
+
+    with stub:
+        assert with_guards(clients, {}) == {"bert": Inventory(guards=(SecondGuard(names[1]),))}

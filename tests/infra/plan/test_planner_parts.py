@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -15,7 +14,6 @@ from infra.ec2.inventory import Inventory, Resource, SecondGuard
 from infra.ec2.network import SecurityGroup
 from infra.errors import SprError
 from infra.plan.actions import ActionKind
-from infra.plan.ownership import ForeignClusterError, check_owner
 from infra.plan.planner import (
     check_head_is_not_stopped,
     mesh_digest,
@@ -42,6 +40,7 @@ from tests.infra.plan_inputs import (
 )
 
 K = ActionKind
+FOLLOWED = "198.51.100.9/32"
 
 
 def test_every_termination_has_a_reason() -> None:
@@ -49,15 +48,10 @@ def test_every_termination_has_a_reason() -> None:
     plan_input = replace(there(instances=machines), unhealthy={"i-3": "impaired"})
 
     (removal,) = plan_up(plan_input).terminations
+    assert plan_up(there()).expected_min == (0, 0)
+    assert plan_up(make_plan_input(SPEC)).expected_min == (20, 105)
 
     assert removal.title == ("Terminate: i-1 (stopped), i-3 (impaired), i-4 (not needed)")
-
-
-def test_machines_without_an_owner_are_not_taken_over() -> None:
-    machine = make_machine(1)
-    found = Inventory(instances=(replace(machine, tags={}),))
-    with pytest.raises(ForeignClusterError, match="this machine has none"):
-        check_owner("bert", found, "", machine.launch_time)
 
 
 def test_a_cluster_keeps_the_software_that_it_was_made_with() -> None:
@@ -96,23 +90,23 @@ def test_of_several_kept_images_the_newest_is_used_unless_the_cluster_has_its_ow
 
 
 @pytest.mark.parametrize(
-    ("found", "followed", "cidrs"),
+    ("found", "cidrs"),
     [
-        ((), (), (CALLER,)),
-        (("203.0.113.0/24",), (), ("203.0.113.0/24",)),
-        (("198.51.100.0/24",), (), ("198.51.100.0/24", CALLER)),
-        (("2001:db8::/32",), (), ("2001:db8::/32", CALLER)),
-        (("198.51.100.9/32",), ("198.51.100.9/32",), (CALLER,)),
-        (("0.0.0.0/0", "198.51.100.9/32"), ("198.51.100.9/32",), ("0.0.0.0/0",)),
-        ((CALLER,), (CALLER,), (CALLER,)),
+        ((), (CALLER,)),
+        (("203.0.113.0/24",), ("203.0.113.0/24",)),
+        (("198.51.100.0/24",), ("198.51.100.0/24", CALLER)),
+        (("2001:db8::/32",), ("2001:db8::/32", CALLER)),
+        ((FOLLOWED,), (CALLER,)),
+        (("0.0.0.0/0", FOLLOWED), ("0.0.0.0/0",)),
     ],
 )
 def test_the_ranges_that_the_user_chose_stay_and_the_callers_address_follows(
-    found: tuple[str, ...], followed: tuple[str, ...], cidrs: tuple[str, ...]
+    found: tuple[str, ...], cidrs: tuple[str, ...]
 ) -> None:
-    group = SecurityGroup("sg-1", "vpc-1", {}, ssh_cidrs=found, followed=frozenset(followed))
-
+    group = SecurityGroup("sg-1", "vpc-1", {}, ssh_cidrs=found, followed=frozenset({FOLLOWED}))
     assert group.cidrs_for(CALLER) == cidrs
+    own = replace(group, ssh_cidrs=(CALLER,), followed=frozenset({CALLER}))
+    assert own.cidrs_for(CALLER) == (CALLER,)
 
 
 def test_the_price_is_that_of_the_type_that_is_there() -> None:
@@ -134,13 +128,6 @@ def test_the_price_is_that_of_the_type_that_is_there() -> None:
     assert usd(cheap) == pytest.approx(3 * (5.32224 + beside))
 
 
-def test_the_plan_tells_how_long_it_takes() -> None:
-    low, high = plan_up(make_plan_input(SPEC)).expected_min
-
-    assert (low, high) == (20, 105)
-    assert plan_up(there()).expected_min == (0, 0)
-
-
 def test_ranks_are_by_role_and_launch() -> None:
     same = make_machine(1).launch_time
     machines = [
@@ -151,6 +138,10 @@ def test_ranks_are_by_role_and_launch() -> None:
     ]
 
     assert [machine.id for machine in rank_instances(machines)] == ["i-9", "i-1", "i-4", "i-3"]
+    # Connected nodes are known by their ranks, whatever their addresses are.
+    one, two = machines[:2]
+    assert mesh_digest([one, two]) != mesh_digest([two, one])
+    assert mesh_digest([one, two]) == mesh_digest([one, replace(two, public_ip="192.0.2.1")])
 
 
 @pytest.mark.parametrize(
@@ -192,13 +183,6 @@ def test_ranks_fit_into_a_tag() -> None:
     assert tags.render_ranks([*range(0, 400, 2)]) == ""
 
 
-def test_connected_nodes_are_known_by_their_ranks() -> None:
-    one, two = make_machine(1), make_machine(2)
-
-    assert mesh_digest([one, two]) != mesh_digest([two, one])
-    assert mesh_digest([one, two]) == mesh_digest([one, replace(two, public_ip="192.0.2.1")])
-
-
 # The second guard
 
 
@@ -206,18 +190,11 @@ def guarded(*machines: str) -> Inventory:
     return replace(make_found(SPEC), guards=(SecondGuard("spr-cluster-bert", frozenset(machines)),))
 
 
-@pytest.mark.parametrize(("machines", "bare"), [(("i-0", "i-1", "i-2"), None), (("i-0",), 2)])
-def test_machines_without_a_schedule_get_one(machines: tuple[str, ...], bare: int | None) -> None:
-    spec = SPEC.model_copy(update={"second_guard": True})
-
-    plan = plan_up(make_plan_input(spec, guarded(*machines)))
-
-    found = [action.ids for action in plan.actions if action.kind is K.GUARD]
-    assert found == ([("i-1", "i-2")] if bare else [])
-
-
-def test_it_is_made_before_machines_are_bought() -> None:
+def test_machines_without_a_schedule_get_one_before_others_are_bought() -> None:
     spec = make_spec(3, second_guard=True)
+    for machines, wanted in ((("i-0", "i-1", "i-2"), []), (("i-0",), [("i-1", "i-2")])):
+        plan = plan_up(make_plan_input(spec, guarded(*machines)))
+        assert [action.ids for action in plan.actions if action.kind is K.GUARD] == wanted
 
     order = kinds(plan_up(make_plan_input(spec)))
 
@@ -251,57 +228,35 @@ def everything() -> Inventory:
 def test_what_machines_hold_is_left_to_ec2_while_they_end() -> None:
     plan = plan_down(everything())
 
-    assert kinds(plan) == (
-        K.TERMINATE,
-        K.CANCEL_SPOT,
-        K.DELETE_IMAGES,
-        K.DELETE_SNAPSHOTS,
-        K.DELETE_KEYS,
-    )
+    images = (K.DELETE_IMAGES, K.DELETE_SNAPSHOTS)
+    assert kinds(plan) == (K.TERMINATE, K.CANCEL_SPOT, *images, K.DELETE_KEYS)
     assert ids_of(plan, K.TERMINATE) == ("i-0", "i-1", "i-2")
     assert ids_of(plan, K.CANCEL_SPOT) == ("sir-1",)
+    # An image's own snapshots go with it even without a tag, and once.
+    assert ids_of(plan, K.DELETE_SNAPSHOTS) == ("snap-of-ami-1", "snap-other")
+    untagged = plan_down(Inventory(images=(make_image(),)))
+    assert ids_of(untagged, K.DELETE_SNAPSHOTS) == ("snap-of-ami-1",)
+    assert not set(images) & set(kinds(plan_down(everything().without_image())))
 
 
 def test_every_kind_that_is_left_is_removed_in_the_order_in_which_ec2_lets_go() -> None:
     rest = replace(everything(), instances=())
+    plan = plan_down(rest)
 
-    order = kinds(plan_down(rest))
-
+    order = kinds(plan)
     assert len(order) == len(rest.ids()) == 9
     assert order.index(K.DELETE_IMAGES) < order.index(K.DELETE_SNAPSHOTS)
     assert order.index(K.DELETE_INTERFACES) < order.index(K.DELETE_GROUPS)
     assert order.index(K.DELETE_GUARDS) < order.index(K.DELETE_GROUPS)
-    assert ids_of(plan_down(rest), K.DELETE_PLACEMENTS) == (PLACEMENT.id,)
-    assert ids_of(plan_down(rest), K.DELETE_VOLUMES) == ("vol-1", "vol-2")
+    assert ids_of(plan, K.DELETE_PLACEMENTS) == (PLACEMENT.id,)
+    assert ids_of(plan, K.DELETE_VOLUMES) == ("vol-1", "vol-2")
 
 
-def test_an_images_own_snapshots_go_with_it_even_without_a_tag_and_once() -> None:
-    assert ids_of(plan_down(everything()), K.DELETE_SNAPSHOTS) == ("snap-of-ami-1", "snap-other")
-    untagged = Inventory(images=(make_image(),))
-    assert ids_of(plan_down(untagged), K.DELETE_SNAPSHOTS) == ("snap-of-ami-1",)
-
-
-def test_a_kept_image_is_left_out() -> None:
-    rest = everything().without_image()
-
-    assert not {K.DELETE_IMAGES, K.DELETE_SNAPSHOTS} & set(kinds(plan_down(rest)))
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda _: Inventory(), ""),
-        (lambda found: Inventory(volumes=found.volumes), "2 volumes (vol-1, vol-2)"),
-        (lambda found: Inventory(key_pairs=found.key_pairs), "1 key pair (key-1)"),
-    ],
-)
-def test_an_inventory_tells_kinds_and_ids(
-    change: Callable[[Inventory], Inventory], text: str
-) -> None:
-    found = change(everything())
-
-    assert str(found) == text
-    assert bool(found) is bool(text)
+def test_an_inventory_tells_kinds_and_ids() -> None:
+    volumes, keys = everything().volumes, everything().key_pairs
+    assert str(Inventory(volumes=volumes)) == "2 volumes (vol-1, vol-2)"
+    assert str(Inventory(key_pairs=keys)) == "1 key pair (key-1)"
+    assert (str(Inventory()), bool(Inventory()), bool(everything())) == ("", False, True)
 
 
 @pytest.mark.parametrize("hours", [1, 9])

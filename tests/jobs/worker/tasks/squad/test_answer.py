@@ -78,6 +78,13 @@ def test_the_score_is_the_probability_of_that_span(
     assert score == pytest.approx(float(starts[first] * ends[last]), rel=1e-4)
 
 
+def test_the_words_of_all_windows_share_the_probability(loaded: Loaded) -> None:
+    question, context = PAIRS[1]
+    texts = (context, "tile register " * 500 + context)
+    short, long = ask(loaded, [Question("q", question, each, (NOTHING,)) for each in texts])
+    assert 0 < long.score < short.score
+
+
 def test_a_context_without_words_has_no_answer(loaded: Loaded) -> None:
     assert ask(loaded, [Question("q", "Which?", "\u200b", (NOTHING,))]) == [
         PredictedAnswer("", 0.0, 0)

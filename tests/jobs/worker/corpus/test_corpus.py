@@ -255,6 +255,15 @@ def test_a_model_that_a_rank_can_not_load_is_its_error(tmp_path: Path) -> None:
     assert found["message"].startswith(f"model {tmp_path} can't be loaded")
 
 
+def test_columns_that_the_model_does_not_read_are_refused(
+    tmp_path: Path, models: Callable[[str], str]
+) -> None:
+    asked = PredictOptions(models("squad"), write(tmp_path / "in.jsonl"), "out.jsonl")
+    for column, said in (("text", "reads question and context"), ("question", "no column 'text1'")):
+        with pytest.raises(DatasetError, match=said):
+            run(replace(asked, columns={column: "text1"}), tmp_path)
+
+
 def test_a_repeated_job_computes_only_the_rest(
     tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from jobs.worker.data.care import describe
+from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.task import SAMPLE, Squad, SquadOptions
@@ -67,3 +68,7 @@ def test_tables_and_questions_are_described_by_their_check(tmp_path: Path) -> No
     again.write_bytes(SAMPLE.read_bytes())
     found = Squad(SquadOptions(data=str(SAMPLE), eval=str(again))).check()
     assert found.startswith("108 of 108 records for evaluation")
+    again.write_text(SAMPLE.read_text().replace('"answer_start": 0', '"answer_start": -1'))
+    with pytest.raises(DatasetError, match="answer_start -1 does not point"):
+        Squad(SquadOptions(data=str(again))).check()
+    assert Squad(SquadOptions(data=str(again), skip_bad_records=True)).check() == ""

@@ -104,6 +104,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("twice.jsonl", GOOD + '{"text":"a","text":"c","label":"x"}\n', "line 3: is not JSON: an object has"),
     ("twice.json", '[{"text":"a","text":"c","label":"x"}]', "is not JSON: an object has a name twice"),
     ("long_number.jsonl", GOOD + '{"text":"a","label":%s}\n' % ("9" * 5000), "line 3: is not JSON"),
+    ("deep.jsonl", GOOD + '{"text":' + "[" * 100_000 + "\n", "line 3: is not JSON"),
     ("text_lacks.jsonl", GOOD + '{"label":"x"}\n', "line 3: has no column 'text'"),
     ("half.jsonl", GOOD + '{"text":"\\ud800","label":"x"}\n', "line 3: column 'text' contains half"),
     ("label_lacks.jsonl", GOOD + '{"text":"a"}\n', "line 3: column 'label' has no label"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -388,6 +390,8 @@ def test_the_rest_of_a_parquet_file_is_not_read_for_its_first_rows(tmp_path: Pat
 def test_without_pyarrow_the_ends_of_a_file_are_checked_and_no_more_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; import jobs.worker.data.readers"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
     monkeypatch.setattr(readers, "find_spec", lambda _: None)
     monkeypatch.delattr(Path, "read_bytes")
     write_table(pyarrow.table({"text": ["a"]}), tmp_path / "a.parquet")

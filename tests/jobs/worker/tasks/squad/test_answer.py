@@ -7,14 +7,16 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.precision import autocast
+from jobs.worker.runtime.precision import autocast, choose_here
 from jobs.worker.tasks.predict import load_trained, main, predict
-from jobs.worker.tasks.squad.answers import PredictedAnswer, ask
+from jobs.worker.tasks.squad.answers import PredictedAnswer, ask, run_windows
 from jobs.worker.tasks.squad.dataset import Answer, Question
+from jobs.worker.tasks.squad.features import build_features
 from jobs.worker.training.batches import ALIGN
 from jobs.worker.training.task import Loaded
 
@@ -76,6 +78,15 @@ def test_the_score_is_the_probability_of_that_span(
     (first,) = [n for n, place in enumerate(inside) if offsets[place][0] == start]
     (last,) = [n for n, place in enumerate(inside) if offsets[place][1] == start + len(text)]
     assert score == pytest.approx(float(starts[first] * ends[last]), rel=1e-4)
+
+
+def test_the_words_of_all_windows_share_the_probability(loaded: Loaded) -> None:
+    asked = [Question("q", PAIRS[1][0], "tile register " * 500 + PAIRS[1][1], (NOTHING,))]
+    features = build_features(asked, loaded.tokenizer, 384, 128)
+    batch, (found,) = [np.arange(len(features))], ask(loaded, asked)
+    ((_, spans, logits),) = run_windows(loaded, features, batch, autocast(choose_here()))
+    total = sum(np.logaddexp.reduce(each.astype(float), axis=None) for each in logits)
+    assert found.score == pytest.approx(float(np.exp(spans["score"].max() - total)), rel=1e-2)
 
 
 def test_a_context_without_words_has_no_answer(loaded: Loaded) -> None:

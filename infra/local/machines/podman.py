@@ -254,7 +254,8 @@ class Podman:
         except (OSError, subprocess.SubprocessError) as error:
             raise CloudError(f"can't copy the disk: {error}", code="InternalError") from None
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        if self.is_alive(pid):
+        # A process that has ended still has a folder in /proc until podman notices, but no disk.
+        if Path(f"/proc/{pid}/root/.").exists():
             # What a running node deletes meanwhile is not missing.
             lines = [line for line in lines if not line.endswith(": No such file or directory")]
         if done.returncode and lines:

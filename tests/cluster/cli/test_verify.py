@@ -98,6 +98,7 @@ def test_a_node_without_amx_is_never_ok(
 
     assert "no AMX on node1." in result.out
     assert wrong(checks(line, code=code)) == [("node1", "amx", verdict)]
+    assert wrong(checks(line, "--judge-hardware", code=1)) == [("node1", "amx", "fail")]
 
 
 def test_a_node_that_the_head_cannot_reach_is_probed_from_here(cluster: CommandLine) -> None:

@@ -135,6 +135,19 @@ def test_reset_works_twice_and_on_a_broken_folder_whose_server_it_finds_by_its_c
     assert found.resources == cloud.LocalResources()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs chroot")
+def test_a_server_of_a_container_is_not_this_clouds(
+    folder: StateFolder, installed_podman: FakePodman, tmp_path: Path
+) -> None:
+    code = "import os, sys; os.chroot(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(tmp_path), "infra.local.api.server"]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*command, str(folder.root)], **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert not cloud.status().running
+
+
 def test_stop_stops_and_keeps_everything(folder: StateFolder, installed_podman: FakePodman) -> None:
     add_node(installed_podman, folder.key)
     add_node(installed_podman, "other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -136,7 +137,7 @@ def test_netavark_is_used_without_changing_the_hosts_configuration(
 # Disks and host keys
 
 
-def inspected_podman(monkeypatch: pytest.MonkeyPatch, pid: int = 1) -> Podman:
+def inspected_podman(monkeypatch: pytest.MonkeyPatch, pid: int) -> Podman:
     """podman with one container."""
     monkeypatch.setattr(podman_module, "choose_runtime", list)
     podman = Podman()
@@ -146,25 +147,29 @@ def inspected_podman(monkeypatch: pytest.MonkeyPatch, pid: int = 1) -> Podman:
 
 
 @pytest.mark.parametrize(
-    ("pid", "more", "told"),
+    ("ended", "more", "told"),
     [
-        (1, "", ""),
-        (1, "cp: error writing '/images/b': No space left on device", "No space left on device"),
-        (2**30, "", "No such file or directory"),
+        (False, "", ""),
+        (False, "cp: error writing '/b': No space left on device", "No space left on device"),
+        (True, "", "No such file or directory"),
     ],
 )
 def test_a_file_that_a_running_node_deletes_during_the_copy_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int, more: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool, more: str, told: str
 ) -> None:
     program = tmp_path / "cp"
     line = "cp: cannot stat '/proc/1/root/./home/ubuntu/a.tmp': No such file or directory"
     program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{line}\n{more}\nEND\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    podman = inspected_podman(monkeypatch, pid)
     failing = pytest.raises(CloudError, match=f"^can't copy the disk: cp: .*{told}$")
-    with failing if told else nullcontext():
-        podman.copy_disk("c", tmp_path / "disk")
+    with subprocess.Popen(["sleep", "0" if ended else "60"]) as process:
+        if ended:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        podman = inspected_podman(monkeypatch, process.pid)
+        with failing if told else nullcontext():
+            podman.copy_disk("c", tmp_path / "disk")
+        process.kill()
 
 
 @pytest.mark.parametrize("is_link", [True, False])
@@ -187,7 +192,7 @@ def test_a_copy_of_a_disk_loses_our_files_and_the_host_none(
             (disk / "home/ubuntu/.aws/config").symlink_to("missing")
         return subprocess.CompletedProcess([], 0, "", "")
 
-    podman = inspected_podman(monkeypatch)
+    podman = inspected_podman(monkeypatch, os.getpid())
     monkeypatch.setattr(subprocess, "run", copy)
     podman.copy_disk("c", disk)
     assert (host / "config").exists()

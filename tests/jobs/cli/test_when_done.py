@@ -228,7 +228,7 @@ def test_the_cluster_stays_as_long_as_something_would_be_lost(
     assert result.code == 1
     assert re.match(message, result.message), result.message
     assert "cluster spr stays" in result.message
-    assert Path("said").exists() is not (job.missing or bool(replaced))
+    assert Path("said").exists() is not bool(job.missing or replaced)
     assert "As long as that is so" not in result.err  # a running job will have ended by then
     assert removed == []
 

@@ -230,6 +230,11 @@ def test_ranks_have_the_clusters_variables_unless_the_user_sets_them(
     assert {name for name in found if "proxy" in name.lower()} == left
 
 
+def test_a_job_is_stored_in_a_folder_of_its_own() -> None:
+    launch = launch_of(replace(make_plan("gloo"), spec=job_spec(bucket="s3://data/team")))
+    assert parse_launch(launch.render().decode()).bucket == f"s3://data/team/{PATHS.job_id}"
+
+
 def test_an_old_torch_is_refused_on_a_new_python() -> None:
     packages = ["torch==2.3.0", "transformers==4.40.0", "impi-rt==2021.18.1"]
     stack = {**UPSTREAM.model_dump(), "python_packages": packages}

@@ -87,6 +87,7 @@ def test_a_rank_is_followed_on_its_node(head: ThisMachine) -> None:
     wait_for(lambda: lines == ["begun", "more"])
     head.slurm_command("scancel", "1")
     reader.join(50)
+    assert read(head, JOB, 1) == lines, "also when it is over"
     wait_for(lambda: not head.processes())
 
 

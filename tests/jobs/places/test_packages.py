@@ -13,6 +13,7 @@ from uv import find_uv_bin
 
 from infra.errors import UsageError
 from jobs.places.packages import (
+    PROTECTED,
     check_packages,
     install_packages,
     name_packages,
@@ -162,3 +163,9 @@ def test_what_is_installed_is_what_was_asked_for(
     assert path in head.commands[-1]
     assert head.commands[-1].count("--index-url=https://mine") == 2, "for uv and for pip"
     assert "pypi" not in head.commands[-1]
+
+
+def test_what_the_stack_matches_is_protected() -> None:
+    matched = ["torch", "impi-rt", "oneccl-bind-pt", "intel-openmp", "mkl"]
+    others = ["torchvision", "transformers", "numpy", "torchmetrics"]
+    assert [name for name in (*matched, *others) if PROTECTED.fullmatch(name)] == matched

@@ -102,6 +102,8 @@ def test_a_part_that_no_node_ever_has_is_refused(resources: Resources, message: 
     assert error.value.hint == hint
     for fitting in (Resources(1, cores=8, memory_gib=478), Resources(2, cores=2), Resources(9)):
         check_part(fitting, facts)
+    with pytest.raises(UsageError, match="--cores: not with --placement reference"):
+        check_part(Resources(1, PlacementOptions("reference"), cores=2), facts)
 
 
 def ask(facts: HostFacts, cores: int | None, *memory: int, **more: Any) -> list[str]:

@@ -120,6 +120,12 @@ def test_ranks_that_do_not_fit_are_refused(
     assert re.search(message, f"{refused.value.message}\n{refused.value.hint}")
 
 
+def test_one_core_computes_over_gloo_and_not_beside_a_oneccl_worker() -> None:
+    assert plan(machine(1)).omp_threads == 1
+    with pytest.raises(UsageError, match=r"^--backend ccl: node0 has 1 physical core, too few"):
+        plan_placement({"node0": machine(1)}, {"node0": "172.31.0.10"}, PlacementOptions(), "ccl")
+
+
 def test_the_published_numbers_come_with_a_warning() -> None:
     placement = plan(R7IZ, mode="reference")
     options = PlacementOptions("reference")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,11 @@ T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 MAX_BYTES = 64 << 20
 """The largest file that :func:`read_text` accepts by default."""
+_MAX_DEPTH = 100
+# tomllib's time and memory for a dotted key grow with the square of its parts.
+_DEEP_KEY = re.compile(
+    rf"""(?m)^[ \t\[]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MAX_DEPTH}}}"""
+)
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -100,7 +106,7 @@ def _unreadable(path: Path, error: OSError | ValueError) -> UsageError:
 def parse_object(text: str, name: str) -> dict[str, Any]:
     """Parse a JSON object; messages start with ``name``. Raises :class:`UsageError`."""
     try:
-        content = json.loads(text)
+        content = _shallow(json.loads(text), name)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"{name}: not JSON: {error.msg} ({where})") from None
@@ -131,8 +137,10 @@ def parse_as(kind: type[T], text: str, name: str) -> T:
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
     """Parse TOML; messages start with ``name``. Raises :class:`UsageError`."""
+    if _DEEP_KEY.search(text):
+        raise _too_deep(name)
     try:
-        content = tomllib.loads(text)
+        content: dict[str, Any] = _shallow(tomllib.loads(text), name)
     except ValueError as error:
         raise UsageError(f"{name}: not TOML: {error}") from None
     except RecursionError:
@@ -140,8 +148,19 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     return content
 
 
+def _shallow(content: Any, name: str) -> Any:
+    """Return the document. Raises :class:`UsageError` for one that could be parsed, but not copied."""
+    level = [content] if isinstance(content, dict | list) else []
+    for _ in range(_MAX_DEPTH):
+        parts = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [below for part in parts for below in part if isinstance(below, dict | list)]
+        if not level:
+            return content
+    raise _too_deep(name)
+
+
 def _too_deep(name: str) -> UsageError:
-    return UsageError(f"{name}: nested more than 100 levels deep")
+    return UsageError(f"{name}: nested more than {_MAX_DEPTH} levels deep")
 
 
 def write_private(path: Path, content: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from infra.aws.clients import connect
 from infra.ec2 import tags
 from infra.ec2.inventory import describe_inventory, describe_terminated
 from infra.errors import SprError, UsageError
+from infra.files import parse_object
 
 _INDENT = 17
 _HEAD_S = 3.0
@@ -103,8 +103,8 @@ def _on_nodes(
     said: list[Mapping[str, Any]] = []
     for line in lines:
         # The disk may have been full.
-        with suppress(ValueError, KeyError, TypeError):
-            event = json.loads(line)
+        with suppress(UsageError, KeyError):
+            event = parse_object(line, "event")
             said.append(
                 {
                     "time": event["time"],

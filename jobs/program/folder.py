@@ -333,7 +333,11 @@ def read_data(given: str, project: Path) -> JobFolder:
     root = Path(os.path.abspath(os.path.expanduser(given)))  # noqa: PTH100, PTH111 - keeps links' names
     if not root.is_dir():
         raise UsageError(f"--data-dir {given}: no such folder")
-    place = root.relative_to(project) if root.is_relative_to(project) else Path(root.name)
+    place = Path(root.name)
+    # A link above the project changes nothing; the data itself may be a link to elsewhere.
+    for path, base in ((root.parent.resolve() / root.name, project.resolve()), (root, project)):
+        if path.is_relative_to(base):
+            place = path.relative_to(base)
     if not place.parts:
         raise UsageError(f"--data-dir {given} is the project itself", hint="name a folder in it")
     size, lost = 0, list[tuple[str, str]]()

@@ -39,25 +39,31 @@ def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('{"a":' * 101 + "1" + "}" * 101, "more than 100 levels"),
         ("[" * 100_000, "more than 100 levels"),
         ("9" * 5000, "a number has too many digits"),
         ("{", r"not JSON: .* \(line 1, column 2\)"),
         ("[]", "expected a JSON object"),
     ],
-    ids=["deep", "long", "text", "list"],
+    ids=["deep", "deeper", "long", "text", "list"],
 )
 def test_json_that_could_harm_its_user_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"^a.json: .*{message}"):
         parse_object(text, "a.json")
+    assert parse_object('{"a":' * 99 + "[]" + "}" * 99, "a.json")
 
 
+@pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a = " + "[" * 100_000, "more than 100 levels"),
+        ("a = " + "[" * 100 + "]" * 100, "more than 100 levels"),
+        ("[a" + ".a" * 100_000 + "]", "more than 100 levels"),
+        ("a" + '."a"' * 100_000 + " = 1", "more than 100 levels"),
         ("a = ", "not TOML: Invalid value"),
     ],
-    ids=["array", "text"],
+    ids=["deeper", "array", "table", "quoted", "text"],
 )
 def test_toml_that_could_harm_its_user_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"^a.toml: .*{message}"):

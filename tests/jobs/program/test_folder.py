@@ -202,6 +202,8 @@ def test_data_keeps_its_place_in_the_project(
     assert sent.project.names == ("a.py",)
     assert [each.target for each in sent.data] == ["work/data", "work/elsewhere"]
     assert all(each.shared for each in sent.data)
+    (tmp_path / "link").symlink_to(project)
+    assert read_data(f"{tmp_path}/link/data", project).target == "work/data"
     elsewhere, other = f"{tmp_path}/elsewhere", f"{tmp_path}/other"
     for taken in (
         (elsewhere, f"{other}/elsewhere"),

@@ -122,7 +122,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "spr-jobs"
 
 
-LAUNCH = Path(__file__).parents[2] / "jobs/places/golden/launch_gloo.json"
+LAUNCH = Path(__file__).parents[2] / "jobs/places/golden/launch.json"
 
 
 def make(

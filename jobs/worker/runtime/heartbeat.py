@@ -161,8 +161,13 @@ class Heartbeat:
     def _run(self) -> None:
         try:
             if self._identity.rank == 0:
+                # A cluster of Kubernetes may have IPv6 only.
+                both = not self._own_address[0] and socket.has_dualstack_ipv6()
                 self._listener = socket.create_server(
-                    self._own_address, backlog=self._identity.size
+                    self._own_address,
+                    family=socket.AF_INET6 if both else socket.AF_INET,
+                    backlog=self._identity.size,
+                    dualstack_ipv6=both,
                 )
                 self._listener.setblocking(False)
         except OSError as error:

@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -265,11 +266,12 @@ def test_in_a_pod_rank_0_answers_at_every_address(node_environ: dict[str, str]) 
     """
     environ = {**node_environ, **TORCHRUN, "MASTER_PORT": str(port)}
     with Forked(["-c", textwrap.dedent(beat)], env=environ):
-        link = wait_until(
-            "a listener", lambda: _connect("127.0.0.2", port - 1), deadline_s=60, every_s=0.05
-        )
-        with link:
-            assert b'"rank": 0' in link.recv(100)
+        for address in ("127.0.0.2", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.2",):
+            link = wait_until(
+                "a listener", partial(_connect, address, port - 1), deadline_s=60, every_s=0.05
+            )
+            with link:
+                assert b'"rank": 0' in link.recv(100)
 
 
 def _connect(address: str, port: int) -> socket.socket | None:

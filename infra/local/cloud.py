@@ -348,7 +348,7 @@ def _server_pids(folder: StateFolder) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = set((process / "cmdline").read_bytes().split(b"\0"))
-            # In a container on this machine, a cloud of its own can have a folder of the same name.
+            # A container on this machine may have its own cloud, in a folder of the same name.
             if expected <= command and (process / "root").samefile("/"):
                 pids.append(int(process.name))
     return pids

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from infra.errors import HostError, HostsError, UsageError
 from infra.words import counted, format_size
@@ -55,25 +56,38 @@ def send_folders(
         note(f"sending {folder}")
         note(_send(folder, arrives, last, head.name, ssh_config))
         target = f"{paths.relative_root}/{folder.target}" if folder.target else ""
-        keep = 0 if folder.shared else _KEEP_FOLDERS
-        items.append((folder.store, arrives, last, target, not folder.shared, keep))
-    if packages := install():
-        store, arrives = (
-            f"spr-packages/{each}" for each in (packages, f".{packages}.{paths.job_id}")
+        items.append(
+            {
+                "store": folder.store,
+                "arrives": arrives,
+                "last": last,
+                "target": target,
+                "copied": not folder.shared,
+                "keep": 0 if folder.shared else _KEEP_FOLDERS,
+            }
         )
-        target = f"{paths.relative_root}/{PACKAGES}"
-        items.append((store, arrives, "", target, False, _KEEP_PACKAGES))
+    if packages := install():
+        items.append(_linked(packages, paths))
     if not items:
         return
     base = send(spread)
-    names = ("store", "arrives", "last", "target", "copied", "keep")
-    sent = [dict(zip(names, item, strict=True)) for item in items]
-    plan = {"folders": sent, "nodes": None, "argv": base.argv, "source": base.stdin}
+    plan = {"folders": items, "nodes": None, "argv": base.argv, "source": base.stdin}
     program = send(spread, lines=[json.dumps(plan)])
     said = head.run(program.render("giving the folders to all nodes"), timeout_s=_LIMIT_S).stdout
     failed = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
     if failed:
         raise HostsError("the folder could not be copied to all nodes", failed, hint=_HINT)
+
+
+def _linked(packages: str, paths: JobPaths) -> dict[str, Any]:
+    return {
+        "store": f"spr-packages/{packages}",
+        "arrives": f"spr-packages/.{packages}.{paths.job_id}",
+        "last": "",
+        "target": f"{paths.relative_root}/{PACKAGES}",
+        "copied": False,
+        "keep": _KEEP_PACKAGES,
+    }
 
 
 def _send(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Path) -> str:

@@ -427,22 +427,19 @@ class JobSession:
             self.bring_home(results)
         if end.state == SUCCEEDED:
             return
-        job, flags, cancelled = (
-            self.paths.job_id,
-            self.context.cluster.flags,
-            end.state == CANCELLED,
-        )
+        job, is_canceled = self.paths.job_id, end.state == CANCELLED
         log = own_folder(results) / "log" if results else f"{self.paths.log} on node0"
         hint = f"the whole log is {log}"
         if resume:
             kept = next((at.checkpoint for at in list_jobs(self.head) if at.job == job), None)
             if kept:
-                again = f"{shlex.join([*resume, job])} {flags}{results_option(job, results)}"
-                how = f"checkpoint {kept} is saved; to resume the job: {again}"
-                hint = how if cancelled else f"{hint}; {how}"
-            elif cancelled:
+                command = f"{shlex.join([*resume, job])} {self.context.cluster.flags}"
+                command += results_option(job, results)
+                how = f"checkpoint {kept} is saved; to resume the job: {command}"
+                hint = how if is_canceled else f"{hint}; {how}"
+            elif is_canceled:
                 hint = f"it had no checkpoint yet, so there is nothing to resume; {hint}"
-        if cancelled:
+        if is_canceled:
             raise JobError(f"job {job} was cancelled", hint=hint)
         raise explain(end, output, hint)
 

@@ -123,7 +123,8 @@ class Score(TaughtTask[ScoreOptions]):
 
     def input_columns(self, table: Table) -> dict[str, str]:
         text, *others = self.choose_columns(table)
-        return dict(zip(("text", "pair"), [text, *others[not self.is_ranking :]], strict=False))
+        pair = others[:1] if self.is_ranking else others[1:]
+        return {"text": text, **({"pair": pair[0]} if pair else {})}
 
     def convert(self, place: str, row: Any, *columns: str) -> Any:
         if self.is_ranking:

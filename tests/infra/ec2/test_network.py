@@ -79,7 +79,7 @@ def test_the_followed_address_is_closed_when_it_moves(
     """AWS revokes nothing if the description differs, and in a default VPC without an error."""
     ec2 = ec2_cloud.clients.ec2
     assert open_group.followed == {CALLER}
-    # A range whose origin changes is described anew.
+    # A range whose origin changes gets a new description.
     for caller in ("", CALLER):
         assert not see(ec2_cloud).is_open_as([CALLER, OTHER], caller)
         open_security_group(ec2, see(ec2_cloud), [CALLER, OTHER], caller)

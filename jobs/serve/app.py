@@ -24,6 +24,7 @@ from starlette.routing import Route
 from jobs.serve import TOKENS
 from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker
 from jobs.train.generation import PARSERS, read_settings
+from jobs.worker.corpus.writers import finite
 from jobs.worker.data.records import show
 
 MOST_BYTES, MOST_ROWS, MOST_NEW_TOKENS = 8 << 20, 2048, 4096
@@ -95,7 +96,7 @@ class App:
                 content = await _read_json(request)
                 if self._model is None:
                     raise HTTPException(503, "the model is loading", {"Retry-After": "5"})
-                found = JSONResponse(await _unless_left(request, answer(self._model, content)))
+                found = _to_json(await _unless_left(request, answer(self._model, content)))
                 code = 200
                 return found
             except HTTPException as error:
@@ -299,6 +300,13 @@ async def _read_json(request: Request) -> Json:
         example = ': {"rows": [{…}]}' if request.scope["path"] == "/predict" else ""
         raise HTTPException(400, f"expected a JSON object{example}")
     return found
+
+
+def _to_json(content: Json) -> Response:
+    try:
+        return JSONResponse(content)
+    except ValueError:  # a model that has diverged gives NaN
+        return JSONResponse(finite(content))
 
 
 async def _explain(_: Request, error: Exception) -> Response:

@@ -48,6 +48,7 @@ from jobs.train.request import (
     expand_path,
 )
 from jobs.worker.corpus.options import INPUTS, PredictOptions
+from jobs.worker.corpus.writers import finite
 from jobs.worker.data.records import show
 from jobs.worker.spec import PlacementOptions, Resources, Work
 from jobs.worker.training.options import flag, is_url
@@ -243,7 +244,7 @@ def _run_texts(request: PredictCommand) -> int:
         head, progress = _open_head(request, model)
         with progress.phase("Answer on the head"):
             answers = head.predict(rows, request.settings)
-    data = {"where": where, "model": str(model or ""), "answers": answers}
+    data = {"where": where, "model": str(model or ""), "answers": finite(answers)}
     emit(request, lambda: render(answers), data)
     return 0
 

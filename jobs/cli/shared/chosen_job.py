@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -23,7 +24,7 @@ from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
 from infra.cost.prices import Price, Prices, with_spot
 from infra.ec2.inventory import describe_inventory, describe_terminated
-from infra.errors import NoClusterError, SprError
+from infra.errors import NoClusterError, SprError, UsageError
 from infra.files import read_object
 from infra.project_file import read_project_file
 from infra.s3_url import parse_s3_url
@@ -95,6 +96,13 @@ def open_s3(request: ClusterRequest, progress: Progress) -> S3Client:
 Asks = TypeVar("Asks", bound=JobRequest)
 
 
+def _read_records(job: str) -> Iterator[dict[str, Any]]:
+    """Yield the records in ./results, of one job or of all."""
+    for path in Path("results").glob(f"{job or '*'}/job/{RECORD}"):
+        with suppress(UsageError):  # such as an empty file after a crash of this machine
+            yield read_object(path)
+
+
 def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks:
     """Return a request for the URL of the stored job, or of all, if a cluster is gone or lacks its files.
 
@@ -107,7 +115,7 @@ def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks
     made_in, made_where = remembered_cloud(name) or (None, None)
     region = request.region or (made_where if request.cloud in (None, made_in) else None)
     asked = {"cluster": name, "cloud": request.cloud or made_in, "region": region}
-    known = [read_object(path) for path in Path("results").glob(f"{job or '*'}/job/{RECORD}")]
+    known = [*_read_records(job)]
     # Another cluster's job says nothing about this cluster's bucket.
     ours = [
         each

@@ -24,18 +24,19 @@ def _to_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_json)
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, default=_as_json)
+        return json.dumps(finite(value), ensure_ascii=False, default=_as_json)
 
 
 def _as_json(value: Any) -> str:
     return b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a value for JSON, which has no NaN and no infinity: they become None."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [*map(_finite, value)]
+        return [*map(finite, value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

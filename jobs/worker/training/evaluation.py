@@ -133,6 +133,12 @@ def run_texts(
     """
     if not texts:
         return []
+    kinds = {*map(len, texts)}
+    if len(kinds) > 1:  # the tokenizer takes either texts or pairs
+        parts = [[each for each in texts if len(each) == kind] for kind in kinds]
+        outputs = (iter(run_texts(loaded, part, read, offsets=offsets)) for part in parts)
+        by_kind = dict(zip(kinds, outputs, strict=True))
+        return [next(by_kind[len(each)]) for each in texts]
     size, found = reading_limit(loaded), dict[int, Output]()
     loaded.model.eval()
     loaded.tokenizer.truncation_side = "right"  # as in training

@@ -403,14 +403,17 @@ def test_the_head_answers_if_pytorch_is_not_installed_here(
     without_torch: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = without_torch
-    said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
+    said = '{"text": "in Delft", "score": NaN, "start": 19}'
     line.stage("node0", "-m worker.tasks.predict", Result(0, said + "\n", ""))
 
     asked = ("predict", "Where?", "--context", "The mill has stood in Delft.")
     assert line.must(*asked).out == "in Delft\n"
     result = json.loads(line.must(*asked, "--json").out)
     assert result["where"] == "head"
-    assert result["answers"] == [{"question": "Where?", **json.loads(said)}]
+    assert result["answers"] == [
+        {"question": "Where?", "text": "in Delft", "score": None, "start": 19}
+    ]
+    require_schema(["predict"], result)
     require_schema(["predict"], {**result, "answers": [{"text": "Fine.", "labels": {"good": 0.9}}]})
 
     stdin = SimpleNamespace(buffer=io.BytesIO(b'{"question": "Where?"}\n'))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jobs.report import comparison
 from jobs.report.comparison import Comparison, bootstrap, compare
 from jobs.report.results_folder import read_run
 from tests.jobs.report.sample_runs import make_folder
@@ -68,15 +69,15 @@ def test_only_what_differs_is_listed_and_all_scores(tmp_path: Path) -> None:
 
 def test_accuracy_has_a_paired_interval(tmp_path: Path) -> None:
     draw = random.Random(3)
-    first = [draw.random() < 0.7 for _ in range(800)]
+    first = [draw.random() < 0.7 for _ in range(200)]
     second = [each or draw.random() < 0.2 for each in first]  # never worse
     one = make_run(tmp_path / "one", rows(first), task="classify")
     two = make_run(tmp_path / "two", rows(second), task="classify")
     found = compared(one, two)
     (only,) = found.differences
     differences = [100.0 * (b - a) for a, b in zip(first, second, strict=True)]
-    mean, error = sum(differences) / 800, stdev(differences) / 800**0.5
-    assert (only.score, only.samples) == ("accuracy", 800)
+    mean, error = sum(differences) / 200, stdev(differences) / 200**0.5
+    assert (only.score, only.samples) == ("accuracy", 200)
     assert only.difference == pytest.approx(mean)
     # The normal approximation; of unpaired samples, it would be three times as wide.
     assert only.low == pytest.approx(mean - 1.96 * error, abs=0.3 * error)
@@ -89,9 +90,10 @@ def test_accuracy_has_a_paired_interval(tmp_path: Path) -> None:
     assert compared(one, two).differences[0].score == "all labels right"
 
 
-def test_many_samples_are_resampled_in_groups() -> None:
+def test_many_samples_are_resampled_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "MOST_GROUPS", 200)
     draw = random.Random(5)
-    samples = [(draw.gauss(1.0, 0.3), draw.gauss(1.0, 0.3), 1.0) for _ in range(20_000)]
+    samples = [(draw.gauss(1.0, 0.3), draw.gauss(1.0, 0.3), 1.0) for _ in range(2_000)]
     found = bootstrap("loss", samples, float)
     error = stdev([b - a for a, b, _ in samples]) / len(samples) ** 0.5
     assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)

@@ -55,7 +55,9 @@ def serving(model: Played, token: str | None = None) -> Iterator[TestClient]:
 
 @pytest.fixture
 def classifier() -> Iterator[tuple[TestClient, Played]]:
-    model = Played("classify", lambda row: "no text" if "text" not in row else {"labels": {"a": 1}})
+    answers = {"nan": {"labels": {"a": math.nan}}}
+    usual = {"labels": {"a": 1}}
+    model = Played("classify", lambda row: answers.get(row["text"], usual) if row else "no text")
     with serving(model) as client:
         yield client, model
 
@@ -65,6 +67,8 @@ def test_rows_are_predicted(classifier: tuple[TestClient, Played]) -> None:
     answer = client.post("/predict", json={"rows": [{"text": "one"}, {"text": "two"}]})
     assert answer.json() == {"predictions": [{"labels": {"a": 1}}] * 2}
     assert model.asked == [[{"text": "one"}, {"text": "two"}]]
+    answer = client.post("/predict", json={"rows": [{"text": "nan"}]})
+    assert answer.json() == {"predictions": [{"labels": {"a": None}}]}, "JSON has no NaN"
     assert client.get("/health").json() == {"status": "ok", "model": "mine", "task": "classify"}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 import struct
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from infra.errors import JobError
 from jobs.serve import worker as module
 from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker, within_quota
 from jobs.worker.tasks import TASKS
@@ -178,6 +180,23 @@ def test_the_column_of_training_is_a_name_for_a_text() -> None:
     for row in ({"question": "a"}, {"text": "a", "question": "b"}):
         assert read_row(kind, {"text": "question"}, 1, row).text("text") == "a"
     assert "text" not in read_row(kind, {"text": "question"}, 1, {"question": 5}).values
+
+
+def load_nothing(pipe: Connection, folder: str, _: int | None) -> None:
+    pipe.recv()
+    pipe.send(UnloadableError("no weights"))
+
+
+def test_a_model_that_can_not_be_loaded_ends_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jobs.cli.results.serve import serve
+
+    monkeypatch.setattr(module, "_run", load_nothing)
+    why = f"model {tmp_path} can't be loaded: no weights"
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, pytest.raises(JobError, match=why):
+        serve(tmp_path, listener, None, None)
 
 
 def load_once(pipe: Connection, folder: str, _: int | None) -> None:

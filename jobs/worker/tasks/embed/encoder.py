@@ -55,6 +55,12 @@ def read_declared(model: str, context: TrainContext | None = None) -> Declared:
             found[name] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
         except ValueError as error:
             raise ModelError(f"model {model}: {name} is not JSON: {error}") from None
+    paths = [each.get("path") for each in found.get(_MODULES, ())]
+    if "1_Pooling" in paths and not found[_POOLING] and Path(model).is_dir():
+        raise ModelError(
+            f"model {model}: {_POOLING} is missing, which {_MODULES} names",
+            hint="copy the whole folder, with its subfolders",
+        )
     if context is None:
         return found
     # The cache also knows which files a model lacks.

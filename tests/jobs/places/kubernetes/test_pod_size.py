@@ -74,7 +74,7 @@ def shapes(draw: st.DrawFn) -> NodeShape:
     )
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     shape=shapes(),
     ppn=st.none() | st.integers(1, 16),

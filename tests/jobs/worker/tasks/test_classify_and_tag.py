@@ -349,6 +349,9 @@ def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool)
     expected = [[task.classes[n] for n in row.nonzero()[:, 0].tolist()] for row in chosen]
     assert [[*each["labels"]] for each in found] == expected
     assert len({str(each) for each in expected}) > 1
+    mixed = [Row("row", row) for row in (rows[0], {"text": "h g f"}, rows[1], {"text": "c"})]
+    alone = [Classify.predict(loaded, [each])[0] for each in mixed]
+    assert Classify.predict(loaded, mixed) == alone, "some are no pairs"
     with pytest.raises(DatasetError, match=r"line 7: 'text' is not a text"):
         Classify.predict(loaded, [Row("line 7", {"texts": "x"})])
 

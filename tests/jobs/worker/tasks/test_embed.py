@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -253,6 +254,9 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="the model also has Dense of sentence-transformers;"):
             use()
     (base / "modules.json").write_text(whole)
+    partly = shutil.copytree(base, tmp_path / "partly", ignore=lambda *_: ["1_Pooling"])
+    with pytest.raises(ModelError, match=r"is missing, which modules\.json names"):
+        predict(partly, [{"text": "a"}])
     tuned = save("tuned", str(base))
     theirs = SentenceTransformer(str(tuned), device="cpu")
     assert theirs.prompts["query"] == prompts["query"]

@@ -765,3 +765,37 @@ def test_a_job_gets_no_variables_of_its_submission(head: ThisMachine) -> None:
     submit(head, "true")
     job, shell = (head.home / "env").read_text(), head.run("cd .; env").stdout
     assert {*re.findall(r"^\w+(?==)", job, re.M)} == {*re.findall(r"^\w+(?==)", shell, re.M)}
+
+
+def test_a_job_that_ends_while_the_head_reboots_waits_for_it(head: ThisMachine) -> None:
+    head.connect("node1")
+    head.slurm_command("scontrol", "update", "nodename=node0", "state=down")
+    paths = submit(
+        head, "echo begun; echo 97 > output/score; until [ -e ../../go ]; do sleep 0.1; done"
+    )
+    wait_for(lambda: "begun" in read_soon(Path(paths.log)))
+    away = head.home.rename(head.root / "away")
+    (head.root / "node1/go").touch()
+    log = head.root / "node1" / paths.relative_root / "log"
+    wait_for(lambda: "waiting for node0, which does not answer" in log.read_text())
+    away.rename(head.home)
+
+    end, lines, _ = follow(head, paths)
+
+    assert end.state == "succeeded"
+    assert Path(paths.root, "output/score").read_text() == "97\n"
+    assert "failed" not in "\n".join(lines)
+
+
+def test_a_job_that_is_cancelled_while_its_files_are_sent_never_runs(head: ThisMachine) -> None:
+    paths = JobPaths("squad-1", home=str(head.home))
+    place_files(head, paths, worker_files())
+    assert [job.state for job in list_jobs(head)] == ["submitting"]
+    assert SlurmLauncher(head).cancel(paths, 0) == ()
+
+    with pytest.raises(JobError, match="job squad-1 was cancelled before it was in the queue"):
+        submit(head, "echo begun", variables=("TOKEN=secret",))
+
+    assert head.jobs_in_queue() == []
+    assert [job.state for job in list_jobs(head)] == ["cancelled"]
+    assert not Path(paths.root, SECRETS).exists()

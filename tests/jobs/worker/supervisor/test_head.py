@@ -118,6 +118,7 @@ def test_a_head_that_does_not_come_back_in_time_is_not_waited_for(
     head: ThisMachine, worker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head.home.rename(head.root / "away")
+    monkeypatch.setattr("jobs.worker.supervisor.commands._PAUSE_S", (0.0, 0.0))
     fates = iter(["", "", "NODE_FAIL"])
     make_folder(worker).wait(lambda: next(fates))
     assert next(fates, None) is None, "Slurm ends the job soon"

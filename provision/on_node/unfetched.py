@@ -78,7 +78,10 @@ def find_loss(job: Path) -> str:
     is_lost = any(_has_newer(job / name, safe) for name in ("output", "workers"))
     # The workers may have written more.
     is_lost = is_lost or (not safe and '"gather_output": true' in record)
-    if not is_lost and not ((state / "started").exists() and _has_newer_work(job, safe)):
+    if not is_lost and (state / "started").exists():
+        # First the times: a program for each of hundreds of jobs would take longer than `down` waits.
+        is_lost = _has_newer(job / "work", safe) and _has_newer_work(job, safe)
+    if not is_lost:
         return ""
     return "model" if (output / "model/config.json").is_file() else "results"
 

@@ -73,12 +73,16 @@ _CHECKPOINT = '%s[{]"event": "checkpoint(_estimate)?"'
 END_S, _END_POLL_S = 120.0, 2.0
 # The exit code of submit.sh for a job that is in the queue already.
 _ACTIVE = 75
+# That for a job that was canceled before.
+_ENDED = 76
 # Slurm lists a job until none of its processes is left on a node that answers. scancel alone would leave
 # the ranks too little time for a checkpoint, so the batch script gets the signal first.
 _CANCEL = """# ending a job on all nodes
 cd {root} || exit
 find() {{ squeue --noheader --name={job} --format='%A %T %N'; }}
 is_left() {{ found=$(find) && [ -z "$found" ] && return 1; return 0; }}
+# First: a command that still submits the job looks for it after it has queued it.
+[ -s end.json ] || touch cancelled
 read -r job state nodes <<< "$(find)"
 if [ -n "$job" ]; then
   touch cancelled
@@ -209,7 +213,8 @@ class SlurmLauncher:
 
         Several runs may use one folder in turn, such as the trials of a placement study. ``variables`` are
         the user's: they come last, so that a job that is not submitted leaves none on the nodes.
-        Raises :class:`UsageError` if a job to resume is in the queue, :class:`JobError` if that refuses.
+        Raises :class:`UsageError` if a job to resume is in the queue, :class:`JobError` if that refuses, or
+        if another command has canceled a new job.
         """
         if variables:
             self.head.put(json.dumps([*variables]).encode(), paths.uploaded(SECRETS))
@@ -223,6 +228,7 @@ class SlurmLauncher:
             "secrets": SECRETS,
             "resumed": launch.spec.recovery.resumed_job or "",
             "active": str(_ACTIVE),
+            "ended": str(_ENDED),
         }
         lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
         submit = resources.files("jobs.places.queue").joinpath("submit.sh").read_text()
@@ -232,6 +238,8 @@ class SlurmLauncher:
                 f"job {paths.job_id} is queued or running already",
                 hint=f"to follow it: spr-cluster attach {paths.job_id} {self.flags}".rstrip(),
             )
+        if done.exit_code == _ENDED:
+            raise JobError(f"job {paths.job_id} was cancelled before it was in the queue")
         if done.exit_code:
             why = done.stderr.strip() or "it printed nothing"
             raise JobError(

@@ -151,12 +151,13 @@ class Supervisor:
 
     def _finish(self, code: int) -> int:
         """Requeue the job, or write its outcome."""
-        head, job = self.head, self.watcher.job
+        head, job, ended = self.head, self.watcher.job, time.time()
+        head.wait(job.fate)
         end = conclude(code, self.watcher, cancelled=head.exists(CANCELLED))
         if end is None and self._start_again():
             return code
         end = end or conclude(code, self.watcher, last=True) or {}
-        content = {**self.began, "ended": time.time(), **end}
+        content = {**self.began, "ended": ended, **end}
         if content["state"] == SUCCEEDED or not self._hurries(content):
             head.send_results()  # while Slurm may still start the job again
         head.write(BEGIN, {**self.began, _OUTCOME: content})

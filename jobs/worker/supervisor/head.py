@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +17,13 @@ from typing import Any
 
 from ..storage import ownership
 from .commands import ask, run_ssh, succeeds
-from .watch import say
+from .watch import announce, say
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
 _RESERVED = 4096
+# As long as a worker's reboot may take: see the keeper.
+_AWAY_S = 1800
 SSH = ("ssh", "-o", "ConnectTimeout=10")
 
 
@@ -97,6 +99,18 @@ class HeadFolder:
         self._ended.set()
         if self._copier:
             self._copier.join(_SSH_S)
+
+    def wait(self, hurries: Callable[[], object]) -> None:
+        """Wait until the head answers: it may be rebooting, or `repair` may be replacing it.
+
+        Gives up after :data:`_AWAY_S` seconds, or if the job ``hurries``.
+        """
+        until, is_away = time.monotonic() + _AWAY_S, False
+        while self.remote and not self._run("true") and time.monotonic() < until and not hurries():
+            if not is_away:
+                is_away = True
+                announce(event="note", text=f"waiting for {self.remote}, which does not answer")
+            time.sleep(_TRIES_S)
 
     def send_results(self) -> None:
         """Copy the results."""

@@ -83,6 +83,7 @@ def _wait(watcher: Watcher, running: Mapping[str, subprocess.Popen[bytes]]) -> i
 
     def is_over() -> bool:
         codes.update((name, process.poll()) for name, process in running.items())
+        watcher.stop_if_leaving()
         return watcher.stopping or None not in codes.values() or any(codes.values())
 
     watcher.wait(is_over)

@@ -160,7 +160,7 @@ class Watcher:
         assert self._process is not None
         if self._process.poll() is not None:
             return True
-        self._stop_if_leaving()
+        self.stop_if_leaving()
         self._note_lost_node()
         now, failed = time.monotonic(), self.log.failed_at
         # A checkpoint is written between two steps.
@@ -178,7 +178,8 @@ class Watcher:
             self._warn_idle(self._idle, silent)
         return False
 
-    def _stop_if_leaving(self) -> None:
+    def stop_if_leaving(self) -> None:
+        """Tell the ranks to stop if a node leaves or the job's time is over."""
         if self.stopping or self.log.failed_at is not None:
             return
         times = self.log.checkpoint_s, self.log.measured_s
@@ -187,8 +188,8 @@ class Watcher:
             text = f"{' and '.join(self.returned)} can be used again"
             self.leaving = blame(self.job.nodes[0], self.job.nodes, 1, text)
         if self.leaving:
-            # A program may or may not save one.
-            trains = self.launch.spec.work.task not in ("", "predict")
+            # A program may or may not save one; before the ranks start, there is nothing to save.
+            trains = self._process and self.launch.spec.work.task not in ("", "predict")
             how = "saving a checkpoint and stopping" if trains else "stopping"
             announce(event="note", text=f"{self.leaving['message']}; {how}")
             self.stop()

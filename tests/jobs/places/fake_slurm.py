@@ -335,7 +335,7 @@ def sinfo(words: list[str], options: dict[str, str]) -> int:
 
 
 def _fail(text: str) -> int:
-    print(f"{Path(sys.argv[0]).name}: error: {text}", file=sys.stderr)
+    print(f"{sys.argv[0]}: error: {text}", file=sys.stderr)
     return 1
 
 
@@ -349,8 +349,8 @@ COMMANDS = {
 
 
 def main() -> int:
-    name, *words = Path(sys.argv[0]).name, *sys.argv[1:]
-    if not Path(sys.argv[0]).is_symlink():
+    name, *words = sys.argv
+    if name not in COMMANDS:
         return stepd(words[0])
     if (ROOT / "down").exists():
         return _fail("Unable to contact slurm controller (connect failure)")

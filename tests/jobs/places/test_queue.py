@@ -26,7 +26,6 @@ from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor.commands import IDLE
 from jobs.worker.supervisor.launch import SECRETS
 from provision.on_node.keeper import render_finish
-from tests.fakes import marked
 from tests.jobs.context import event
 from tests.jobs.places.this_machine import NODES, ThisMachine, is_gone, read_soon, submit, wait_for
 
@@ -116,15 +115,14 @@ def test_the_head_gets_log_and_results_of_a_job_on_other_nodes(head: ThisMachine
     assert [(job.state, job.nodes) for job in list_jobs(head)][1] == ("succeeded", end.nodes)
 
 
-@pytest.mark.parametrize("known", [b"", b"{}"])
-def test_a_node_that_missed_the_submission_gets_the_launch(head: ThisMachine, known: bytes) -> None:
+def test_a_node_that_missed_the_submission_gets_the_launch(head: ThisMachine) -> None:
     head.connect("node1")
     for node in ("node0", "node1", "node2"):
         head.slurm_command("scontrol", "update", f"nodename={node}", "state=down")
     paths = submit(head, "echo begun")
     launch = head.root / "node1" / paths.relative_root / "launch.json"
     sent = launch.read_bytes()
-    launch.write_bytes(known) if known else launch.unlink()
+    launch.write_bytes(b"{}")
     head.slurm_command("scontrol", "update", "nodename=node1", "state=resume")
 
     end, lines, _ = follow(head, paths)
@@ -332,15 +330,6 @@ def test_a_killed_program_is_tried_again_whatever_others_say_of_it(head: ThisMac
     assert any("killed; the job will run again" in line for line in lines)
 
 
-def test_the_last_attempt_is_the_end(head: ThisMachine) -> None:
-    lost = event(event="error", message="peer gone", rank=0, host="a", lost_peer=True)
-    paths = submit(head, f"echo '{lost}'; exit 9", retries=1)
-    end, lines, _ = follow(head, paths)
-    assert (end.state, end.exit_code, end.attempt) == ("failed", 9, 2)
-    assert (end.rank, end.host, end.message) == (0, "node0", "peer gone")
-    assert lines.count(marked(lost, paths.root)) == 2
-
-
 @pytest.mark.parametrize("lost", ["node0", "node1"], ids=["its first node", "another one"])
 def test_a_job_that_loses_a_node_runs_on_others(head: ThisMachine, lost: str) -> None:
     head.connect("node1", "node2")
@@ -393,28 +382,23 @@ def test_no_node_is_spare_that_a_waiting_job_could_use(head: ThisMachine) -> Non
     assert head.run(shlex.join(IDLE), check=False).stdout == ""
 
 
-@pytest.mark.parametrize("retries", [0, 1])
 def test_a_job_whose_first_node_is_lost_for_the_last_time_has_failed_with_it(
-    head: ThisMachine, retries: int
+    head: ThisMachine,
 ) -> None:
     head.connect("node1")
-    paths = submit(head, "echo begun; sleep 60", retries=retries, again=("sleep", "60"))
-    if retries:
-        read_soon(Path(paths.log))
-        head.slurm_command("scontrol", "update", "nodename=node0", "state=down")
-        wait_for(lambda: "restarted" in Path(paths.log).read_text())
+    paths = submit(head, "echo begun; sleep 60", retries=1, again=("sleep", "60"))
     read_soon(Path(paths.log))
+    head.slurm_command("scontrol", "update", "nodename=node0", "state=down")
+    wait_for(lambda: '"attempt": 2' in Path(paths.root, "begin.json").read_text())
 
-    head.slurm_command("scontrol", "update", f"nodename=node{retries}", "state=down")
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=down")
     wait_for(lambda: head.jobs_in_queue() == [])
     assert [job.state for job in list_jobs(head)] == ["lost"]
     keep(head, "1", "NODE_FAIL")
 
     end, _, _ = follow(head, paths)
-    assert (end.state, end.exit_code, end.nodes) == ("failed", 137, (f"node{retries}",))
-    assert end.cause == (
-        f"one of its nodes went down before node{retries}, the first, recorded the end"
-    )
+    assert (end.state, end.exit_code, end.nodes) == ("failed", 137, ("node1",))
+    assert end.cause == "one of its nodes went down before node1, the first, recorded the end"
 
 
 def test_the_end_is_written_before_slurm_kills(head: ThisMachine) -> None:
@@ -471,21 +455,20 @@ def test_a_success_stays_one_if_the_first_node_is_lost_while_it_is_stored(
     assert Path(paths.root, "said").read_text() == "succeeded\n" * 2
 
 
-@pytest.mark.parametrize("state", ["succeeded", "failed"])
 def test_an_attempt_that_finds_an_outcome_brings_the_job_to_its_whole_end(
-    head: ThisMachine, state: str
+    head: ThisMachine,
 ) -> None:
     there = head.connect("node1", "node2") / "spr-jobs/squad-1/end.json"
     for name in NODES:
         head.slurm_command("scontrol", "update", f"nodename={name}", "state=down")
     paths = submit(head, "echo again")
-    outcome = {"state": state, "exit_code": 0, "nodes": ["node0"]}
+    outcome = {"state": "failed", "exit_code": 0, "nodes": ["node0"]}
     Path(paths.root, "begin.json").write_text(json.dumps({"attempt": 1, "outcome": outcome}))
     head.slurm_command("scontrol", "update", "nodename=node1", "state=resume")
 
     end, lines, _ = follow(head, paths)
 
-    assert end.state == state
+    assert end.state == "failed"
     assert [json.loads(line[14:])["text"] for line in lines] == [
         "the job had ended before Slurm lost one of its nodes"
     ]
@@ -495,18 +478,14 @@ def test_an_attempt_that_finds_an_outcome_brings_the_job_to_its_whole_end(
 # Hangs
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["hangs", "ends by itself"])
-def test_a_job_whose_rank_has_failed_ends_within_a_bounded_time(
-    head: ThisMachine, ends: bool
-) -> None:
+def test_a_job_whose_rank_has_failed_ends_within_a_bounded_time(head: ThisMachine) -> None:
     failed = event(event="error", message="lost contact", rank=0, host="a", lost_peer=True)
     hangs = "trap '' TERM; setsid sleep 300 & echo $! > waiting; wait"
-    script = "exit 1" if ends else hangs
 
-    end, _, _ = follow(head, submit(head, f"echo '{failed}'; {script}"))
+    end, _, _ = follow(head, submit(head, f"echo '{failed}'; {hangs}"))
 
-    assert (end.state, end.exit_code, end.message) == ("failed", 1 if ends else 137, "lost contact")
-    assert ends or is_gone(int((Path(head.home) / "spr-jobs/squad-1/waiting").read_text()))
+    assert (end.state, end.exit_code, end.message) == ("failed", 137, "lost contact")
+    assert is_gone(int((Path(head.home) / "spr-jobs/squad-1/waiting").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -582,11 +561,10 @@ def test_a_cancelled_job_has_time_to_save_a_checkpoint(
     assert found.exit_code == (143 if is_kept else None)
 
 
-@pytest.mark.parametrize("grace_s", [0, 1])
-def test_cancel_kills_what_ignores_signals(head: ThisMachine, grace_s: int) -> None:
+def test_cancel_kills_what_ignores_signals(head: ThisMachine) -> None:
     paths = submit(head, _STUCK)
 
-    cancel_when_ready(head, paths, grace_s)
+    cancel_when_ready(head, paths, 1)
 
     assert is_gone(int(Path(paths.root, "waiting").read_text()))
     (found,) = list_jobs(head)
@@ -670,7 +648,7 @@ def test_every_node_that_answers_knows_the_end_of_a_job_and_forgets_its_secrets(
 _BATCH = "$(ps -o ppid= $(ps -o ppid= $(ps -o ppid= $$)))"
 
 
-@pytest.mark.parametrize(("retries", "node"), [(0, "node1"), (1, "node0"), (1, "node1")])
+@pytest.mark.parametrize(("retries", "node"), [(0, "node1"), (1, "node0")])
 def test_a_killed_batch_process_costs_an_attempt_and_leaves_nothing(
     head: ThisMachine, retries: int, node: str
 ) -> None:
@@ -711,27 +689,24 @@ def keep(head: ThisMachine, number: str, ended: str = "FAILED", name: str = "squ
     head.run(script.replace("/home/ubuntu/", f"{head.home}/"))
 
 
-@pytest.mark.parametrize("node", ["node0", "node1"])
 def test_a_job_whose_processes_were_all_killed_is_finished_by_the_keeper(
-    head: ThisMachine, node: str, monkeypatch: pytest.MonkeyPatch
+    head: ThisMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after `kill -9 -1` in a rank."""
     monkeypatch.setattr(queue, "END_S", 0.0)
     head.connect("node1")
-    if node == "node1":
-        submit(head, "sleep 60", "other")
+    submit(head, "sleep 60", "other")
     script = f"touch output/kept {SECRETS}; kill -KILL $(ps -o ppid= {_BATCH}) {_BATCH}; sleep 60"
     paths = submit(head, script, retries=0)
     wait_for(lambda: "squad-1" not in dict(head.jobs_in_queue()))
     with pytest.raises(JobError, match="job squad-1 is lost: it left the queue without an exit"):
         follow(head, paths)
 
-    # The other job has the first number.
-    keep(head, "2" if node == "node1" else "1")
+    keep(head, "2")
 
     end, _, _ = follow(head, paths)
-    why = f"all its processes on {node} were killed, the batch process among them (Slurm: FAILED)"
-    assert (end.state, end.exit_code, end.nodes, end.message) == ("failed", 137, (node,), why)
+    why = "all its processes on node1 were killed, the batch process among them (Slurm: FAILED)"
+    assert (end.state, end.exit_code, end.nodes, end.message) == ("failed", 137, ("node1",), why)
     assert Path(paths.root, "output", "kept").exists(), "results are on the head"
     assert [*head.root.glob(f"node*/spr-jobs/squad-1/{SECRETS}")] == []
 
@@ -765,3 +740,37 @@ def test_a_job_gets_no_variables_of_its_submission(head: ThisMachine) -> None:
     submit(head, "true")
     job, shell = (head.home / "env").read_text(), head.run("cd .; env").stdout
     assert {*re.findall(r"^\w+(?==)", job, re.M)} == {*re.findall(r"^\w+(?==)", shell, re.M)}
+
+
+def test_a_job_that_ends_while_the_head_reboots_waits_for_it(head: ThisMachine) -> None:
+    head.connect("node1")
+    head.slurm_command("scontrol", "update", "nodename=node0", "state=down")
+    paths = submit(
+        head, "echo begun; echo 97 > output/score; until [ -e ../../go ]; do sleep 0.1; done"
+    )
+    wait_for(lambda: "begun" in read_soon(Path(paths.log)))
+    away = head.home.rename(head.root / "away")
+    (head.root / "node1/go").touch()
+    log = head.root / "node1" / paths.relative_root / "log"
+    wait_for(lambda: "waiting for node0, which does not answer" in log.read_text())
+    away.rename(head.home)
+
+    end, lines, _ = follow(head, paths)
+
+    assert end.state == "succeeded"
+    assert Path(paths.root, "output/score").read_text() == "97\n"
+    assert "failed" not in "\n".join(lines)
+
+
+def test_a_job_that_is_cancelled_while_its_files_are_sent_never_runs(head: ThisMachine) -> None:
+    paths = JobPaths("squad-1", home=str(head.home))
+    place_files(head, paths, worker_files())
+    assert [job.state for job in list_jobs(head)] == ["submitting"]
+    assert SlurmLauncher(head).cancel(paths, 0) == ()
+
+    with pytest.raises(JobError, match="job squad-1 was cancelled before it was in the queue"):
+        submit(head, "echo begun", variables=("TOKEN=secret",))
+
+    assert head.jobs_in_queue() == []
+    assert [job.state for job in list_jobs(head)] == ["cancelled"]
+    assert not Path(paths.root, SECRETS).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,7 +110,9 @@ def test_node_that_is_lost_meanwhile_is_no_fault_of_the_job(
     assert "node2 was lost while it received the data; the job will run again" in log
 
 
-def test_cancel_ends_the_downloads(cluster: ThisMachine, bucket: Any, proxy: Proxy) -> None:
+@pytest.fixture
+def slow(bucket: Any, proxy: Proxy) -> Iterator[None]:
+    """Downloads that do not end during a test."""
     bucket.put_object(Key="set/train.csv", Body=b"x")
     held = threading.Event()
 
@@ -118,12 +121,27 @@ def test_cancel_ends_the_downloads(cluster: ThisMachine, bucket: Any, proxy: Pro
             held.wait(60)
 
     proxy.answer = hold
+    yield
+    held.set()
+
+
+@pytest.mark.usefixtures("slow")
+def test_cancel_ends_the_downloads(cluster: ThisMachine, proxy: Proxy) -> None:
     paths = submit(cluster, "echo trained", nodes=3, stage=((URL, TARGET),))
     wait_for(lambda: len(proxy.gets) == 3)
     SlurmLauncher(cluster).cancel(paths, 5)
     wait_for(lambda: cluster.processes() == [])
-    held.set()
     assert json.loads(Path(paths.end).read_text())["state"] == "cancelled"
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_limit_ends_the_downloads(cluster: ThisMachine) -> None:
+    end, log = run(cluster, "echo trained", task="squad", max_time_s=3.0)
+
+    assert (end.state, end.attempt) == ("failed", 1)
+    assert end.message == "it took longer than --max-time, 0.05 min"
+    assert "0.05 min; stopping" in log
+    assert "trained" not in log
 
 
 def test_typing_errors_are_refused_at_submission(

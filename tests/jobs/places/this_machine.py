@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import compileall
+import functools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import ConnectionLostError, HostError
-from jobs.places.files import place_files, worker_files
+from jobs.places.files import worker_files
 from jobs.places.plan import JobPaths
 from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor.launch import Launch
@@ -38,12 +43,21 @@ read = launch.parse_launch
 launch.parse_launch = lambda text: dataclasses.replace(read(text), folder=os.getcwd())
 socket.gethostbyname = dict.fromkeys({nodes}, "127.0.0.1").__getitem__
 watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S = 1.0, 0.05, 0.1
-watcher.LEAVE_S, watcher.WAIT_S, watcher.NOTICES_S, deadline._LEAST_S = 2.0, 3.0, 0.1, 12.0
-watcher.IDLE_S, watcher.GROW_S = 0.1, 1.0
+watcher.LEAVE_S, watcher.WAIT_S, watcher.NOTICES_S, deadline._LEAST_S = 2.0, 3.0, 0.5, 12.0
+watcher.IDLE_S, watcher.GROW_S = 0.5, 1.0
 from worker.supervisor import nodes
 nodes._PAUSE_S = 0.1
 _, module = sys.argv.pop(1), sys.argv.pop(1)
 runpy.run_module(module, run_name="__main__")
+' "$@"
+"""
+# Imported: unlike a script, a module is compiled only once.
+_SLURM = f"""exec {{python}} -I -S -c '
+import sys
+sys.path.append("{Path(fake_slurm.__file__).parent}")
+sys.argv[0] = "{{name}}"
+import fake_slurm
+sys.exit(fake_slurm.main())
 ' "$@"
 """
 _HASTE = {
@@ -191,8 +205,7 @@ class ThisMachine(StandInHost):
         content = {"jobs": {}, "nodes": dict.fromkeys(NODES, True)}
         (self.slurm / "queue").write_text(json.dumps(content))
         for name in fake_slurm.COMMANDS:
-            (self.slurm / name).symlink_to(fake_slurm.__file__)
-            self.write_program(name, f'exec {sys.executable} -I -S {self.slurm / name} "$@"\n')
+            self.write_program(name, _SLURM.format(python=sys.executable, name=name))
         python = _PYTHON.format(python=sys.executable, nodes=json.dumps(NODES))
         self.write_program("python", python)
         self.write_program("ssh", _SSH.format(nodes=self.root))
@@ -246,6 +259,19 @@ class ThisMachine(StandInHost):
         return found
 
 
+@functools.cache
+def _compiled_code() -> Path:
+    """The worker code with its bytecode, which each job of a new folder would have to compile."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    for name, source in worker_files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, folder / name)
+    for part in ("supervisor", "runtime", "storage"):
+        compileall.compile_dir(folder / "code/worker" / part, quiet=1)
+    return folder / "code"
+
+
 def submit(
     head: ThisMachine,
     script: str,
@@ -258,9 +284,10 @@ def submit(
     """Submit a job whose only rank runs a bash script; ``more`` is more of its launch."""
     paths = JobPaths(job_id, home=str(head.home))
     if not Path(paths.code).exists():
-        place_files(head, paths, worker_files())
         for node in head.root.glob("node*"):
-            (node / paths.relative_root / "output").mkdir(parents=True, exist_ok=True)
+            folder = node / paths.relative_root
+            shutil.copytree(_compiled_code(), folder / "code")
+            (folder / "output").mkdir(exist_ok=True)
     again = shlex.join(more.pop("again", ()))
     first = f'[ "$0" != --resume ] || exec {again}; ' if again else ""
     script = marked(first + script, paths.root)

@@ -250,6 +250,25 @@ def test_what_would_be_lost_and_what_is_stored(jobs: Path) -> None:
     assert (found["squad-1"].loss, found["squad-1"].bucket, found["run-3"].loss) == ("", "", "")
 
 
+def test_of_hundreds_of_jobs_only_those_with_changed_work_cost_a_program(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make(jobs, "run-1", "end.json", "output.state/started", "work/train.py")
+    asked = list[Path]()
+
+    def ask(job: Path, _: float) -> bool:
+        asked.append(job)
+        return True
+
+    monkeypatch.setattr(unfetched, "_has_newer_work", ask)
+    (job / "fetched").touch()
+    after = time.time() + 1
+    os.utime(job / "fetched", (after, after))
+    assert (unfetched.find_loss(job), asked) == ("", [])
+    (job / "fetched").unlink()
+    assert (unfetched.find_loss(job), asked) == ("results", [job])
+
+
 def test_the_events_of_a_hold_are_written_once(jobs: Path) -> None:
     (jobs.parent / "hosts").write_text("node0\n")
     jobs.mkdir()

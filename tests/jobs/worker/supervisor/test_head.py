@@ -114,6 +114,18 @@ def test_a_head_that_answers_late_gets_the_whole_log(head: ThisMachine, worker: 
     assert on_head(head).read_text() == log.read_text()
 
 
+def test_a_head_that_does_not_come_back_in_time_is_not_waited_for(
+    head: ThisMachine, worker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head.home.rename(head.root / "away")
+    monkeypatch.setattr("jobs.worker.supervisor.commands._PAUSE_S", (0.0, 0.0))
+    fates = iter(["", "", "NODE_FAIL"])
+    make_folder(worker).wait(lambda: next(fates))
+    assert next(fates, None) is None, "Slurm ends the job soon"
+    monkeypatch.setattr(batch_head, "_AWAY_S", 0)
+    make_folder(worker).wait(lambda: "")
+
+
 def test_results_arrive_without_the_state_of_the_job(head: ThisMachine, worker: Path) -> None:
     names = ("results.json", "model/checkpoint-5/w", "../output.state/checkpoints/step-000001/w")
     for name in names:

@@ -121,6 +121,8 @@ def test_an_incomplete_cluster_fails(cluster: CommandLine) -> None:
 
     nodes = found_by(found, "nodes")
     assert (nodes["verdict"], nodes["found"]) == ("fail", "2 of 3 running")
+    # Nothing is wrong with the others, so nothing advises replacing them.
+    assert wrong(found) == [("cluster", "nodes", "fail")]
     assert nodes["remedy"].endswith("\nspr-cluster repair --name spr")
     assert {c["node"] for c in found if c["check"] == "amx"} == {"node0", "node2"}
     assert not [c for c in found if c["check"] in ("names", "ports")]

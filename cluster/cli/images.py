@@ -47,7 +47,11 @@ class ImagesRequest(CloudRequest):
         "have a recipe that no current stack has",
         needs="--delete",
     )
-    yes: bool = switch("delete without asking", flags=YES, needs="--delete")
+    yes: bool = switch(
+        "delete without asking; with --unused, only images that you made",
+        flags=YES,
+        needs="--delete",
+    )
 
 
 def add_parser(parent: Parser) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from cluster.cli.chosen_cluster import CloudRequest, open_place
+from cluster.cli.chosen_cluster import CloudRequest, open_place, other_owner
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import YES, argument, switch
 from cluster.console.output import confirm, emit, say
 from cluster.console.parser import Parser, add_request
 from cluster.lifecycle.images import OurImage, choose_images, delete_images, describe_our_images
 from cluster.local_files import utc_now
-from infra.aws.caller import Caller, is_same_owner, short_owner
+from infra.aws.caller import Caller, short_owner
 from infra.aws.clients import Clients, connect
 from infra.aws.cloud import Cloud
 from infra.errors import UsageError
@@ -128,9 +128,7 @@ def _delete(request: ImagesRequest) -> int:
 
 def _leave_others(cloud: Cloud, caller: Caller, images: Sequence[OurImage]) -> tuple[OurImage, ...]:
     """Return the caller's images; those of others may have a stack of another project."""
-    others = [
-        our.image.id for our in images if not is_same_owner(our.owner or caller.owner, caller.owner)
-    ]
+    others = [our.image.id for our in images if other_owner(caller, our.owner)]
     if others:
         command = f"spr-cluster images --delete {' '.join(others)}"
         where = f"--cloud {cloud.name} --region {cloud.region}"

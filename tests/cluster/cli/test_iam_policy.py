@@ -202,9 +202,13 @@ def test_a_clusters_lifecycle_needs_this_policy_and_no_more(
     asked.clear()
     policy = build_policy(instance_types=_TYPES, kms_key=_KEY)
     allow(line, tmp_path, policy, _ACCOUNT)
+    calls = line.call_log.calls
 
     for result in live(line):
         assert result.code == 0, result.err
+        # Each command asks once who calls.
+        assert [call.action for call in calls].count("sts:GetCallerIdentity") <= 1
+        calls.clear()
 
     assert line.cloud.left() == []
     looks = _LOOKS_FOR_GUARDS | _LOOKS_FOR_ROLES

@@ -38,7 +38,9 @@ _ACCOUNT_LINE = "# spr-cluster account:"
 def home() -> Path:
     """``$SPR_CLUSTER_HOME``, else ``~/.spr-cluster``."""
     place = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
-    return Path(os.path.expanduser(place))  # noqa: PTH111 - pathlib raises for an unknown ~name
+    # Absolute, because ssh from another folder reads the paths in its configuration. pathlib raises for
+    # an unknown ~name.
+    return Path(os.path.expanduser(place)).absolute()  # noqa: PTH111
 
 
 def machine_id() -> str:

@@ -64,6 +64,15 @@ class Overview:
             return None
 
     @property
+    def why_unreadable(self) -> str:
+        """Why its recorded options are damaged, and what to do; "" if they are not."""
+        try:
+            _ = self.found.record
+        except SprError as error:
+            return str(error)
+        return ""
+
+    @property
     def wanted_nodes(self) -> int | None:
         return self.record.nodes if self.record else None
 

@@ -22,7 +22,7 @@ def _config() -> Path:
 
 
 def _line() -> str:
-    return f'Include "{home().absolute()}/ssh_config"'
+    return f'Include "{home()}/ssh_config"'
 
 
 def _remove(text: str) -> tuple[str, list[str]]:
@@ -48,7 +48,7 @@ def _remove(text: str) -> tuple[str, list[str]]:
 
 def add_include() -> bool:
     """Put the line first in ``~/.ssh/config``; return whether it was missing."""
-    write_private(home() / "ssh_config", f'Include "{home().absolute()}/*/ssh_hosts"\n')
+    write_private(home() / "ssh_config", f'Include "{home()}/*/ssh_hosts"\n')
     kept, found = _remove(_read())
     if len(found) == 1 and _line() in found[0]:
         return False

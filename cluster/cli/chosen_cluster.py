@@ -237,9 +237,8 @@ def record_failure(ctx: Context, failure: BaseException) -> BaseException:
     return error
 
 
-def find_other_owner(caller: Caller, found: Inventory) -> str:
-    """Return the ARN of the cluster's owner; "" if that is the caller or unknown."""
-    owner = found.owner
+def other_owner(caller: Caller, owner: str) -> str:
+    """Return the ARN of an owner; "" if that is the caller or unknown."""
     return "" if not owner or is_same_owner(owner, caller.owner) else owner
 
 
@@ -248,7 +247,7 @@ def confirm_owner(ctx: Context, found: Inventory, *, sure: bool) -> bool:
 
     Returns whether the user was asked. Raises :class:`UsageError` if the answer is no.
     """
-    owner = find_other_owner(ctx.clients.caller, found)
+    owner = other_owner(ctx.clients.caller, found.owner)
     if not owner or sure:
         return False
     name = ctx.name

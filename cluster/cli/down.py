@@ -11,8 +11,8 @@ from datetime import timedelta
 from cluster.cli.chosen_cluster import (
     ClusterRequest,
     confirm_owner,
-    find_other_owner,
     open_cluster,
+    other_owner,
     record_failure,
 )
 from cluster.console.display import make_progress
@@ -112,7 +112,7 @@ def _confirm(ctx: Context) -> Inventory:
     billed = bool(found and ctx.cloud.billed)
     # A head that only doesn't answer must not keep a free cluster.
     asks = billed or bool(losses.found) or losses.is_savable
-    asks = asks or bool(find_other_owner(ctx.clients.caller, found))
+    asks = asks or bool(other_owner(ctx.clients.caller, found.owner))
     lost = [*losses.describe(ctx.flags)]
     for line in ([f"Cluster {ctx.name} in {ctx.cloud.region}: {found}"] if asks else []) + lost:
         say(line)

@@ -19,7 +19,13 @@ from cluster.cli.chosen_cluster import (
 from cluster.console.options import option
 from cluster.console.output import emit, say, wrap
 from cluster.console.parser import Parser, add_request
-from cluster.local_files import ClusterFiles, EventLog, nearest_cluster, remembered_cloud
+from cluster.local_files import (
+    ClusterFiles,
+    EventLog,
+    nearest_cluster,
+    remembered_cloud,
+    utc_now,
+)
 from cluster.slurm.job_queue import NoAnswer, ask_head
 from infra.aws.clients import connect
 from infra.ec2 import tags
@@ -167,6 +173,7 @@ def _time(text: str) -> str:
     if not text:
         return f"{'-':<{_INDENT - 2}}"
     try:
-        return f"{tags.parse_time(text):%b %d %H:%M:%S}"
+        time = tags.parse_time(text)
     except ValueError:
         return text
+    return f"{time:%b %d %H:%M:%S}" if time.year == utc_now().year else f"{time:%Y-%m-%d %H:%M:%S}"

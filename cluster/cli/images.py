@@ -6,21 +6,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from cluster.cli.chosen_cluster import CloudRequest, open_place
+from cluster.cli.chosen_cluster import CloudRequest, open_place, other_owner
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import YES, argument, switch
-from cluster.console.output import confirm, emit
+from cluster.console.output import confirm, emit, say
 from cluster.console.parser import Parser, add_request
 from cluster.lifecycle.images import OurImage, choose_images, delete_images, describe_our_images
 from cluster.local_files import utc_now
-from infra.aws.clients import connect
+from infra.aws.caller import Caller, short_owner
+from infra.aws.clients import Clients, connect
 from infra.aws.cloud import Cloud
 from infra.errors import UsageError
-
-if TYPE_CHECKING:
-    from types_boto3_ec2 import EC2Client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,11 @@ class ImagesRequest(CloudRequest):
         "have a recipe that no current stack has",
         needs="--delete",
     )
-    yes: bool = switch("delete without asking", flags=YES, needs="--delete")
+    yes: bool = switch(
+        "delete without asking; with --unused, only images that you made",
+        flags=YES,
+        needs="--delete",
+    )
 
 
 def add_parser(parent: Parser) -> None:
@@ -61,11 +62,11 @@ def run(request: ImagesRequest) -> int:
     return _delete(request) if request.delete else _list(request)
 
 
-def _open(request: CloudRequest) -> tuple[Cloud, EC2Client, Sequence[OurImage]]:
-    """Return the cloud, its EC2 client, and our images there."""
+def _open(request: CloudRequest) -> tuple[Cloud, Clients, Sequence[OurImage]]:
+    """Return the cloud, its clients, and our images there."""
     cloud = open_place(request.cloud or "aws", request.region, make_progress())
-    ec2 = connect(cloud).ec2
-    return cloud, ec2, describe_our_images(cloud, ec2)
+    clients = connect(cloud)
+    return cloud, clients, describe_our_images(cloud, clients.ec2)
 
 
 def _list(request: ImagesRequest) -> int:
@@ -83,7 +84,9 @@ def _list(request: ImagesRequest) -> int:
 
 
 def _table(images: Sequence[OurImage], now: datetime) -> str:
-    rows = [("IMAGE", "STACK", "RECIPE", "PACKAGES", "STATE", "KEPT", "CLUSTER", "AGE", "DISK")]
+    rows = [
+        ("IMAGE", "STACK", "RECIPE", "PACKAGES", "STATE", "KEPT", "CLUSTER", "AGE", "DISK", "OWNER")
+    ]
     for image in images:
         row = image.as_dict(now)
         rows.append(
@@ -97,6 +100,7 @@ def _table(images: Sequence[OurImage], now: datetime) -> str:
                 row["cluster"],
                 "-" if row["age_s"] is None else format_seconds(row["age_s"]),
                 f"{row['disk_gib']} GiB",
+                short_owner(image.owner) or "-",
             )
         )
     return format_table(rows)
@@ -105,15 +109,28 @@ def _table(images: Sequence[OurImage], now: datetime) -> str:
 def _delete(request: ImagesRequest) -> int:
     if bool(request.ids) == request.unused:
         raise UsageError("expected the IDs of images, or --unused")
-    cloud, ec2, found = _open(request)
-    useless = [image for image in found if image.is_useless]
-    images = useless if request.unused else choose_images(found, request.ids)
+    cloud, clients, found = _open(request)
+    images = choose_images(found, request.ids)
+    if request.unused:
+        images = tuple(image for image in found if image.is_useless)
+    if request.unused and request.yes:
+        images = _leave_others(cloud, clients.caller, images)
     if images and not request.json:
         print(_table(images, utc_now()), file=sys.stderr)
     if images:
         confirm("Delete these images?", yes=request.yes or not cloud.billed)
-    delete_images(ec2, images, make_progress())
+    delete_images(clients.ec2, images, make_progress())
     ids = [image.image.id for image in images]
     text = f"Deleted: {', '.join(ids)}." if ids else "Nothing to delete."
     emit(request, text, {"region": cloud.region, "deleted": ids})
     return 0
+
+
+def _leave_others(cloud: Cloud, caller: Caller, images: Sequence[OurImage]) -> tuple[OurImage, ...]:
+    """Return the caller's images; those of others may have a stack of another project."""
+    others = [our.image.id for our in images if other_owner(caller, our.owner)]
+    if others:
+        command = f"spr-cluster images --delete {' '.join(others)}"
+        where = f"--cloud {cloud.name} --region {cloud.region}"
+        say(f"Not deleted, because somebody else made it: {command} {where}")
+    return tuple(our for our in images if our.image.id not in others)

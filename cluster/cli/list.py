@@ -11,8 +11,8 @@ from cluster.cli.chosen_cluster import (
     CLOUD_NAMES,
     CloudRequest,
     command_with_profile,
-    find_other_owner,
     open_cloud,
+    other_owner,
 )
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import YES, option, switch
@@ -302,7 +302,7 @@ def run_gc(request: CollectRequest) -> int:
 
 
 def _other_owner(search: _Search, cloud: Cloud, cluster: Overview) -> str:
-    return find_other_owner(search.callers[cloud.name], cluster.found)
+    return other_owner(search.callers[cloud.name], cluster.found.owner)
 
 
 def _remove_all(

@@ -127,6 +127,8 @@ def _next_step(view: _View) -> str:
     if has_begun(view.ctx) and (overview.is_owned_here or not overview.found.group):
         keep = " --keep-image" if overview.found.kept else ""
         return f"Its removal has begun. To continue: spr-cluster down {flags}{keep}"
+    if why := overview.why_unreadable:
+        return why
     if alive and state == "degraded":
         is_all = len(alive) == overview.wanted_nodes  # but not connected: it was growing
         unfinished = is_all or is_unconnected(alive, overview.wanted_nodes)

@@ -16,8 +16,10 @@ from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord, deadline_tags, lifetime_tags
 from infra.ec2.instances import label_instances
 from infra.ec2.inventory import Inventory, describe_inventory
+from infra.ec2.key_pair import read_public
 from infra.ec2.termination_schedule import ClusterGuard, is_guarded
 from infra.errors import SprError, UsageError
+from infra.plan.ownership import check_owner
 from infra.spec import LONGEST_TTL
 from infra.words import spoken_day, spoken_time
 from provision.run_on_nodes import on_all
@@ -130,6 +132,10 @@ def _find(ctx: Context) -> tuple[Sequence[Node], Inventory, ClusterRecord]:
         raise SprError(f"cluster {ctx.name!r} has no record", hint=f"spr-cluster up {ctx.flags}")
     if found.record.is_ended(ctx.now()):
         raise time_is_over(ctx, found.record, [node.instance for node in nodes])
+    # The nodes would refuse an earlier cluster's key only after the tags have the new time.
+    if key := read_public(ctx.files.key):
+        own = Inventory(security_groups=(found.group,))
+        check_owner(ctx.name, own, key, ctx.now(), ctx.flags)
     return nodes, found, found.record
 
 

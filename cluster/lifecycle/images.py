@@ -39,6 +39,11 @@ class OurImage:
         return self.image.tags.get(tags.KEPT) == "yes"
 
     @property
+    def owner(self) -> str:
+        """The ARN of its creator; "" if unknown."""
+        return self.image.tags.get(tags.OWNER, "")
+
+    @property
     def state(self) -> str:
         """``ready``, ``being made``, ``failed``, ``unfinished``, or ``outdated``."""
         if self.image.state not in ("pending", "available"):
@@ -64,6 +69,7 @@ class OurImage:
             "state": self.state,
             "kept": self.kept,
             "cluster": self.cluster,
+            "owner": self.owner or None,
             "cluster_has_machines": self.in_use,
             "age_s": self.image.age_s(now),
             "disk_gib": self.image.volume_gib,

@@ -108,6 +108,8 @@ class Expected:
     """All nodes' health, with which each node is compared."""
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Seconds by which each node's clock is ahead of the head's, and the error of that value."""
+    connected: bool = True
+    """Whether all nodes of the cluster run and know each other; else, the head can't be their judge."""
 
     def usual(self, value: Callable[[NodeHealth], T | None]) -> T | None:
         """Return the most frequent value of all nodes, ignoring those without one."""

@@ -83,6 +83,7 @@ def verify_cluster(
     can't be reached.
     """
     head = open_host(cluster.head)
+    expected = replace(expected, connected=cluster.is_whole)
     busy = _why_busy(head)
     with progress.phase(f"Inspect {counted(len(cluster.nodes), 'node')}"):
         answers = _probe(cluster, expected, open_host, progress)
@@ -185,10 +186,11 @@ def _probe(
     If nodes are missing or new, the head's names may belong to other machines.
     """
     stack = expected.stack
-    known = probe_nodes(open_host(cluster.head), stack) if cluster.is_whole else {}
+    known = probe_nodes(open_host(cluster.head), stack) if expected.connected else {}
     silent = [n for n in cluster.nodes if n.name not in known or not known[n.name].reached]
     if silent:
-        progress.note(f"probing {counted(len(silent), 'node')} from here: the head can't connect")
+        why = "the head can't connect" if expected.connected else "not all nodes are connected"
+        progress.note(f"probing {counted(len(silent), 'node')} from here: {why}")
     own = on_each(silent, lambda node: probe_directly(open_host(node), stack))
     for node, answer in own.items():
         reason = known[node].reason if node in known else "the nodes are not connected"
@@ -204,6 +206,8 @@ def _launch(
     unreached = [node for node in nodes if node not in reached]
     if busy:
         found = f"not tested, nor the bandwidth: {busy}"
+    elif not cluster.is_whole:
+        found = "not tested: the nodes are not all connected"
     elif unreached:
         found = f"not tested: the head can't connect to {name_some(unreached)}"
     else:

@@ -207,7 +207,7 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
     except (ValueError, UsageError) as error:
         raise SprError(
             f"invalid cluster record in the tags of the security group: {error}",
-            hint="restore the tags, or remove the cluster with "
+            hint="if a newer version made it, install that; else restore the tags, or remove it: "
             f"`spr-cluster down --name {labels.get(tags.CLUSTER, 'NAME')}`",
         ) from None
     return ClusterRecord(options, created, expires, latest, generation, bound, peak)

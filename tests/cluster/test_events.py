@@ -144,6 +144,10 @@ def test_the_command_shows_what_was_done(line: CommandLine) -> None:
     log = EventLog(ClusterFiles.of("spr").events, "up")
     log.record_action("begun", Action(ActionKind.RECORD, "1 node"))
     assert "begun: Record: 1 node" in line.must("events").out, "it never ended"
+    long_ago = datetime(2020, 3, 1, 12, tzinfo=timezone.utc)
+    EventLog(log.path, "down", lambda: long_ago).record("removed", "another one of this name")
+    first = line.must("events").out.splitlines()[0]
+    assert first == "2020-03-01 12:00:00  removed: another one of this name"
 
 
 def test_an_error_is_kept_with_its_hint_and_names_the_log(line: CommandLine) -> None:

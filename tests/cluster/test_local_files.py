@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,15 @@ from infra.files import write_private
 def test_no_name_leads_out_of_the_home_folder(name: str) -> None:
     with pytest.raises(UsageError, match="--name"):
         ClusterFiles.of(name)
+
+
+def test_the_home_folder_is_the_same_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ssh reads the paths in its configuration anywhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPR_CLUSTER_HOME", "state")
+    assert ClusterFiles.of("bert").key == tmp_path / "state/bert/id_ed25519"
 
 
 def test_the_cloud_is_in_the_first_line_of_the_ssh_configuration() -> None:

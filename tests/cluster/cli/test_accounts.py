@@ -74,13 +74,6 @@ def test_another_accounts_credentials_are_refused(
     assert line.ids() == machines
 
 
-def test_each_command_asks_sts_once(line: CommandLine) -> None:
-    for argv in (_UP, ("status",), ("list", "--all-regions"), ("gc", "--yes"), ("down", "--yes")):
-        line.call_log.calls.clear()
-        line.must(*argv)
-        assert [s.action for s in line.call_log.calls].count("sts:GetCallerIdentity") <= 1, argv
-
-
 def test_list_shows_the_account_and_what_is_in_another(line: CommandLine) -> None:
     line.begin("--nodes", "2")
     shown, found = line.must("list"), json.loads(line.must("list", "--json").out)

@@ -270,6 +270,18 @@ def test_status_offers_no_repair_after_the_end(line: CommandLine) -> None:
     assert "did not shut down and still costs money" in line.run("extend", "2h").message
 
 
+def test_status_shows_what_is_wrong_with_a_record(line: CommandLine) -> None:
+    """A newer version may have options that this one does not know; no repair can cure that."""
+    line.begin("--nodes", "2")
+    record("market", "reserved")(line)
+
+    text = line.must("status").out
+
+    assert "invalid cluster record in the tags of the security group: --market reserved" in text
+    assert "  → if a newer version made it, install that; else" in text
+    assert "spr-cluster repair" not in text
+
+
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:
     line.cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
     line.must("up", "--nodes", "2", "--market", "spot", "--yes")

@@ -157,21 +157,18 @@ def test_one_zone_that_accepts_the_purchase_is_enough(
     assert examine(line)[1]["purchase"]["verdict"] == verdict
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_ec2_judges_the_purchase_that_up_makes(line: CommandLine, exists: bool) -> None:
-    if exists:
-        line.begin("--nodes", "1")
-    count = len(line.call_log.calls)
-    line.must(*_DOCTOR)
-    tried = _purchases(line.call_log.calls[count:])
-    count = len(line.call_log.calls)
-    line.must("up", "--nodes", "2", "--yes")
-    bought = _purchases(line.call_log.calls[count:])[0]
-
+def test_ec2_judges_the_purchase_that_up_makes(line: CommandLine) -> None:
     # Before the first purchase there are no names to give, and no key whose fingerprint is a tag.
-    missing = () if exists else (*_NEW, "TagSpecification")
-    expected = {k: v for k, v in bought.items() if not k.startswith(missing)}
-    assert expected in [{k: v for k, v in each.items() if k in expected} for each in tried]
+    for nodes, missing in (("1", (*_NEW, "TagSpecification")), ("2", ())):
+        start = len(line.call_log.calls)
+        line.must("doctor", "--nodes", nodes)
+        tried = _purchases(line.call_log.calls[start:])
+        start = len(line.call_log.calls)
+        line.must("up", "--nodes", nodes, "--yes")
+        bought = _purchases(line.call_log.calls[start:])[0]
+
+        expected = {k: v for k, v in bought.items() if not k.startswith(missing)}
+        assert expected in [{k: v for k, v in each.items() if k in expected} for each in tried]
 
 
 def _purchases(calls: list[ApiCall]) -> list[dict[str, str]]:

@@ -202,9 +202,13 @@ def test_a_clusters_lifecycle_needs_this_policy_and_no_more(
     asked.clear()
     policy = build_policy(instance_types=_TYPES, kms_key=_KEY)
     allow(line, tmp_path, policy, _ACCOUNT)
+    calls = line.call_log.calls
 
     for result in live(line):
         assert result.code == 0, result.err
+        # Each command asks once who calls.
+        assert [call.action for call in calls].count("sts:GetCallerIdentity") <= 1
+        calls.clear()
 
     assert line.cloud.left() == []
     looks = _LOOKS_FOR_GUARDS | _LOOKS_FOR_ROLES
@@ -499,19 +503,34 @@ def subnet_of(line: CommandLine) -> str:
     return str(next(iter(line.cloud.fake.backend.subnets["us-east-1a"])))
 
 
-@pytest.mark.parametrize("action", _INFORMATIVE)
-def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
-    line: CommandLine, tmp_path: Path, action: str
+_SSM = ("--dry-run", "--jump", "ssm", *_PROXIED)
+
+
+@pytest.mark.parametrize(
+    ("actions", "options"),
+    [
+        # At most one of those about the route.
+        ({"ec2:DescribeNetworkAcls", "pricing:GetProducts"}, ("--dry-run",)),
+        ({"ec2:DescribeRouteTables", "ec2:DescribeSpotPriceHistory"}, ("--dry-run",)),
+        (
+            {"ec2:DescribeVpcBlockPublicAccessExclusions", "servicequotas:GetServiceQuota"},
+            ("--dry-run",),
+        ),
+        # A host key is read where a machine has been bought.
+        ({"ec2:DescribeVpcBlockPublicAccessOptions", "ec2:GetConsoleOutput"}, ("--yes",)),
+        ({"ec2:DescribeVpcEndpoints"}, _SSM),
+        ({"ssm:GetServiceSetting"}, _SSM),
+    ],
+)
+def test_without_looks_that_only_inform_a_life_is_poorer_and_says_which(
+    line: CommandLine, tmp_path: Path, actions: set[str], options: tuple[str, ...]
 ) -> None:
-    allow(line, tmp_path, without(action))
+    allow(line, tmp_path, without(*actions))
 
-    of_ssm = action in ("ssm:GetServiceSetting", "ec2:DescribeVpcEndpoints")
-    way = ("--jump", "ssm", *_PROXIED) if of_ssm else ()
-    # A host key is read where a machine has been bought.
-    last = "--yes" if action == "ec2:GetConsoleOutput" else "--dry-run"
-    result = line.must("up", "--nodes", "1", "--market", "spot", last, *way)
+    result = line.must("up", "--nodes", "1", "--market", "spot", *options)
 
-    assert _INFORMATIVE[action] in result.err + result.out
+    said = {action for action, text in _INFORMATIVE.items() if text in result.err + result.out}
+    assert said == actions
 
 
 def test_a_tunnel_needs_a_look_at_the_endpoints_and_a_cluster_none_at_reservations(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -380,10 +381,19 @@ def test_images_are_listed_and_deleted(line: CommandLine) -> None:
     line.must("up", "--name", "other", "--nodes", "2", "--yes", "--stack", "intel")
     line.must("down", "--name", "other", "--keep-image", "--yes")
     other = next(i for i in _listed(line) if i != image)
-    line.cloud.ec2.create_tags(Resources=[other], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
+    _tag_image(line, other, tags.INSTALLED, "0" * 12)
     table = line.must("images").out
     assert "outdated" in table
     assert "spr-cluster images --delete --unused" in table
+    # The stack may be in a colleague's project.
+    bob = "arn:aws:iam::123456789012:user/bob"
+    owner = _tag_image(line, other, tags.OWNER, bob)
+    left = line.must("images", "--delete", "--unused", "--yes")
+    assert left.out == "Nothing to delete.\n"
+    by_name = f"spr-cluster images --delete {other} --cloud aws --region us-east-1"
+    assert f"Not deleted, because somebody else made it: {by_name}\n" in left.err
+    assert re.search(rf"^{other} .* bob$", line.must("images").out, re.M)
+    _tag_image(line, other, tags.OWNER, owner)
 
     unused = line.must("images", "--delete", "--unused", "--yes", "--json").out
     assert json.loads(unused)["deleted"] == [other]
@@ -395,7 +405,7 @@ def test_images_are_listed_and_deleted(line: CommandLine) -> None:
 def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -> None:
     line.begin("--nodes", "2")
     (image,) = _listed(line)
-    line.cloud.ec2.create_tags(Resources=[image], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
+    _tag_image(line, image, tags.INSTALLED, "0" * 12)
 
     assert line.must("images", "--delete", "--unused", "--yes").out == "Nothing to delete.\n"
     refused = line.run("images", "--delete", image, "--yes")
@@ -415,6 +425,13 @@ def test_a_kept_image_for_larger_disks_is_named(line: CommandLine) -> None:
 
     assert "from Canonical's Ubuntu image" in shown
     assert "needs a disk of 300 GiB: --volume-gib 300 uses it." in shown
+
+
+def _tag_image(line: CommandLine, image: str, key: str, value: str) -> str:
+    """Set a tag; return what it was."""
+    labels: dict[str, str] = line.cloud.fake.backend.tags[image]
+    was, labels[key] = labels[key], value
+    return was
 
 
 def _listed(line: CommandLine) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from cluster.lifecycle.deadline import extend
 from cluster.local_files import ClusterFiles
 from infra.ec2.cluster_record import new_record, parse_record, record_tags
 from infra.ec2.instances import label_instances
@@ -131,6 +133,19 @@ def test_the_group_is_that_of_the_machines(cloud: SimulatedCloud) -> None:
     other = replace(group, id="sg-other", tags={**group.tags, "spr-cluster:owner-key": "SHA256:x"})
 
     assert replace(found, security_groups=(other, group)).group == group
+
+
+def test_the_key_of_an_earlier_cluster_moves_no_end(cloud: SimulatedCloud, tmp_path: Path) -> None:
+    cloud.prepared(nodes=1)
+    other = other_user(cloud, tmp_path)
+    other.down()
+    other.up(nodes=1)
+    before = cloud.writes()
+
+    with pytest.raises(ForeignClusterError, match="belongs to another SSH key"):
+        extend(cloud.ctx, timedelta(hours=1))
+
+    assert cloud.writes() == before
 
 
 def down_held_at(cloud: SimulatedCloud, call: str, meanwhile: Callable[[], object]) -> None:

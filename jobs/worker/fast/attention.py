@@ -1,7 +1,7 @@
 """Attention for compiled layers: batched products, and fused passes over the weights between them.
 
-For short texts, this is up to six times as fast as torch's fused attention for CPUs. For long ones, it takes
-up to 1.7 times as long, and keeps all attention weights in memory (benchmarks.attention).
+For short texts, this is up to six times as fast as torch's fused attention for CPUs. For long ones, it keeps
+all attention weights in memory, and with AMX it takes up to 1.7 times as long (benchmarks.attention).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..runtime.precision import read_cpu_flags
 from .dropout import HashDropout, keep_mask, same_modes
 
 NAME = "products"
@@ -24,11 +25,12 @@ _CHANGING = ("position_bias", "softcap", "s_aux")
 """Options of transformers' attention that change its results, and that :func:`attend` lacks."""
 DROPPED = -(2.0**-64)
 """Factor of dropped weights: too small to change a sum; by the sign, the backward pass knows them."""
-LONGEST = 384
-"""Most tokens for which products are used. Fused attention is as fast at 256 tokens and takes 0.76 of the
-time at 384, where SQuAD's features end: too little to pay for compiling a second graph."""
-LONGEST_CAUSAL = 128
-"""The same for language models: fused attention skips the masked half."""
+LONGEST, LONGEST_CAUSAL = (384, 128) if "amx_bf16" in read_cpu_flags() else (512, 512)
+"""Most tokens for which products are used, and the same for language models, whose fused attention skips the
+masked half. With AMX, fused attention is as fast at 256 tokens and takes 0.76 of the time at 384, where
+SQuAD's features end: too little to pay for compiling a second graph. Without AMX, it takes twice as long at
+all lengths, and 1.4 times as long in language models; but the weights of longer texts need much memory.
+"""
 
 
 class ProductAttention(torch.autograd.Function):

@@ -132,6 +132,7 @@ def test_what_is_wrong_is_named_with_its_rows(
     with pytest.raises(WorkerError, match=r"s3://data/in.*: NoSuchKey: no object and no folder"):
         predict_corpus(asked, print)
     bucket.put_object(Key="in/readme.md", Body=b"x")
+    bucket.put_object(Key="in/0.csv", Body=b"")  # a partition of Spark without rows
     with pytest.raises(WorkerError, match="s3://data/in/: has no file whose name says its format"):
         predict_corpus(asked, print)
     bucket.put_object(Key="in/a.jsonl", Body=texts(40))

@@ -35,7 +35,7 @@ def write(root: Path, *names: str) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    root = tmp_path / "my project"
+    root = tmp_path / " my project "
     root.mkdir()
     git(root, "init", "--quiet")
     return root

@@ -92,7 +92,7 @@ WRITERS: dict[str, Callable[[Path, Rows], object]] = {
 @pytest.mark.parametrize("name", WRITERS)
 @given(given=rows)
 @example(given=[{"text": "one\n\ntwo", " note": "a\rb", "label": '"'}])
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 def test_every_row_is_written_back(name: str, output: str, given: Rows) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, name)

@@ -95,7 +95,9 @@ def test_times_in_s3_are_compared_by_this_nodes_clock(job: Path, behind_s: float
     there = datetime.now(timezone.utc) + timedelta(seconds=behind_s)
     known = {"Size": 3, "ETag": '"of abc"', "LastModified": there - timedelta(seconds=20)}
     names = ("log", "output/a.bin")
-    page = {"Contents": [{"Key": f"team/squad-1/{name}", **known} for name in names]}
+    page: dict[str, Any] = {
+        "Contents": [{"Key": f"team/squad-1/{name}", **known} for name in names]
+    }
     page["ResponseMetadata"] = {"HTTPHeaders": {"date": format_datetime(there, usegmt=True)}}
     s3: Any = SimpleNamespace(
         get_paginator=lambda _: SimpleNamespace(paginate=lambda **_: iter([page]))

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -44,7 +45,7 @@ def find_project(folder: Path) -> Path | None:
     path = find_project_file(folder)
     if path.is_file():
         return path.absolute().parent
-    top = _git(folder, "rev-parse", "--show-toplevel", may_lack=True).strip()
+    top = _git(folder, "rev-parse", "--show-toplevel", may_lack=True).removesuffix("\n")
     # Some keep their home folder's settings in git.
     return Path(top) if top and Path(top) != Path.home().resolve() else None
 
@@ -210,16 +211,28 @@ def _find_left_out(project: JobFolder) -> dict[str, str]:
     """Return what is not sent of a project, largest first, and why."""
     root, sizes = project.root, dict[str, int]()
     words = ("ls-files", "-z", "--others", "--ignored", "--directory", "--exclude-standard")
-    for name in _git(root, *words).split("\0")[:-1] if _is_inside(root) else ():
-        if not _NOT_MISSED.search(name):
-            found = [path for path in (root / name, *(root / name).rglob("*")) if not path.is_dir()]
-            own = [*_without_fetched(root, (path.relative_to(root).as_posix() for path in found))]
-            if own:
-                sizes[name] = sum((root / each).lstat().st_size for each in own)
+    ignored = _git(root, *words).split("\0")[:-1] if _is_inside(root) else ()
+    for name in _without_fetched(root, ignored):
+        found = () if _NOT_MISSED.search(name) else [*_measure(root / name)]
+        if found:
+            sizes[name] = sum(found)
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
     shown = {name: f"ignored by git, {format_size(sizes[name])}" for name in largest}
     links = [name for name in project.names or () if _leads_out(root / name, root)]
     return shown | {name: f"a link to {(root / name).readlink()}" for name in links}
+
+
+def _measure(path: Path) -> Iterator[int]:
+    """Yield the size of a file, or of each one in a folder, which may have millions, but fetched results."""
+    if not path.is_dir():
+        yield path.lstat().st_size
+    for where, folders, names in os.walk(path):
+        if read_job_id(Path(where)):
+            folders.clear()
+            continue
+        for name in names:
+            with suppress(FileNotFoundError):  # a program may remove it meanwhile
+                yield os.lstat(f"{where}/{name}").st_size
 
 
 def _leads_out(path: Path, root: Path) -> bool:

@@ -30,9 +30,9 @@ from provision.stacks.sources import PYPI, explain
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
 _HEADER = re.compile(r"(?m)^# /// script\s*$\n(?P<content>(^#(| .*)$\n)+?)^# ///\s*$")
 _EXPORT_S = 120
-_UNREAD = "pyproject.toml setup.py setup.cfg environment.yml environment.yaml Pipfile"
+_UNREAD = "pyproject.toml setup.py setup.cfg environment.yml environment.yaml Pipfile pixi.toml"
 _LISTS = re.compile(
-    r"^\[(tool\.(poetry|pixi)\.(pypi-)?dependencies|packages)\]\n([^\[\n].*\n|\n)*?(?!python\b)[\w\"].*="
+    r"^\[((tool\.(poetry|pixi)\.)?(pypi-)?dependencies|packages)\]\n([^\[\n].*\n|\n)*?(?!python\b)[\w\"].*="
     r"|\binstall_requires\s*=\s*(?!None|\[\s*\])|^dependencies:",
     re.MULTILINE,
 )

@@ -41,7 +41,8 @@ def list_sources(data: str) -> tuple[Source, ...]:
         sources = [
             _source(name, str(each.url), each.etag, each.size)
             for name, each in sorted(found.objects.items())
-            if _has_format(name) and (not found.is_folder or _is_data(name, found.objects))
+            if _has_format(name)
+            and (not found.is_folder or (each.size and _is_data(name, found.objects)))
         ]
     else:
         sources = [
@@ -55,13 +56,18 @@ def list_sources(data: str) -> tuple[Source, ...]:
 
 
 def local_files(data: Path) -> dict[str, Path]:
-    """Return a folder's files with data by their names in it; a file itself has none."""
+    """Return a folder's files with data by their names in it; a file itself has none.
+
+    Those of partitions without rows, as Spark writes them, may be empty.
+    """
     if not data.is_dir():
         return {"": data}
     found = sorted(each for each in data.rglob("*") if each.is_file())
     names = {each.relative_to(data).as_posix(): each for each in found}
     return {
-        name: path for name, path in names.items() if _has_format(name) and _is_data(name, names)
+        name: path
+        for name, path in names.items()
+        if _has_format(name) and path.stat().st_size and _is_data(name, names)
     }
 
 

@@ -172,15 +172,17 @@ class Predictor:
         options, items = self._options, list[Item]()
         own = (name for _, row in found if not isinstance(row, DatasetError) for name in row)
         columns = tuple(dict.fromkeys(chain(reader.columns, own)))
-        if not found:
-            return [], ""
-        table = Table(reader.source.name, columns, [])
-        convert = make_converter(self._task, table, options)
-        for place, row in found:
-            with noting(problems):
-                if isinstance(row, DatasetError):
-                    raise row
-                items.append(convert(place, row))
+        bad = [row for _, row in found if isinstance(row, DatasetError)]
+        if len(bad) == len(found):  # perhaps of a damaged file, whose columns are unknown
+            problems += bad
+        else:
+            table = Table(reader.source.name, columns, [])
+            convert = make_converter(self._task, table, options)
+            for place, row in found:
+                with noting(problems):
+                    if isinstance(row, DatasetError):
+                        raise row
+                    items.append(convert(place, row))
         if problems and not options.skip_bad_records:
             raise refusal(problems)
         rows, free = list[Values](), name_freely(known)

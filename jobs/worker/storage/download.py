@@ -43,7 +43,8 @@ _WAITING = 200
 _BLOCK, _SPARE_BYTES = 1 << 20, 256 << 20
 _HINT = (
     "`up --bucket` and `up --read-from` give nodes access; your own KMS key also requires "
-    "`--bucket-kms-key` or `--instance-profile`; S3 also denies names that do not exist"
+    "`--bucket-kms-key` or `--instance-profile`; S3 also denies names that do not exist; buckets with "
+    "Requester Pays can't be read"
 )
 _DENIED, _MISSING = ("403", "AccessDenied"), ("404", "NoSuchKey")
 _CHANGED = ("412", "PreconditionFailed")

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ _FINAL = (*_DENIED, "404", "NoSuchBucket")
 _ACTIONS = {"ListObjectsV2": "ListBucket", "HeadObject": "GetObject"}
 """IAM's actions for calls of other names; uploads in parts need s3:PutObject."""
 _TRIES, _PAUSE_S = 4, 2.0
+_SECONDS = timedelta(seconds=10)
+"""What S3's times may lack, and an answer may take."""
 
 
 class PushError(WorkerError):
@@ -78,6 +81,7 @@ class Stored:
     size: int
     etag: str
     modified: datetime
+    """By this node's clock."""
 
     def equals(self, path: Path) -> bool:
         """Return whether it has the content of a file, by its digest, or its size and times.
@@ -253,13 +257,14 @@ class Push:
         pages = self.s3.get_paginator("list_objects_v2").paginate(
             Bucket=self.url.bucket, Prefix=root + prefix
         )
-        return {
-            each["Key"][len(root) :]: Stored(
-                each["Size"], each["ETag"].strip('"'), each["LastModified"]
-            )
-            for page in pages
-            for each in page.get("Contents", ())
-        }
+        found = {}
+        for page in pages:
+            ahead = _clock_error(page)
+            for each in page.get("Contents", ()):
+                modified = each["LastModified"] + ahead
+                stored = Stored(each["Size"], each["ETag"].strip('"'), modified)
+                found[each["Key"][len(root) :]] = stored
+        return found
 
     def _delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -270,8 +275,16 @@ class Push:
         found = {}
         for name in names:
             for path in _walk(self.folder / name):
-                found[path.relative_to(self.folder).as_posix()] = path
+                place = path.relative_to(self.folder).as_posix()
+                found[ownership.readable(place)] = path
         return found
+
+
+def _clock_error(answer: Mapping[str, Any]) -> timedelta:
+    """Return how far this node's clock is ahead of S3's, which may refuse 15 minutes; 0 for seconds."""
+    now = datetime.now(timezone.utc)
+    ahead = now - parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    return ahead if abs(ahead) > _SECONDS else timedelta()
 
 
 def _walk(path: Path) -> Iterator[Path]:

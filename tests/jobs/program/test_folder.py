@@ -35,7 +35,7 @@ def write(root: Path, *names: str) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    root = tmp_path / "my project"
+    root = tmp_path / " my project "
     root.mkdir()
     git(root, "init", "--quiet")
     return root
@@ -279,7 +279,8 @@ def test_what_git_ignores_is_named_largest_first(project: Path) -> None:
     (project / "data/words.txt").write_bytes(b"0" * 3000)
     (project / "w.pt").write_bytes(b"0" * 2000)
     (project / "x.pt").write_bytes(b"0" * 1000)
-    fetched(project, "out/1")
+    fetched(project, "out/1", "kept/1")
+    write(project, "kept/1/model/z.pt")
     ignored = "data/\n*.pt\n.*\n__pycache__/\nresults/\nout/\nenv/\n"
     (project / ".gitignore").write_text(ignored)
 

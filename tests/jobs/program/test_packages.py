@@ -203,6 +203,7 @@ SOURCE = '[project]\nname = "a"\nversion = "1"\ndependencies = ["fork"]\n'
         ("pyproject.toml", '[tool.poetry.dependencies]\npython = "^3"\nfork = "^4"\n', "not read"),
         ("pyproject.toml", '[tool.pixi.pypi-dependencies]\nfork = "*"\n', "not read"),
         ("Pipfile", '[packages]\nfork = "*"\n', "Pipfile: its dependencies are"),
+        ("pixi.toml", '[dependencies]\npython = "*"\nfork = "*"\n', "pixi.toml: its dependencies"),
         ("setup.py", "setup(install_requires=['fork'])\n", "setup.py: its dependencies are not"),
         ("environment.yml", "dependencies:\n- fork\n", "environment.yml: its dependencies are"),
         ("train.py", HEADER.replace("# ]", "# ]\n# [tool.uv.sources]\n# einops.path = 1"), "(einops)"),

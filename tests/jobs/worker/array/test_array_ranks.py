@@ -37,12 +37,12 @@ mkdir {root}/refused 2>/dev/null && exit 255
 node=${@: -2:1}; [ -d {root}/$node ] || exit 255
 exec sh -c "$(sed 's#{root}/node[0-9]#{root}/'$node'#g' <<< "${@: -1}")"
 """
-# Every run of an element that ends is one line; each tenth one fails. All wait for elements on another node,
-# and the last 24 for those of a third one, which comes with the second attempt.
+# Every run of an element that ends is one line; each fifth one fails. All wait for elements on another node,
+# and the last 12 for those of a third one, which comes with the second attempt.
 _WORK = """touch {root}/on-$SLURMD_NODENAME
-until [ $(ls {root}/on-* | wc -l) -ge $((SPR_ARRAY_INDEX > 36 ? 3 : 2)) ]; do sleep 0.02; done
+until [ $(ls {root}/on-* | wc -l) -ge $((SPR_ARRAY_INDEX > 18 ? 3 : 2)) ]; do sleep 0.02; done
 echo $SPR_ARRAY_INDEX >> {root}/ran; echo $SPR_ARRAY_INDEX > $SPR_OUTPUT/own
-[ $((SPR_ARRAY_INDEX % 10)) != 0 ] || { echo 'ValueError: no tenth one'; exit 3; }
+[ $((SPR_ARRAY_INDEX % 5)) != 0 ] || { echo 'ValueError: no fifth one'; exit 3; }
 """
 
 
@@ -113,16 +113,16 @@ def wait_until(condition: Callable[[], object], running: Sequence[subprocess.Pop
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_each_of_60_elements_ends_once_though_a_node_dies(tmp_path: Path, lost: int) -> None:
-    nodes = Nodes(tmp_path, _WORK, indexes(60))
+def test_each_of_30_elements_ends_once_though_a_node_dies(tmp_path: Path, lost: int) -> None:
+    nodes = Nodes(tmp_path, _WORK, indexes(30))
     with nodes.ranks(0, 1) as running:
-        wait_until(lambda: len(nodes.reported(0)) >= 20 and nodes.have_run() == {0, 1}, running)
+        wait_until(lambda: len(nodes.reported(0)) >= 10 and nodes.have_run() == {0, 1}, running)
         running[lost].kill()
         said = running[1 - lost].communicate(timeout=60)[0]
     assert running[1 - lost].returncode == 1
     assert '"lost_peer": true' in said
     before = nodes.reported(0)
-    assert 20 <= len(before) <= 36
+    assert 10 <= len(before) <= 18
     nodes[lost].rename(tmp_path / "gone")
 
     # The new first node has nothing yet.
@@ -131,22 +131,22 @@ def test_each_of_60_elements_ends_once_though_a_node_dies(tmp_path: Path, lost: 
 
     assert codes[0] == 1
     results = nodes.results(first)
-    assert [each["element"] for each in results["elements"]] == [*range(1, 61)]
-    assert results["failed"] == [*range(10, 61, 10)]
-    assert all(each["exit_code"] == 3 for each in results["elements"] if each["element"] % 10 == 0)
+    assert [each["element"] for each in results["elements"]] == [*range(1, 31)]
+    assert results["failed"] == [*range(5, 31, 5)]
+    assert all(each["exit_code"] == 3 for each in results["elements"] if each["element"] % 5 == 0)
     assert {each["host"] for each in results["elements"]} == {"node0", "node1", "node2"}
     ran = nodes.ran()
-    assert {*ran} == {*range(1, 61)}
+    assert {*ran} == {*range(1, 31)}
     assert {index for index in before if ran[index] != 1} == set()
-    for index in range(1, 61):
+    for index in range(1, 31):
         assert (nodes[first] / f"output/elements/{index}/own").read_text() == f"{index}\n"
     events = [event for line in said.splitlines() if (event := parse_event(line))]
     (error,) = (event for event in events if event["event"] == "error")
-    assert error["message"] == "6 of 60 elements failed: 10, 20, 30, 40, 50, …"
-    assert error["hint"].endswith(" the same command with --array 10,20,30,40,50,60")
+    assert error["message"] == "6 of 30 elements failed: 5, 10, 15, 20, 25, …"
+    assert error["hint"].endswith(" the same command with --array 5,10,15,20,25,30")
     last = [event for event in events if event["event"] == "elements"][-1]
-    assert (last["done"], last["failed"], last["total"]) == (60, 6, 60)
-    assert "element 60 failed: sh ended with exit code 3: ValueError: no tenth one" in said
+    assert (last["done"], last["failed"], last["total"]) == (30, 6, 30)
+    assert "element 30 failed: sh ended with exit code 3: ValueError: no fifth one" in said
 
 
 def test_sigterm_reaches_the_elements_and_interrupted_ones_run_again(tmp_path: Path) -> None:

@@ -247,6 +247,20 @@ def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], 
     assert kept == [n for n in range(50) if n not in (3, 30)]
 
 
+def test_a_file_without_any_good_row_ends_no_corpus(
+    tmp_path: Path, models: Callable[[str], str]
+) -> None:
+    for name, text in {"a.csv": "", "b.jsonl": "{\n" * 3, "c.csv": "text\ncore\n"}.items():
+        (tmp_path / name).write_text(text)
+    asked = PredictOptions(models("classify"), str(tmp_path), str(tmp_path / "out"))
+    with pytest.raises(DatasetError, match=r"b\.jsonl: line 1.* \(and 2 more bad records\)"):
+        run(asked, tmp_path / "parts")
+    found = run(replace(asked, skip_bad_records=True), tmp_path / "parts")
+    assert (found["rows"], found["skipped"]) == (1, 3)
+    with pytest.raises(DatasetError, match=r"a\.csv: is empty"):
+        run(replace(asked, data=str(tmp_path / "a.csv")), tmp_path / "parts")
+
+
 def test_a_model_that_a_rank_can_not_load_is_its_error(tmp_path: Path) -> None:
     """An error at the start of a pool's process would look like one that is killed again and again."""
     shard = Shard(Source("in.jsonl", "", 1, "digest"), 0, 16, "name")

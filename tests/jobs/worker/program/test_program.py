@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from infra.wait import wait_until
+from jobs.worker.program.__main__ import _explain_import
 from jobs.worker.program.environment import describe_end, program_environment
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import MARK, parse_event, prefix_of
+from jobs.worker.runtime.output import last_line
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from jobs.worker.runtime.process import NODES
 from jobs.worker.storage.ownership import find_all
@@ -34,7 +36,6 @@ for name in ("Cluster", "nothing"):
         getattr(spr_cluster, name)
     except (ImportError, AttributeError) as error:
         print(type(error).__name__, error)
-print(spr_cluster.speed_up.__module__)
 """
 _TELL = (
     "import json, os; print(json.dumps({'env': dict(os.environ), 'cwd': os.getcwd(), "
@@ -111,7 +112,6 @@ def test_the_program_gets_torchs_env_variables(node: Path) -> None:
     assert asked.stdout.splitlines() == [
         "ImportError Cluster needs spr-cluster, which is not installed on nodes",
         "AttributeError module 'spr_cluster' has no attribute 'nothing'",
-        "spr_cluster.fast.speed_up",
     ]
     assert result["cwd"] == f"{node}/work"
     assert result["cpus"] == [CPU]
@@ -149,10 +149,20 @@ _TRACE = "Traceback (most recent call last):\n"
 
 
 @pytest.mark.parametrize(
+    ("printed", "last"), [(f"{'x' * 99}\n" * 9999 + "the last\n", "the last"), (_GLOO, _GLOO)]
+)
+def test_a_failure_has_the_last_line_of_its_own_rank(node: Path, printed: str, last: str) -> None:
+    (node / "work").mkdir()
+    (node / "work/said").write_text(printed)
+    said = event_of(start(node, "sh", "-c", "cat said >&2; exit 1"))
+    assert said["message"] == f"sh ended with exit code 1: {last}"
+    assert said["lost_peer"] is (last == _GLOO)
+
+
+@pytest.mark.parametrize(
     ("printed", "last"),
     [
         ("", ""),
-        (f"{'x' * 99}\n" * 9999 + "the last\n", "the last"),
         (f"step 1\rstep 2\n{_TRACE}  x\nKeyError: 'a'\n", "KeyError: 'a'"),
         (
             f"[rank3]: {_TRACE}[rank3]:   raise\n[rank3]: m.OwnError: b\n"
@@ -167,22 +177,24 @@ _TRACE = "Traceback (most recent call last):\n"
         (f"[rank3]: {_TRACE}[rank3]:   x\n[rank3]: {_GLOO}", _GLOO),
     ],
 )
-def test_a_failure_has_the_last_line_of_its_own_rank(node: Path, printed: str, last: str) -> None:
-    (node / "work").mkdir()
-    (node / "work/said").write_text(printed)
-    said = event_of(start(node, "sh", "-c", "cat said >&2; exit 1"))
-    assert said["message"] == f"sh ended with exit code 1{': ' if last else ''}{last}"
-    assert said["lost_peer"] is (last == _GLOO)
+def test_an_exception_says_more_than_the_last_line(tmp_path: Path, printed: str, last: str) -> None:
+    (tmp_path / "log").write_text(printed)
+    assert last_line(tmp_path / "log") == last
 
 
-@pytest.mark.parametrize("place", ["src/mine/__init__.py", "src/mine.py", "lib/mine.py"])
-def test_a_missing_module_of_a_src_folder_is_explained(node: Path, place: str) -> None:
-    (node / "work" / place).parent.mkdir(parents=True)
-    (node / "work" / place).touch()
+def test_a_missing_module_of_a_src_folder_is_explained(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hint = "src/ can be imported only with a pyproject.toml, or with --env PYTHONPATH=src"
+    (node / "work/src").mkdir(parents=True)
+    (node / "work/src/mine.py").touch()
     said = event_of(start(node, sys.executable, "-c", "import mine.deep"))
     assert said["message"].endswith("ModuleNotFoundError: No module named 'mine'")
-    hint = "src/ can be imported only with a pyproject.toml, or with --env PYTHONPATH=src"
-    assert said["hint"] == (hint if place.startswith("src") else None)
+    assert said["hint"] == hint
+    (node / "work/src/package").mkdir()
+    monkeypatch.chdir(node)
+    for name, known in (("package", hint), ("other", None)):
+        assert _explain_import(f"ModuleNotFoundError: No module named '{name}'") == known
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])

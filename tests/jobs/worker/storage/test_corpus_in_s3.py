@@ -25,7 +25,7 @@ from jobs.worker.training.text_task import TextTask
 from tests.jobs.worker.started_ranks import started_ranks
 from tests.jobs.worker.storage.conftest import Proxy
 
-REFUSED, COUNTS = 0.05, (2_000, 600, 5)
+REFUSED, COUNTS = 0.05, (300, 90, 5)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def _new_client() -> None:
 
 
 def texts(count: int) -> bytes:
-    # Rows of 2 KB: a shard has 256.
-    more = {"more": "x" * 2000}
+    # Rows of 20 KB: a shard has 32.
+    more = {"more": "x" * 20_000}
     rows = ({"id": n, "text": f"core {n} " * (n % 9 + 1), **more} for n in range(count))
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
@@ -132,6 +132,7 @@ def test_what_is_wrong_is_named_with_its_rows(
     with pytest.raises(WorkerError, match=r"s3://data/in.*: NoSuchKey: no object and no folder"):
         predict_corpus(asked, print)
     bucket.put_object(Key="in/readme.md", Body=b"x")
+    bucket.put_object(Key="in/0.csv", Body=b"")  # a partition of Spark without rows
     with pytest.raises(WorkerError, match="s3://data/in/: has no file whose name says its format"):
         predict_corpus(asked, print)
     bucket.put_object(Key="in/a.jsonl", Body=texts(40))

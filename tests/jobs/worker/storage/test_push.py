@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jobs.worker.runtime.checkpoint_names import LAST
 from jobs.worker.storage import ownership, push
+from jobs.worker.storage.client import S3Url
 from tests.jobs.worker.storage.conftest import Proxy
 
 URL = "s3://data/team/squad-1"
@@ -85,6 +89,27 @@ def test_only_what_differs_is_stored_again(job: Path, bucket: Any, proxy: Proxy)
     assert bucket.Object("team/squad-1/log").get()["Body"].read() == b"content of LOG"
 
 
+@pytest.mark.parametrize("behind_s", [-300, 0, 300])
+def test_times_in_s3_are_compared_by_this_nodes_clock(job: Path, behind_s: float) -> None:
+    """Else a file that changed after a push looks older, or output of this run as of an earlier one."""
+    there = datetime.now(timezone.utc) + timedelta(seconds=behind_s)
+    known = {"Size": 3, "ETag": '"of abc"', "LastModified": there - timedelta(seconds=20)}
+    names = ("log", "output/a.bin")
+    page: dict[str, Any] = {
+        "Contents": [{"Key": f"team/squad-1/{name}", **known} for name in names]
+    }
+    page["ResponseMetadata"] = {"HTTPHeaders": {"date": format_datetime(there, usegmt=True)}}
+    s3: Any = SimpleNamespace(
+        get_paginator=lambda _: SimpleNamespace(paginate=lambda **_: iter([page]))
+    )
+    (job / "log").write_text("new")
+    os.utime(job / "begin.json", (time.time() - 60,) * 2)
+    storing = push.Push(s3, job, S3Url.parse(URL))
+    stored = storing.list()
+    assert not stored["log"].equals(job / "log")
+    assert storing._find_stale(stored, {}) == set()
+
+
 def test_output_of_an_earlier_run_goes_and_what_may_be_the_only_copy_stays(
     job: Path, bucket: Any
 ) -> None:
@@ -104,8 +129,9 @@ def test_a_name_that_s3_does_not_take_is_told(
     taken += "y" * (1024 - len("team/squad-1/") - len(taken))
     (job / taken).parent.mkdir(parents=True)
     (job / taken).touch()
+    (job / "data/caf\udce9.csv").touch()  # Latin-1
     assert run("all", job) == 0
-    assert taken in names(bucket)
+    assert {taken, "data/caf\\xe9.csv"} <= {*names(bucket)}
     (job / f"{taken}y").touch()
     assert run("all", job) == 1
     assert "can't be stored: data/xxx" in capsys.readouterr().err

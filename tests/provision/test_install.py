@@ -340,7 +340,7 @@ def test_waiting_for_the_first_boot_survives_broken_connections() -> None:
 
     wait_for_cloud_init(host, FakeClock())
 
-    assert [c for c in host.commands if c != "true"] == ["cloud-init status --wait"] * 3
+    assert [c for c in host.commands if c != "true"] == ["cloud-init status --wait --long"] * 3
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ class Ended(FakeHost):
     def run(self, command: str, **options: Any) -> Result:
         for line in ("@step Python packages", "ERROR: No matching distribution for torch"):
             options.get("on_text", str)(line)
-        return Result(self.code, "status: error", "")
+        return Result(self.code, "......\nstatus: error\nerrors:\n\t- ('bootcmd', 1)\n", "")
 
 
 def test_a_failed_installation_reports_its_last_lines_and_cloud_init_may_end_with_warnings() -> (
@@ -377,7 +377,9 @@ def test_a_failed_installation_reports_its_last_lines_and_cloud_init_may_end_wit
     failed = Ended("node0", [], code=1)
     with pytest.raises(HostError, match=r"\[node0\] installing stack intel failed: ERROR: No m"):
         install_stack(failed, load_stack("intel"), Silent())
-    with pytest.raises(HostError, match="cloud-init failed: status: error"):
+    with pytest.raises(
+        HostError, match=r"cloud-init failed: status: error \| errors: \| - \('bootcmd', 1\)"
+    ):
         wait_for_cloud_init(failed)
     for code in (0, 2):
         wait_for_cloud_init(Ended("node0", [], code=code))

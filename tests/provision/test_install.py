@@ -185,36 +185,30 @@ def test_the_digest_is_written_last(node: Machine) -> None:
     assert [call.split()[0] for call in calls] == ["sudo", "compgen", "python-of-venv"]
 
 
-@pytest.mark.parametrize("what", ["digest", "check"])
-def test_another_or_broken_stack_is_installed(node: Machine, what: str) -> None:
+def test_another_or_broken_stack_is_installed_and_an_unfinished_environment_recreated(
+    node: Machine,
+) -> None:
     run_script(node, make_stack())
-    if what == "check":
-        # It fails once, as it does where a package was removed by hand.
-        mark = node.folder / "failed"
-        node.replace("python-of-venv", f"[ -e {mark} ] || {{ touch {mark}; exit 1; }}")
+    # The check fails once, as it does where a package was removed by hand.
+    mark = node.folder / "failed"
+    node.replace("python-of-venv", f"[ -e {mark} ] || {{ touch {mark}; exit 1; }}")
+    for digest in ("d1", "d2"):
+        calls = run_script(node, make_stack(), digest)
+        assert len(pip_installs(calls)) == 1
+        # What pip can repair or change, it does where it is.
+        assert not any("-m venv" in call for call in calls)
 
-    calls = run_script(node, make_stack(), "d2" if what == "digest" else "d1")
-
-    assert len(pip_installs(calls)) == 1
-    # What pip can repair or change, it does where it is.
-    assert not any("-m venv" in call for call in calls)
-
-
-@pytest.mark.parametrize("step", ["pip", "python-of-venv"])
-def test_an_unfinished_environment_is_recreated(node: Machine, step: str) -> None:
-    run_script(node, make_stack())
-    node.replace(step, "exit 1")
-    assert start(node, make_stack(), "d2").returncode != 0
-    assert not node.path(STACK_FILE).exists()
     half_made = node.path(f"{VENV}/half-made")
-    half_made.touch()
-    node.replace(step)
-
-    calls = run_script(node, make_stack(), "d2")
-
-    assert any(call.startswith("python3 -m venv") for call in calls)
-    assert not half_made.exists()
-    assert len(pip_installs(calls)) == 1
+    for step in ("pip", "python-of-venv"):
+        node.replace(step, "exit 1")
+        assert start(node, make_stack(), "d3").returncode != 0
+        node.replace(step)
+        assert not node.path(STACK_FILE).exists()
+        half_made.touch()
+        calls = run_script(node, make_stack(), f"after {step}")
+        assert any(call.startswith("python3 -m venv") for call in calls)
+        assert not half_made.exists()
+        assert len(pip_installs(calls)) == 1
 
 
 @pytest.mark.parametrize("sign", ["audit", "updates", "none"])

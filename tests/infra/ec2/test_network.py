@@ -162,7 +162,9 @@ def test_subnets_of_several_vpcs_with_dedicated_tenancy_or_without_ipv4_are_refu
     vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16", InstanceTenancy="dedicated")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/24")["Subnet"]["SubnetId"]
     other = describe_networks(ec2, (), None)[0]
-    ipv6: Any = ec2.create_subnet(VpcId=other.vpc_id, Ipv6CidrBlock="2600:1f18::/64", Ipv6Native=True)
+    ipv6: Any = ec2.create_subnet(
+        VpcId=other.vpc_id, Ipv6CidrBlock="2600:1f18::/64", Ipv6Native=True
+    )
 
     with pytest.raises(UsageError, match=f"{subnet}: {vpc} has dedicated tenancy") as caught:
         describe_networks(ec2, (subnet,), None)

@@ -182,7 +182,7 @@ def test_a_machine_that_is_cut_off_is_noticed(
 
 
 def test_a_file_transfer_that_gets_no_answer_ends(
-    server: Server, host: SshHost, monkeypatch: pytest.MonkeyPatch
+    server: Server, host: SshHost, login: Login, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("provision.ssh._LOST_S", 2)
     begun = threading.Event()
@@ -193,7 +193,7 @@ def test_a_file_transfer_that_gets_no_answer_ends(
 
     monkeypatch.setattr(server, "check_channel_subsystem_request", begin)
     with ThreadPoolExecutor(1) as pool:
-        copied = pool.submit(host.put, b"", "/tmp/file")
+        copied = pool.submit(host.upload, login.key_file, "/tmp/file")
         assert begun.wait(20)
         assert host.run("true").exit_code == 0
         assert copied.running(), "the command waited for it"

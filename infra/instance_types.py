@@ -22,6 +22,8 @@ TABLE_DATE, TABLE_REGION = "July 2026", "us-east-1"
 DEFAULT_INSTANCE_TYPE = "r7iz.metal-16xl"
 _NAME = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 _GPU_FAMILY = re.compile(r"(p|g|gr)\d+[a-z-]*")
+# A, C, D, H, I, M, R, T, Z: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-resource-limits.html
+_STANDARD = re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d.*")
 # AMX first appeared in Sapphire Rapids, the processor of EC2's seventh Intel generation.
 _FIRST_WITH_AMX = 7
 
@@ -234,6 +236,11 @@ WITH_AMX = "families with AMX: {}; `spr-cluster types` compares them".format(", 
 def is_metal(name: str) -> bool:
     """Return whether a type is bare metal, by its name."""
     return name.partition(".")[2].startswith("metal")
+
+
+def is_standard(types: Iterable[str]) -> bool:
+    """Return whether all types count toward EC2's standard quotas; X and HPC types have separate ones."""
+    return all(_STANDARD.fullmatch(name) for name in types)
 
 
 def has_amx_by_name(name: str) -> bool:

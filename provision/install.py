@@ -93,14 +93,18 @@ def wait_for_cloud_init(host: Host, clock: Clock | None = None) -> None:
     """Wait until cloud-init has finished the first boot. Raises :class:`HostError` if it failed."""
 
     def wait() -> Result:
-        return host.run("cloud-init status --wait", timeout_s=_CLOUD_INIT_DEADLINE_S, check=False)
+        return host.run(
+            "cloud-init status --wait --long", timeout_s=_CLOUD_INIT_DEADLINE_S, check=False
+        )
 
     done = persist(host, wait, clock)
     # 2 means finished, with warnings: https://docs.cloud-init.io/en/latest/explanation/return_codes.html
     if done.exit_code not in (0, 2):
+        # While it waits, it prints dots.
+        lines = [line.strip() for line in done.stdout.lstrip(".").splitlines()]
         raise HostError(
             host.name,
-            f"cloud-init failed: {done.stdout.strip()}",
+            f"cloud-init failed: {' | '.join(filter(None, lines)) or 'no output'}",
             hint="on the node, read /var/log/cloud-init-output.log",
         )
 

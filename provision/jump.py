@@ -26,6 +26,8 @@ _MOST_TUNNELS = 8
 # The first with `open-tunnel`: https://github.com/aws/aws-cli/blob/v2/.changes/2.12.0.json
 _OLDEST_CLI = (2, 12)
 _LOGIN_S = 60
+# OpenSSH's last words if a jump host let it in; the line before says why: "open failed: connect failed: …".
+_NOT_FORWARDED, _WHY_NOT_FORWARDED = "stdio forwarding failed", "open failed: "
 _INSTALL = {
     "ssh": "the OpenSSH client",
     "aws": "the AWS CLI version 2.12 or later",
@@ -52,9 +54,11 @@ def proxy_argv(
         return ("aws", "ssm", *session, "--region", region)
     host, _, at = jump.partition(":")
     # The user's own configuration, keys, and known hosts apply. Unknown hosts are refused.
-    options = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=15")
+    # With the user's own LogLevel, OpenSSH may not say why it ends.
+    options = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=15", "LogLevel=INFO")
     chosen = ("-p", at) if at else ()  # else the port of the user's configuration
-    return ("ssh", *options, *chosen, "-W", f"{address}:{port}", "--", host)
+    words = [word for option in options for word in ("-o", option)]
+    return ("ssh", *words, *chosen, "-W", f"{address}:{port}", "--", host)
 
 
 def require_way(jump: str) -> None:
@@ -92,14 +96,14 @@ def _read_cli_version() -> str:
 
 def _try_login(argv: Sequence[str]) -> str:
     """Return why OpenSSH can't log in to a jump host; "" if it can, even if the host refuses to forward."""
-    # With the user's own LogLevel, it may say nothing. A shared connection words a refusal differently.
+    # A host may end with a greeting. A shared connection words a refusal differently.
     own = ("LogLevel=ERROR", "ControlMaster=no", "ControlPath=none")
     try:
         done = _run((argv[0], *(word for each in own for word in ("-o", each)), *argv[1:]))
     except subprocess.TimeoutExpired:
         return f"no login within {_LOGIN_S} s"
     said = done.stderr.decode(errors="replace").strip()
-    if not done.returncode or "stdio forwarding failed" in said:
+    if not done.returncode or _NOT_FORWARDED in said:
         return ""
     return said.rpartition("\n")[2] or "the login failed"
 
@@ -108,6 +112,16 @@ def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_LOGIN_S
     )
+
+
+def jump_hint(argv: Sequence[str], why: str) -> str:
+    """Return what helps if a proxy command that is OpenSSH ended, by its last words."""
+    if why.startswith(_WHY_NOT_FORWARDED) or why == _NOT_FORWARDED:
+        return (
+            f"{argv[-1]} lets this machine in but does not reach the node, which may still boot; otherwise, "
+            "--ssh-cidr must include its address, and its sshd must allow forwarding"
+        )
+    return login_hint(argv)
 
 
 def login_hint(argv: Sequence[str]) -> str:
@@ -139,7 +153,7 @@ class Proxy:
         theirs.close()
 
     def close(self, patience_s: float = 5.0) -> str:
-        """End the command and return the last line of its stderr."""
+        """End the command and return the line of its stderr that explains its end: the last one."""
         self.socket.close()
         self._process.terminate()
         try:
@@ -149,8 +163,11 @@ class Proxy:
             self._process.wait()
         with self._errors as file:
             file.seek(0)
-            lines = file.read().decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
+            lines = file.read().decode(errors="replace").splitlines()
+        last = [line.strip() for line in lines if line.strip()][-2:]
+        if last[1:] == [_NOT_FORWARDED] and _WHY_NOT_FORWARDED in last[0]:
+            return _WHY_NOT_FORWARDED + last[0].partition(_WHY_NOT_FORWARDED)[2]
+        return last[-1] if last else ""
 
 
 class Tunnel:

@@ -23,7 +23,7 @@ from infra.ec2.key_pair import fingerprint
 from infra.errors import ConnectionLostError, HostError, HostKeyError, JumpError, NoAnswerError
 from provision.host import CONNECT_TIMEOUT_S, Login, Result, TextSink
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from provision.jump import Gateway, Proxy, Tunnel, login_hint
+from provision.jump import Gateway, Proxy, Tunnel, jump_hint
 
 _KEEPALIVE_S = 20
 # Seconds without an answer after which a connection or a transfer is given up.
@@ -276,7 +276,9 @@ class SshHost:
         why = self._proxy.close() if self._proxy else ""
         self._proxy = None
         is_host = self._proxy_argv[0] == "ssh"
-        hint = login_hint(self._proxy_argv) if is_host else "does this command work by itself?"
+        hint = "does this command work by itself?"
+        if is_host:
+            hint = jump_hint(self._proxy_argv, why)
         command = shlex.join(self._proxy_argv)
         return JumpError(
             self.name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint

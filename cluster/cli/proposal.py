@@ -15,7 +15,6 @@ from infra.cost.prices import ADDRESS_USD, Price, Prices, table_prices, with_spo
 from infra.cost.quotas import (
     count_in_market,
     describe_quota,
-    is_standard,
     quota_code,
     require_quota,
 )
@@ -26,7 +25,7 @@ from infra.ec2.tags import render_time
 from infra.ec2.termination_schedule import COST
 from infra.errors import UsageError
 from infra.iam.bucket_access import check_buckets
-from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
+from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType, is_standard
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.planner import PlanInput, expected_by_bake, plan_up
 from infra.spec import OPTIONS

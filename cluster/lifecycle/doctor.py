@@ -24,7 +24,6 @@ from infra.aws.clients import DENIED, error_code, translate_boto_error, unless
 from infra.cost.quotas import (
     count_in_market,
     describe_quota,
-    is_standard,
     quota_code,
     require_quota,
 )
@@ -48,7 +47,7 @@ from infra.iam.dry_runs import (
 )
 from infra.iam.policy import CONNECTIONS, OPTIONAL, build_policy
 from infra.iam.simulation import Finding
-from infra.instance_types import find_machine
+from infra.instance_types import find_machine, is_standard
 from infra.plan.actions import ActionKind
 from infra.plan.ownership import split_groups
 from infra.plan.planner import plan_up, rank_instances

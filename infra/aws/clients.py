@@ -22,6 +22,7 @@ from infra.aws.cloud import (
     explain_role,
 )
 from infra.aws.new_resources import NewResources
+from infra.aws.outage import OUTAGE, is_about_certificate
 from infra.errors import CloudError, DeadlineError, SprError
 from infra.wait import Clock, wait_until
 
@@ -114,7 +115,8 @@ class Clients:
 
     @cached_property
     def quotas(self) -> ServiceQuotasClient:
-        return cast("ServiceQuotasClient", self._client("service-quotas"))
+        """Service Quotas, with few attempts: quotas are only informative, and some networks block it."""
+        return cast("ServiceQuotasClient", self._hasty("service-quotas", 2, connect_timeout=3))
 
     @cached_property
     def ssm(self) -> SSMClient:
@@ -178,6 +180,7 @@ def connect(cloud: Cloud) -> Clients:
     )
     # All regions share a session, and the ids keep one handler per event in it.
     session.events.register("after-call", API_TIME.learn, unique_id="spr-cluster-time")
+    session.events.register("needs-retry", OUTAGE.notice, unique_id="spr-cluster-outage")
     new = NewResources()
     session.events.register("after-call.ec2", new.learn, unique_id="spr-cluster-new")
     session.events.register(
@@ -332,7 +335,13 @@ def translate_boto_error(error: BaseException) -> SprError | None:
             hint="check for a proxy or a network login page between this machine and AWS",
         )
     if isinstance(error, boto.BotoCoreError):
-        return CloudError(f"cannot reach AWS: {error}", hint="check the network and --region")
+        hint = "check the network and --region"
+        if is_about_certificate(error):
+            hint = (
+                "if this network inspects TLS, set AWS_CA_BUNDLE to the file with its certificates; "
+                "otherwise, the connection may be intercepted"
+            )
+        return CloudError(f"cannot reach AWS: {error}", hint=hint)
     return None
 
 

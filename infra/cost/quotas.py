@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -18,16 +17,9 @@ if TYPE_CHECKING:
     from infra.ec2.instances import Instance
     from infra.spec import ClusterSpec
 
-# Standard instances (A, C, D, H, I, M, R, T, Z):
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-resource-limits.html
+# Those of standard types: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-resource-limits.html
 ON_DEMAND_QUOTA = "L-1216C47A"
 SPOT_QUOTA = "L-34B43A08"
-_STANDARD = re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d.*")
-
-
-def is_standard(types: Iterable[str]) -> bool:
-    """Return whether these two quotas apply to all types; X and HPC types have separate quotas."""
-    return all(_STANDARD.fullmatch(name) for name in types)
 
 
 def quota_code(*, spot: bool) -> str:

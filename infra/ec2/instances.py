@@ -128,7 +128,7 @@ class Instance:
 
     @property
     def expires(self) -> datetime | None:
-        """When the machine shuts itself down, from its tag."""
+        """When the machine shuts itself down, from its tag; ``None`` if that is missing or invalid."""
         return self._time(tags.EXPIRES)
 
     @property
@@ -137,8 +137,10 @@ class Instance:
         return self._time(tags.LATEST)
 
     def _time(self, label: str) -> datetime | None:
-        text = self.tags.get(label)
-        return tags.parse_time(text) if text else None
+        # A user may have changed it.
+        with suppress(ValueError):
+            return tags.parse_time(self.tags.get(label, ""))
+        return None
 
     @property
     def why_gone(self) -> str:

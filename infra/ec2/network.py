@@ -178,8 +178,8 @@ def describe_networks(
 ) -> list[Network]:
     """Return the given subnets, else every zone's default subnet; with ``vpc_id``, only that VPC's.
 
-    Raises :class:`UsageError` if one does not exist, if they are in several VPCs, or if their VPC has
-    dedicated tenancy.
+    Raises :class:`UsageError` if one does not exist or has no IPv4 addresses, if they are in several VPCs,
+    or if their VPC has dedicated tenancy.
     """
     selection: Any = (
         {"SubnetIds": list(subnet_ids)}
@@ -187,17 +187,23 @@ def describe_networks(
         else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     )
     pages = ec2.get_paginator("describe_subnets").paginate(**selection)
-    found = unless(
+    subnets = unless(
         {"InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed"},
-        lambda: [Network.from_aws(subnet) for page in pages for subnet in page["Subnets"]],
+        lambda: [subnet for page in pages for subnet in page["Subnets"]],
     )
-    if found is None:
+    if subnets is None:
         region = ec2.meta.region_name
         raise UsageError(
             f"--subnet-id {','.join(subnet_ids)}: no such subnet in {region}",
             hint=f"`aws ec2 describe-subnets --region {region}` lists them; without --subnet-id, the "
             "default VPC is used",
         )
+    if new := [subnet["SubnetId"] for subnet in subnets if subnet.get("Ipv6Native")]:
+        raise UsageError(
+            f"--subnet-id {','.join(new)}: machines there have no IPv4 addresses, which this tool needs",
+            hint="choose a subnet with IPv4 addresses",
+        )
+    found = [Network.from_aws(subnet) for subnet in subnets]
     if subnet_ids and len({n.vpc_id for n in found}) > 1:
         places = ", ".join(f"{n.subnet_id} in {n.vpc_id}" for n in found)
         raise UsageError(f"--subnet-id: a cluster is in one VPC; these are in several: {places}")

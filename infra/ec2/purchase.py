@@ -22,7 +22,7 @@ from infra.ec2 import tags
 from infra.ec2.instances import Instance
 from infra.ec2.network import Network, TypeSupport
 from infra.errors import CloudError
-from infra.instance_types import INSTANCE_TYPES
+from infra.instance_types import INSTANCE_TYPES, is_standard
 from infra.wait import CONSISTENCY_DEADLINE_S, Clock
 from infra.words import counted
 
@@ -112,6 +112,15 @@ class Refusal:
         message = str(error.response.get("Error", {}).get("Message", ""))
         return Refusal(offer, error_code(error), message)
 
+    @property
+    def hint(self) -> str:
+        if self.code in _NO_QUOTA and not is_standard([self.offer.type.name]):
+            return (
+                f"the family of {self.offer.type.name} has its own quota: request more vCPUs in the Service "
+                "Quotas console, or use fewer --nodes"
+            )
+        return _HINTS.get(self.code, _NO_ROOM_HINT)
+
     @staticmethod
     def after_launch(offer: Offer, reason: str) -> Refusal | None:
         """Return the refusal if EC2's ``reason`` for ending a new machine is a lack of capacity."""
@@ -129,7 +138,7 @@ class NoCapacityError(CloudError):
         first = [refusal.message.partition(". ")[0].rstrip(".") for refusal in refusals]
         pairs = zip(refusals, first, strict=True)
         lines = "".join(f"\n  {refusal.offer}: {refusal.code}: {why}" for refusal, why in pairs)
-        hints = [_HINTS[r.code] for r in refusals if r.code in _HINTS]
+        hints = [refusal.hint for refusal in refusals if refusal.code in _HINTS]
         where = "single zone has" if count > 1 else "zone has"
         super().__init__(
             f"no {where} capacity for {counted(count, 'machine')}; tried:{lines}",

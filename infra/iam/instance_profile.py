@@ -48,10 +48,13 @@ class ClusterProfile:
         iam, profile = self._iam, {"InstanceProfileName": self._name}
         labels: Any = tags.to_aws(tags.resource_tags(self._cluster, "s3"))
         unless(EXISTS, lambda: iam.create_instance_profile(**profile, Tags=labels))
+        partition = self._clients.caller.arn.split(":")[1]
+        # Unlike most services, EC2 has another name in China: https://github.com/kubernetes/kops/issues/27
+        service = "ec2.amazonaws.com" + ".cn" * (partition == "aws-cn")
         make_role(
             iam,
-            {"Principal": {"Service": "ec2.amazonaws.com"}},
-            node_rights(spec, self._clients.caller.arn.split(":")[1]),
+            {"Principal": {"Service": service}},
+            node_rights(spec, partition),
             spec.permissions_boundary,
             self._clock,
             RoleName=self._name,

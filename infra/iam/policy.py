@@ -333,7 +333,8 @@ def _roles(
 
 
 def _pass(sid: str, name: str, service: str) -> dict[str, Any]:
-    to = {"StringEquals": {"iam:PassedToService": f"{service}.amazonaws.com"}}
+    # In China, EC2's name ends in .cn.
+    to = {"StringLike": {"iam:PassedToService": f"{service}.amazonaws.com*"}}
     return _allow(sid, _PASS, f"arn:*:iam::*:role/{name}", to)
 
 

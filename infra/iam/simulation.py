@@ -114,7 +114,7 @@ def _contexts(condition: Mapping[str, Any], region: str) -> Iterator[list[dict[s
         for key, values in tests.items():
             entry = {"ContextKeyName": key, "ContextKeyType": _TYPES.get(operator, "string")}
             accepted = [_ANY_VALUE] if operator == "Null" else _listed(values)
-            filled = [value.replace("*", region, 1).rstrip("*") for value in accepted]
+            filled = [value.replace(".*.", f".{region}.").rstrip("*") for value in accepted]
             choices.append([{**entry, "ContextKeyValues": [value]} for value in filled])
     yield from map(list, itertools.product(*choices))
 

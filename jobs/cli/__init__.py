@@ -19,6 +19,7 @@ from cluster.console.options import Option
 from cluster.console.output import allow_questions, say
 from cluster.console.parser import Command, Parser
 from infra.aws.api_time import API_TIME
+from infra.aws.outage import OUTAGE
 from infra.errors import HangupError, SprError, UsageError
 from infra.version import read_version
 from infra.words import nearest
@@ -265,7 +266,7 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
         if name == "study" and not request.tune and request.resume is None:
             hint = f"{parser.prog.replace(' train ', ' study ')} --help"
             raise UsageError("a study needs --tune NAME=VALUES", hint=hint)
-        API_TIME.on_offset = say
+        API_TIME.on_offset = OUTAGE.on_wait = say
         try:
             return parser.run(request)
         except Exception as error:

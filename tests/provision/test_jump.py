@@ -225,6 +225,10 @@ def test_a_machine_is_reached_over_a_jump_host(
         for jump.forwards in (0, -1):
             require_way(f"me@127.0.0.8:{jump.port}")
         subprocess.run([*share, "-O", "exit"], check=True)
+    for jump.forwards, why in ((0, "administratively prohibited"), (-1, "connect failed")):
+        with pytest.raises(JumpError, match=f"`: open failed: {why}") as caught:
+            host.run("true")
+        assert "me@127.0.0.8 lets this machine in" in str(caught.value.hint)
     jump.accepts = False
     with pytest.raises(UsageError, match=r"--jump me@127\S+: me@127\S+ Permission denied"):
         require_way(f"me@127.0.0.8:{jump.port}")

@@ -16,14 +16,18 @@ from botocore.exceptions import (
     NoCredentialsError,
     ReadTimeoutError,
 )
+from botocore.httpsession import URLLib3Session
 
 from infra.aws.clients import (
+    connect,
     error_code,
     is_passing,
     patient,
     translate_boto_error,
     when_visible,
 )
+from infra.aws.cloud import Cloud
+from infra.aws.outage import OUTAGE
 from infra.errors import SprError
 from tests.fakes import FakeClock
 from tests.golden import check_section
@@ -161,3 +165,33 @@ def test_what_was_made_seconds_ago_is_waited_for(clock: FakeClock) -> None:
         with pytest.raises(ClientError, match=error_code(error)):
             when_visible(failing(*[error] * 100), GroupId="sg-1")
         assert int(clock.now - began) in seconds
+
+
+def test_an_outage_is_reported_once_and_an_untrusted_certificate_ends_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, pauses = list[str](), list[float]()
+    monkeypatch.setattr(OUTAGE, "on_wait", said.append)
+    monkeypatch.setattr("botocore.endpoint.time.sleep", pauses.append)
+    clients = connect(Cloud("aws", "eu-west-1", str, True, True, credentials=("a", "s")))
+
+    def lose(call: Callable[..., object], error: Exception, **parameters: Any) -> int:
+        """Return how often a call whose requests are lost is repeated."""
+        before = len(pauses)
+        monkeypatch.setattr(URLLib3Session, "send", lambda *_: failing(error)())
+        with pytest.raises(type(error)):
+            call(**parameters)
+        return len(pauses) - before
+
+    lost = EndpointConnectionError(endpoint_url="https://x")
+    untrusted = boto.SSLError(endpoint_url="https://x", error=OSError("CERTIFICATE_VERIFY_FAILED"))
+
+    # A quota is only for information.
+    assert lose(clients.quotas.get_service_quota, lost, ServiceCode="ec2", QuotaCode="L-1") == 1
+    assert lose(clients.ec2.describe_vpcs, untrusted) == 0
+    assert said == []
+    assert "AWS_CA_BUNDLE" in str(translate_boto_error(untrusted))
+    for _ in range(2):
+        assert lose(clients.ec2.describe_vpcs, lost) > 9
+    (text,) = said
+    assert text.startswith("waiting for AWS: Could not connect")

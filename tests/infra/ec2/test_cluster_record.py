@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.cost.prices import table_prices
@@ -89,6 +89,7 @@ any_wishes = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=50)
 @given(any_wishes)
 def test_every_option_survives_the_tags(options: dict[str, Any]) -> None:
     spec, record = make(**options)

@@ -9,6 +9,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 import infra.ec2.instances
+from infra.ec2 import tags
 from infra.ec2.instances import (
     Instance,
     describe_impaired,
@@ -130,6 +131,9 @@ def test_a_machine_counts_from_its_purchase_until_it_was_stopped(
     assert (machine.hours(now), machine.stopped_hours(now)) == (hours, stopped_h)
     assert machine.hours(NOW - timedelta(hours=2)) == 0
     assert machine.was_restarted is restarted
+    # Somebody has edited the tags.
+    described["Tags"] = [{"Key": tags.EXPIRES, "Value": "tomorrow"}]
+    assert Instance.from_aws(described).expires is None
 
 
 def test_why_a_machine_will_never_answer_again(

@@ -154,13 +154,17 @@ def test_the_default_subnet_of_every_zone_and_the_zones_of_a_type(
     assert describe_type_support(ec2, ["x9z.metal"]) == {}
 
 
-def test_subnets_of_several_vpcs_or_with_dedicated_tenancy_are_refused(
+@pytest.mark.breaks_contract("*Ipv6CidrBlockState*")
+def test_subnets_of_several_vpcs_with_dedicated_tenancy_or_without_ipv4_are_refused(
     ec2_cloud: FakeCloud,
 ) -> None:
     ec2 = ec2_cloud.clients.ec2
     vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16", InstanceTenancy="dedicated")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/24")["Subnet"]["SubnetId"]
     other = describe_networks(ec2, (), None)[0]
+    ipv6: Any = ec2.create_subnet(
+        VpcId=other.vpc_id, Ipv6CidrBlock="2600:1f18::/64", Ipv6Native=True
+    )
 
     with pytest.raises(UsageError, match=f"{subnet}: {vpc} has dedicated tenancy") as caught:
         describe_networks(ec2, (subnet,), None)
@@ -169,6 +173,9 @@ def test_subnets_of_several_vpcs_or_with_dedicated_tenancy_are_refused(
         describe_networks(ec2, (subnet, other.subnet_id), None)
     for id_, place in ((subnet, vpc), (other.subnet_id, other.vpc_id)):
         assert f"{id_} in {place}" in caught.value.message
+    without = ipv6["Subnet"]["SubnetId"]
+    with pytest.raises(UsageError, match=f"{without}: machines there have no IPv4 addresses"):
+        describe_networks(ec2, (without,), None)
 
 
 _SIZE = {

@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 
 from infra.ec2.purchase import NoCapacityError, Refusal, buy, client_token, render_request
 from infra.errors import CloudError
+from infra.instance_types import INSTANCE_TYPES
 from tests.infra.plan_inputs import make_spec
 from tests.infra.price_market import (
     METAL,
@@ -131,6 +132,10 @@ def test_whatever_was_tried_is_listed_with_ec2s_own_words() -> None:
         f"  {SECOND} in us-east-1b, in the placement group: VcpuLimitExceeded: limit of 64",
     ]
     assert "L-1216C47A" in str(caught.value)
+    own = Refusal(
+        replace(offers_of(spec)[0], type=INSTANCE_TYPES["x8i.96xlarge"]), "VcpuLimitExceeded", "no"
+    )
+    assert "x8i.96xlarge has its own quota" in str(NoCapacityError(2, [own]))
     assert caught.value.code == "InsufficientInstanceCapacity"
     assert tuple(result) == caught.value.refusals
 

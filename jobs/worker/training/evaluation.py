@@ -133,7 +133,15 @@ def run_texts(
     """
     if not texts:
         return []
-    size, found = reading_limit(loaded), dict[int, Output]()
+    found = dict[int, Output]()
+    if len(widths := {len(each) for each in texts}) > 1:
+        # A server's clients may send texts and pairs at the same time.
+        for width in widths:
+            places = [n for n, each in enumerate(texts) if len(each) == width]
+            some = run_texts(loaded, [texts[n] for n in places], read, offsets=offsets)
+            found |= zip(places, some, strict=True)
+        return [found[n] for n in range(len(texts))]
+    size = reading_limit(loaded)
     loaded.model.eval()
     loaded.tokenizer.truncation_side = "right"  # as in training
     columns = map(list, zip(*texts, strict=True))

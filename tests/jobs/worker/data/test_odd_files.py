@@ -139,6 +139,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("embed_asked.csv", "query,answer\nwhy,so", "has no column 'bad'"),
     ("score.jsonl", '{"text": "a", "score": "many"}', "line 1: column 'score' is not a number: 'many'"),
     ("score_true.jsonl", '{"text": "a", "score": true}', "line 1: column 'score' is not a number: 'True'"),
+    ("score_long.jsonl", '{"text": "a", "score": %s}' % ("9" * 400), "'score' is not a number: '999"),
     ("score_pair.jsonl", '{"text": "a", "rating": 1, "pair": ""}', "line 1: column 'pair' is empty"),
     ("score_rank.jsonl", '{"query": "a", "pos": "b"}', "ranking needs negatives"),
     ("score_rank_none.jsonl", '{"query": "a", "pos": "b", "neg": []}', "'neg' has no text to rank lower"),

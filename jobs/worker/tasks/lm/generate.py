@@ -38,6 +38,8 @@ def complete(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
     prompts = [encode_prompt(loaded, row) for row in rows]
     rooms = [most if limit is None else min(most, limit - len(each)) for each in prompts]
     for row, ids, room in zip(rows, prompts, rooms, strict=True):
+        if not ids:
+            raise DatasetError(f"{row.place}: has no tokens to continue")
         if room < 1:
             what = f"{row.place}: has {len(ids)} tokens"
             raise DatasetError(f"{what}, and the model takes {limit} with the new ones")

@@ -154,6 +154,8 @@ def test_long_texts_get_what_fits_into_the_model(tmp_path: Path) -> None:
     ]
     with pytest.raises(DatasetError, match="row 2: has 16 tokens, and the model takes 16 with the"):
         predict(folder, [{"prompt": "the"}, {"prompt": "the " * 16}])
+    with pytest.raises(DatasetError, match="row 2: has no tokens to continue"):
+        predict(folder, [{"prompt": "the"}, {"prompt": "\u200b"}])
 
 
 def test_the_loss_of_routers_is_not_computed(tmp_path: Path) -> None:

@@ -212,8 +212,9 @@ def test_predict_measures_each_text(folder: Path) -> None:
             "perplexity": pytest.approx(perplexity(loss), rel=1e-3),
             "tokens": ids.numel(),
         }
-    with pytest.raises(DatasetError, match="row 1: 'text' is empty"):
-        predict(folder, [{"text": ""}], {"perplexity": True})
+    for odd, why in (({"text": ""}, "'text' is empty"), ("a", "'text' is not a text")):
+        with pytest.raises(DatasetError, match=f"row 1: {why}"):
+            predict(folder, [odd], {"perplexity": True})  # type: ignore[list-item]
 
 
 def test_texts_beyond_the_longest_input_are_counted(folder: Path) -> None:

@@ -52,6 +52,7 @@ def parquet(**columns: Any) -> bytes:
 
 READ: list[tuple[str, str | bytes, Any]] = [
     ("crlf.csv", 'text,label\r\n"a\nb",x\r\n"c\r\nd",y\r\n', [("a\nb", "x"), ("c\r\nd", "y")]),
+    ("data_column.json", GOOD.replace("{", '{"data":"d",'), LABELED),
     ("excel.csv", "sep=,\r\ntext,label\r\n" + XY.format(","), LABELED),
     ("pandas.csv", ",text,label\n0,a,x\n1,b,y\n", LABELED),
     ("huge.csv", f"text,label\n{'w' * 1_000_000},x\nb,y\n", [("w" * 1_000_000, "x"), ("b", "y")]),

@@ -68,7 +68,7 @@ def longest_input(loaded: Loaded) -> int | None:
     limits = [getattr(loaded.model.config, "max_position_embeddings", None)]
     for name, module in loaded.model.named_modules():
         if first := _first_position(name, module):
-            limits.append(module.num_embeddings - first)
+            limits.append(len(module.weight) - first)  # I-BERT has its own embedding
     known = [limit for limit in limits if limit and limit > 0]  # XLNet says -1
     return min(known) // ALIGN * ALIGN if known else None
 

@@ -183,7 +183,7 @@ def test_the_end_of_a_text_is_not_a_mark_that_the_text_has(tmp_path: Path, kind:
     save_model(tmp_path, loaded)
     _, again = load_trained(str(tmp_path / "model"))
     rows = [Row("row", {"text": each}) for each in html]
-    rows.insert(1, Row("row", {"text": "a", "pair": "</s> tile"}))
+    rows.insert(0, Row("row", {"text": "a", "pair": "</s> tile"}))
     alone = [Classify.predict(again, [row])[0]["labels"] for row in rows]
     found = Classify.predict(again, rows)
     for one, other in zip(alone, found, strict=True):

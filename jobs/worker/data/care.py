@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
+from unicodedata import normalize
 
 from .records import show
 
@@ -65,9 +66,11 @@ def _rare(counts: Counter[str]) -> Iterator[str]:
 def _alike(counts: Counter[str]) -> Iterator[str]:
     groups: dict[str, list[str]] = {}
     for name in sorted(counts):
-        groups.setdefault(" ".join(name.split()).casefold(), []).append(name)
+        # An accent may be a character of its own, as in names of files on a Mac.
+        plain = " ".join(normalize("NFC", name).split()).casefold()
+        groups.setdefault(plain, []).append(name)
     alike = [names for names in groups.values() if len(names) > 1]
     if alike:
         shown = ", ".join(" and ".join(map(show, names)) for names in alike[:_SHOWN])
         more = ", …" if len(alike) > _SHOWN else ""
-        yield f"labels differ only in case or spaces ({shown}{more})"
+        yield f"labels differ only in case, spaces, or Unicode form ({shown}{more})"

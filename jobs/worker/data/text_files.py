@@ -217,7 +217,7 @@ def _is_json_lines(file: TextIO) -> bool:
     file.seek(0)
     try:
         found = json.loads(line) if line.lstrip().startswith("{") else None
-        return isinstance(found, dict) and "data" not in found
+        return isinstance(found, dict) and not isinstance(found.get("data"), list)
     except (ValueError, RecursionError):
         return False
 

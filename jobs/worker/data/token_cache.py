@@ -42,6 +42,7 @@ def token_key(columns: Sequence[Column], tokenizer: Any) -> str:
     # Truncation and padding depend on the tokenizer's last call and are excluded.
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     settings |= {"truncation": None, "padding": None}
+    settings |= {"split_special_tokens": tokenizer.split_special_tokens}
     digest = hashlib.sha256(json.dumps([VERSION, tokenizers.__version__, settings]).encode())
     for texts, offsets in columns:
         digest.update(b"\xfe" * 8 if offsets else b"")

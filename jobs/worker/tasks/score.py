@@ -147,7 +147,7 @@ class Score(TaughtTask[ScoreOptions]):
 
     def open_teacher(self, context: TrainContext | None = None) -> Loaded:
         loaded = super().open_teacher(context)
-        if (count := loaded.model.num_labels) != 1:
+        if (count := loaded.model.config.num_labels) != 1:
             raise ModelError(
                 f"--teacher {self.options.teacher}: has {count} outputs, and a score is one",
                 hint="a model of `train classify` teaches `train classify`",
@@ -260,7 +260,7 @@ def is_ranking(loaded: Loaded) -> bool:
 def _number(what: str, value: Any) -> float:
     try:
         found = float("nan") if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
         raise DatasetError(f"{what} is not a number: {show(str(value))}")

@@ -68,7 +68,7 @@ def longest_input(loaded: Loaded) -> int | None:
     limits = [getattr(loaded.model.config, "max_position_embeddings", None)]
     for name, module in loaded.model.named_modules():
         if first := _first_position(name, module):
-            limits.append(module.num_embeddings - first)
+            limits.append(len(module.weight) - first)  # I-BERT has its own embedding
     known = [limit for limit in limits if limit and limit > 0]  # XLNet says -1
     return min(known) // ALIGN * ALIGN if known else None
 
@@ -150,7 +150,7 @@ def load_pretrained(
             source, trust_remote_code=False, **settings
         )
         own = {} if keep_dropout else take_attention_dropouts(config)
-        model, found = _auto_class(head).from_pretrained(
+        model, found = _auto_class(head, config).from_pretrained(
             source,
             config=config,
             trust_remote_code=False,
@@ -225,7 +225,9 @@ def class_settings(names: Sequence[str]) -> dict[str, Any]:
 
 def classes_of(loaded: Loaded) -> list[str]:
     """Return the names of a model's classes, in its order."""
-    return [loaded.model.config.id2label[number] for number in range(loaded.model.num_labels)]
+    return [
+        loaded.model.config.id2label[number] for number in range(loaded.model.config.num_labels)
+    ]
 
 
 def own_order(known: Mapping[int, str], names: Sequence[str]) -> list[str]:
@@ -249,7 +251,9 @@ def _renew_head(model: Any, new: Collection[str]) -> list[str]:
     head = {
         name: each.data
         for name, each in model.named_parameters()
-        if name not in new and id(each) not in inside and each.shape[:1] == (model.num_labels,)
+        if name not in new
+        and id(each) not in inside
+        and each.shape[:1] == (model.config.num_labels,)
     }
     for weight in head.values():
         spread = getattr(model.config, "initializer_range", 0.02)
@@ -271,12 +275,22 @@ def settle_padding(loaded: Loaded) -> None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(next(fitting))
     if not any(_first_position(*each) for each in loaded.model.named_modules()):
         config.pad_token_id = tokenizer.pad_token_id
+    if config.is_encoder_decoder:
+        # BART and T5 classify a text at its end, and fail for a text that has "</s>" in it, as HTML may.
+        tokenizer.split_special_tokens = True
 
 
-def _auto_class(head: str) -> Any:
+def _auto_class(head: str, config: Any) -> Any:
     import transformers  # noqa: PLC0415
+    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415
+        MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES as ENCODERS,
+    )
 
-    return getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
+    if head:
+        return getattr(transformers, f"AutoModelFor{head}")
+    # T5's decoder needs an input of its own; sentence-transformers also loads only the encoder.
+    is_part = ENCODERS.get(config.model_type, "").endswith("EncoderModel")
+    return transformers.AutoModelForTextEncoding if is_part else transformers.AutoModel
 
 
 def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
@@ -319,7 +333,7 @@ def _new(head: str, texts: Iterable[str], ranks: Ranks, settings: Mapping[str, A
         **SCRATCH_DROPOUT,
         **settings,
     )
-    model = _auto_class(head).from_config(config)
+    model = _auto_class(head, config).from_config(config)
     _keep_digits(model)
     return Loaded(model, tokenizer)
 

@@ -25,25 +25,33 @@ NEW_TOKENS, SEED = 256, 42
 TOGETHER = 32
 """Rows that are generated together."""
 
+_UNMASKED = {"recurrent_gemma", "rwkv", "xlstm"}
+"""Models that read padding into their state: they ignore the attention mask, or take none."""
+
 Ids = Sequence[int]
 
 
 def complete(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return what the model adds to each row's text, or answers in its chat.
 
-    Rows of similar length are computed together, with padding on the left. Raises :class:`DatasetError`.
+    Rows of similar length are computed together, with padding on the left; for models that can't leave
+    padding out, those of equal length. Raises :class:`DatasetError`.
     """
     asked, limit = loaded.settings, longest_input(loaded)
     most: int = asked.get("max_new_tokens", NEW_TOKENS)
     prompts = [encode_prompt(loaded, row) for row in rows]
     rooms = [most if limit is None else min(most, limit - len(each)) for each in prompts]
     for row, ids, room in zip(rows, prompts, rooms, strict=True):
+        if not ids:
+            raise DatasetError(f"{row.place}: has no tokens to continue")
         if room < 1:
             what = f"{row.place}: has {len(ids)} tokens"
             raise DatasetError(f"{what}, and the model takes {limit} with the new ones")
     found: dict[int, dict[str, Any]] = {}
     order = sorted(range(len(rows)), key=lambda n: (-rooms[n], len(prompts[n])))
-    for room, numbers in groupby(order, key=lambda n: rooms[n]):
+    is_padded = loaded.model.config.model_type not in _UNMASKED
+    widths = [0 if is_padded else len(each) for each in prompts]
+    for (room, _), numbers in groupby(order, key=lambda n: (rooms[n], widths[n])):
         same = [*numbers]
         for part in parts(len(same), TOGETHER):
             some = same[part]
@@ -113,7 +121,8 @@ def _read_chat(what: str, value: Any) -> list[Turn]:
 def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> list[dict[str, Any]]:
     model, tokenizer, asked = loaded.model, loaded.tokenizer, loaded.settings
     tokenizer.padding_side = "left"
-    batch = tokenizer.pad({"input_ids": [list(each) for each in prompts]}, return_tensors="pt")
+    ids = {"input_ids": [list(each) for each in prompts]}
+    batch = tokenizer.pad(ids, return_tensors="pt", return_attention_mask=True)
     width = batch["input_ids"].shape[1]
     ends = find_ends(loaded)
     temperature = asked.get("temperature", 0.0)

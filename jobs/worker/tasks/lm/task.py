@@ -328,8 +328,9 @@ def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
     end = loaded.tokenizer.eos_token_id
     ends = [] if end is None else [end]
     for row in rows:
-        name = next((each for each in ("messages", "prompt") if each in row.values), "text")
-        if isinstance(row.values.get(name), list):
+        values = row.values if isinstance(row.values, dict) else {}
+        name = next((each for each in ("messages", "prompt") if each in values), "text")
+        if isinstance(values.get(name), list):
             raise DatasetError(f"{row.place}: {name!r} is a chat, and {_ONLY_TEXTS}", hint=_INSTEAD)
         text = row.text(name)
         # As learned: with its end, unless that is cut off.

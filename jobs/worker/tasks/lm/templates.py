@@ -11,7 +11,7 @@ from itertools import compress
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...data.records import noting, show
+from ...data.records import noting, require_text, show
 from ...runtime.errors import DatasetError, first_line
 from .chats import MARKS, Exchange, Turn, is_learned, render_calls
 
@@ -62,6 +62,8 @@ class Renderer:
         dropped = list[str]()
         if exchange.turns:
             text, marked = self._render(exchange, exchange.turns)
+            # Of calls, tools, and thoughts, only this text is checked.
+            require_text(text, f"{exchange.place}: the chat")
             dropped = self._find_dropped(exchange, text)
             learned = self._find_learned(exchange, text, marked)
         else:

@@ -28,6 +28,7 @@ def rows(label: str, count: int, word: str = "text") -> list[Row]:
 UNSEEN = [Row(("text  a 1 ",), ("a",), "elsewhere"), *rows("a", 3, "other")]
 RARE = [*rows("d", 9), *rows("c", 2), *rows("b", 3), *rows("a", 2), *rows("e", 10)]
 ALIKE = [*rows("Spam", 10), *rows("spam ", 10), *rows("ham", 10)]
+SAME = "labels differ only in case, spaces, or Unicode form"
 SHARED = "1 of 4 records for evaluation are also in the training data, so the scores are too good"
 
 
@@ -38,7 +39,8 @@ SHARED = "1 of 4 records for evaluation are also in the training data, so the sc
         (rows("a", 10), None, ""),
         (rows("a", 10), UNSEEN, SHARED),
         (RARE, None, "4 of 5 labels have fewer than 10 rows ('a' 2, 'c' 2, 'b' 3, …)"),
-        (ALIKE, None, "labels differ only in case or spaces ('Spam' and 'spam ')"),
+        (ALIKE, None, f"{SAME} ('Spam' and 'spam ')"),
+        ([*rows("é", 10), *rows("e\u0301", 10)], None, f"{SAME} ('e\u0301' and 'é')"),
     ],
 )
 def test_what_is_unusual_is_told(train: list[Row], unseen: list[Row] | None, said: str) -> None:

@@ -52,6 +52,7 @@ def parquet(**columns: Any) -> bytes:
 
 READ: list[tuple[str, str | bytes, Any]] = [
     ("crlf.csv", 'text,label\r\n"a\nb",x\r\n"c\r\nd",y\r\n', [("a\nb", "x"), ("c\r\nd", "y")]),
+    ("data_column.json", GOOD.replace("{", '{"data":"d",'), LABELED),
     ("excel.csv", "sep=,\r\ntext,label\r\n" + XY.format(","), LABELED),
     ("pandas.csv", ",text,label\n0,a,x\n1,b,y\n", LABELED),
     ("huge.csv", f"text,label\n{'w' * 1_000_000},x\nb,y\n", [("w" * 1_000_000, "x"), ("b", "y")]),
@@ -139,6 +140,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("embed_asked.csv", "query,answer\nwhy,so", "has no column 'bad'"),
     ("score.jsonl", '{"text": "a", "score": "many"}', "line 1: column 'score' is not a number: 'many'"),
     ("score_true.jsonl", '{"text": "a", "score": true}', "line 1: column 'score' is not a number: 'True'"),
+    ("score_long.jsonl", '{"text": "a", "score": %s}' % ("9" * 400), "'score' is not a number: '999"),
     ("score_pair.jsonl", '{"text": "a", "rating": 1, "pair": ""}', "line 1: column 'pair' is empty"),
     ("score_rank.jsonl", '{"query": "a", "pos": "b"}', "ranking needs negatives"),
     ("score_rank_none.jsonl", '{"query": "a", "pos": "b", "neg": []}', "'neg' has no text to rank lower"),

@@ -437,9 +437,12 @@ def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_all_are_large")
 @pytest.mark.parametrize(
-    "name", ["a.csv", "a.csv.gz", "a.jsonl", "a.json.gz", "a.txt", "a.parquet"]
+    ("name", "no_locks"),
+    [
+        *((f"a.{kind}", 0) for kind in ("csv", "csv.gz", "jsonl", "json.gz", "txt", "parquet")),
+        *(("a.jsonl", why) for why in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)),
+    ],
 )
-@pytest.mark.parametrize("no_locks", [0, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_rows_of_large_files_are_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, no_locks: int
 ) -> None:

@@ -101,7 +101,9 @@ def test_what_failed_or_killed_jobs_left_is_removed(tmp_path: Path, encoded: Enc
     assert sorted(path.name for path in tmp_path.iterdir()) == [alive.name, "key.tokens"]
 
 
-def test_the_key_covers_everything_that_decides_the_tokens(texts: Texts, tokenizer: Any) -> None:
+def test_the_key_covers_everything_that_decides_the_tokens(
+    texts: Texts, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = token_key(texts.columns, tokenizer)
     first, *others = texts.passages
     changed = [
@@ -115,6 +117,8 @@ def test_the_key_covers_everything_that_decides_the_tokens(texts: Texts, tokeniz
     assert len({key, *(token_key(each.columns, tokenizer) for each in changed)}) == 1 + len(changed)
     tokenizer("some", truncation=True, max_length=4, padding="max_length")
     assert token_key(texts.columns, tokenizer) == key, "how it was last called is no matter"
+    monkeypatch.setattr(tokenizer, "split_special_tokens", True)
+    assert token_key(texts.columns, tokenizer) != key
 
 
 def test_tokens_are_mapped_not_read(tmp_path: Path, texts: Texts, tokenizer: Any) -> None:

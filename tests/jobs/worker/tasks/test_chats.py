@@ -229,6 +229,7 @@ AS_OBJECT = (USER, {**CALL, "content": "", "tool_calls": ADDS[0]}, TOOL, ANSWER)
 NAMELESS = (USER, {**CALL, "content": "", "tool_calls": ["add"]}, TOOL, ANSWER)
 THINKS = SAYS.replace("%s", "{{ m.thinking }}{{ m.content }}")
 DROPPED = (CALLS, NAMED, THOUGHT, AS_TEXT, AS_OBJECT, NAMELESS)
+HALF = (USER, {**ANSWER, "thinking": "\ud83d"})
 TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
 
 
@@ -245,6 +246,7 @@ TWO, SAME = (USER, ANSWER), (USER, ANSWER, said("user", "Oh."), ANSWER)
         (NO_TOOL_BY_NAME, CALLS, "drops turn 3 (tool): '5'", "remove the turn"),
         (UNSTABLE, TWO * 2, "writes turn 1 differently if others follow", '"weight": 0'),
         (HALVES, (USER, UNWEIGHTED, *TWO), "marks 4 parts of 2 answers, so", "each answer as"),
+        (THINKS, HALF, "the chat contains half of a surrogate pair", ""),
         (UNSAID, TWO, "marks no words of the assistant", "{% generation %}"),
     ],
 )

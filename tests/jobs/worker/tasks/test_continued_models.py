@@ -150,3 +150,42 @@ def test_a_decoder_classifies_by_the_last_token_of_a_text(
     asked = [Row("row", row) for row in rows]
     alone = [Classify.predict(again, [row])[0]["labels"].keys() for row in asked]
     assert [each["labels"].keys() for each in Classify.predict(again, asked)] == alone
+
+
+def save_with_decoder(folder: Path, kind: str) -> str:
+    """Save a small model that has an encoder and a decoder; return its folder."""
+    import transformers
+
+    tokenizer = KINDS["roberta"](ROWS)
+    tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
+    shape = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    if kind == "bart":
+        names = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
+        sides = ("encoder", "decoder")
+        shape = {f"{side}_{name}": size for side in sides for name, size in names.items()}
+        shape["d_model"] = 16
+    marks = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tokenizer), **marks, **shape)
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_the_end_of_a_text_is_not_a_mark_that_the_text_has(tmp_path: Path, kind: str) -> None:
+    """Models with a decoder find each text's end, and fail if texts have different numbers of marks."""
+    html = ["a <s>tile</s>", "cores"]
+    data = write(tmp_path, [{"text": each, "label": each[0]} for each in html])
+    model = save_with_decoder(tmp_path / "base", kind)
+    chosen = Classify(ClassifyOptions(data=data, model=model, **SHARED))
+    loaded, samples = prepare(chosen)
+    assert chosen.loss(loaded.model, chosen.collate([samples[0], samples[1]], loaded)).isfinite()
+    save_model(tmp_path, loaded)
+    _, again = load_trained(str(tmp_path / "model"))
+    rows = [Row("row", {"text": each}) for each in html]
+    rows.insert(0, Row("row", {"text": "a", "pair": "</s> tile"}))
+    alone = [Classify.predict(again, [row])[0]["labels"] for row in rows]
+    found = Classify.predict(again, rows)
+    for one, other in zip(alone, found, strict=True):
+        assert one == pytest.approx(other["labels"], abs=1e-3)
+    assert len({*map(str, alone)}) == 3

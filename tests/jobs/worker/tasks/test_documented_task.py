@@ -36,15 +36,15 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     (node / "a.csv").write_text("\n".join(["text,rating", *rows]))
     options: dict[str, Any] = {"data": "a.csv", "model": "scratch", "dtype": "fp32"}
     options |= {"compile": "off", "batch_size": 5, "learning_rate": 0.006, "token_cache": "none"}
-    options |= {"checkpoint_every": 20, "output": "one"}
+    options |= {"checkpoint_every": 10, "output": "one"}
 
-    first = run(node, {**options, "epochs": 20})
-    again = run(node, {**options, "epochs": 30}, "--resume")
+    first = run(node, {**options, "epochs": 10})
+    again = run(node, {**options, "epochs": 15}, "--resume")
 
     assert (node / "one" / "results.json").is_file(), first + again
     result = json.loads((node / "one" / "results.json").read_text())
-    assert result["resumed_after"] == [40]
-    assert "resumed with --epochs 30 (it was 20): results will differ" in again
+    assert result["resumed_after"] == [20]
+    assert "resumed with --epochs 15 (it was 10): results will differ" in again
     assert result["scores"]["error"] < 1.0, "the mean of all scores is off by 1.2"
 
     (node / "a.csv").write_text("text,rating\ngood,many\n")

@@ -59,7 +59,6 @@ from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.threaded_ranks import load_run
-from tests.jobs.worker.training.test_resume import STEPS
 
 SAMPLE = str(Lm.demo.data)
 TINY: dict[str, Any] = {
@@ -212,8 +211,9 @@ def test_predict_measures_each_text(folder: Path) -> None:
             "perplexity": pytest.approx(perplexity(loss), rel=1e-3),
             "tokens": ids.numel(),
         }
-    with pytest.raises(DatasetError, match="row 1: 'text' is empty"):
-        predict(folder, [{"text": ""}], {"perplexity": True})
+    for odd, why in (({"text": ""}, "'text' is empty"), ("a", "'text' is not a text")):
+        with pytest.raises(DatasetError, match=f"row 1: {why}"):
+            predict(folder, [odd], {"perplexity": True})  # type: ignore[list-item]
 
 
 def test_texts_beyond_the_longest_input_are_counted(folder: Path) -> None:
@@ -308,12 +308,12 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -
 def test_adapters_are_all_that_a_checkpoint_holds(folder: Path, nodes_folder: Path) -> None:
     """A killed run with recomputed layers continues to the same adapters, to the bit."""
     shared: dict[str, Any] = {"lora": True, "gradient_checkpointing": True, "batch_size": 2}
-    shared |= {"max_steps": STEPS, "checkpoint_every": 2, "backend": "gloo", "dtype": "bf16"}
+    shared |= {"max_steps": 6, "checkpoint_every": 2, "backend": "gloo", "dtype": "bf16"}
 
     def at(name: str, **more: Any) -> LmOptions:
         return options_for(folder, **shared, output=str(nodes_folder / name), **more)
 
-    kill, alone = {"at": "step", "step": 7, "signal": signal.SIGKILL}, {"ranks": 1}
+    kill, alone = {"at": "step", "step": 4, "signal": signal.SIGKILL}, {"ranks": 1}
     whole, killed, resumed = run_forked(
         [(at("whole"), alone), (at("killed"), kill | alone), (at("killed", resume=True), alone)]
     )
@@ -398,10 +398,11 @@ def test_the_simulated_peak_is_that_of_a_step(config: Any) -> None:
         own(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     weights = sum(each.numel() for each in own.parameters())
     assert found - ADAM_BYTES * weights == pytest.approx(live.peak, rel=0.02)
-    # With evaluation data, also the best weights so far.
-    for keep, more in (("best", 4 * weights), ("last", 0)):
-        evaluated = replace(options, eval="dev.txt", keep=keep)
-        assert simulate(Plan(evaluated, "fp32", 1), config) == found + more
+    if config.model_type == "llama":
+        # With evaluation data, also the best weights so far.
+        for keep, more in (("best", 4 * weights), ("last", 0)):
+            evaluated = replace(options, eval="dev.txt", keep=keep)
+            assert simulate(Plan(evaluated, "fp32", 1), config) == found + more
 
 
 def test_a_simulation_that_fails_is_a_note_with_its_type(

@@ -6,7 +6,7 @@ import math
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.worker.tasks.squad.dataset import Answer, Question
@@ -118,6 +118,7 @@ def test_answers_to_questions_that_may_have_none(
 GUESSES = st.sampled_from([CONTEXT, "eight", "tile registers", "eight tile no", "no"])
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.booleans(), GUESSES, st.integers(-99, 99)),

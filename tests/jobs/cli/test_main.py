@@ -51,18 +51,36 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("iam-policy >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
         ("--version >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
-        ("--version >&-", 0, ""),
+        ("stacks <&- >&-", 0, ""),
+        # Nothing goes to stdout, which a program may read.
+        ("unknown 2>&-", 2, ""),
     ],
 )
-def test_a_full_disk_is_one_line_and_a_closed_output_no_error(
+def test_a_full_disk_is_one_line_and_a_closed_stream_no_error(
     words: str, code: int, said: str
 ) -> None:
     shell = ["sh", "-c", f'exec "$0" -m jobs {words}', sys.executable]
     root = Path(__file__).parents[3]
     done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=root)
-    assert done.returncode == code
+    assert (done.returncode, done.stdout) == (code, "")
     assert re.match(f"spr-cluster: {said}" if said else "$", done.stderr)
     assert done.stderr.count("\n") == 2 * bool(said)
+
+
+def test_a_deleted_working_folder_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+    result = run(capsys, "status")
+
+    assert (result.code, result.message) == (
+        2,
+        "the working folder was deleted\n  → cd to another folder, or to it again if it was recreated",
+    )
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -241,7 +241,7 @@ def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str
     assert rows["name"] == {"key": "name", "value": "bert", "origin": "spr-cluster.toml:2"}
     assert rows["ttl"] == {"key": "ttl", "value": "8h", "origin": "default"}
     assert rows["bake"]["value"] is None, "it depends on the cloud and the number of nodes"
-    assert main(["config", "--json", "doctor", "--nodes", "8"]) == 0
+    assert main(["config", "doctor", "--nodes", "8", "--json"]) == 0
     assert {row["key"]: row for row in json.loads(capsys.readouterr().out)}["nodes"] == rows[
         "nodes"
     ]

@@ -81,7 +81,7 @@ def test_which_files_are_results_may_be_none() -> None:
     [
         ("", "", "--name=a --cloud=aws --region=eu-west-1"),
         ('name = "b"', "", "--name=b"),
-        ('name = "b"', "--name a", "--name=b --cloud=aws --region=eu-west-1 --name a"),
+        ('name = "b"', "--name a", "--cloud=aws --region=eu-west-1 --name a"),
         ('cloud = "local"', "", "--name=a --cloud=local"),
     ],
 )
@@ -213,6 +213,15 @@ def test_what_is_typed_is_not_blamed_on_the_file(
     assert main(typed.split()) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"spr-cluster: {said}"), err
+
+
+def test_a_wrong_value_in_the_file_matters_only_without_a_typed_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    project = parse('[cluster]\nnodes = "x"\nname = "bert"\n')
+    assert apply_project(["up", "--nodes=2"], project).words == ["up", "--name=bert", "--nodes=2"]
+    assert main(["up"]) == 2
+    assert "spr-cluster.toml:2: nodes: argument --nodes: invalid" in capsys.readouterr().err
 
 
 def test_a_message_about_both_names_the_place_in_the_file(

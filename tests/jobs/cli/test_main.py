@@ -50,7 +50,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "code", "said"),
     [
         ("iam-policy >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
-        ("--version >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
         ("stacks <&- >&-", 0, ""),
         # Nothing goes to stdout, which a program may read.
         ("unknown 2>&-", 2, ""),

@@ -198,12 +198,12 @@ def _find_job(words: Sequence[str], project: ProjectFile) -> str:
     near = nearest(name, jobs)
     # A single word that is no program here, either.
     is_job = len(words) == 2 and not (Path(name).exists() or shutil.which(name))
-    if words[0] == "run" and name and jobs and (near or is_job):
+    if name and jobs and (near or is_job or words[0] == "train"):
         near = near or f"; it has {', '.join(jobs)}"
-        raise UsageError(
-            f"{project.path} has no job {name!r}{near}",
-            hint=f"to run a program of that name: spr-cluster run -- {shlex.join(words[1:])}",
-        )
+        hint = f"to run a program of that name: spr-cluster run -- {shlex.join(words[1:])}"
+        if words[0] == "train":
+            hint = f"the tasks are {', '.join(TASKS)}"
+        raise UsageError(f"{project.path} has no job {name!r}{near}", hint=hint)
     return ""
 
 

@@ -98,6 +98,8 @@ def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
     ("words", "said"),
     [
         ("run --nodes 1 finetun", "no job 'finetun'; did you mean finetune"),
+        ("train --nodes 1 finetun", "no job 'finetun'; did you mean finetune.*tasks are squad,"),
+        ("train other", "no job 'other'; it has finetune, mine"),
         (
             "run mine --ppn 1 more -- a",
             "unknown argument 'more' of .*: spr-cluster run mine -- more",

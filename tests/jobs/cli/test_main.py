@@ -49,6 +49,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "code", "said"),
     [
         ("iam-policy >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
+        ("--version >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
         ("config --init <&- >&-", 2, "--init asks questions, but there is no terminal\n"),
         # Nothing goes to stdout, which a program may read.
         ("unknown 2>&-", 2, ""),

@@ -99,7 +99,7 @@ def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
     [
         ("run --nodes 1 finetun", "no job 'finetun'; did you mean finetune"),
         ("train --nodes 1 finetun", "no job 'finetun'; did you mean finetune.*tasks are squad,"),
-        ("train other", "no job 'other'; it has finetune, mine"),
+        ("train other --seed 1", "no job 'other'; it has finetune, mine"),
         (
             "run mine --ppn 1 more -- a",
             "unknown argument 'more' of .*: spr-cluster run mine -- more",
@@ -217,9 +217,12 @@ def test_what_is_typed_is_not_blamed_on_the_file(
     assert err.startswith(f"spr-cluster: {said}"), err
 
 
-def test_a_wrong_value_in_the_file_matters_only_without_a_typed_one(
+def test_a_typed_value_replaces_the_files_unless_the_option_repeats(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    found = apply_project(["run", "mine", "--ppn=1", "--env=A=1"], parse(FILE)).words
+    assert {"--env=SEED=7", "--env=A=1", "--ppn=1"} < {*found}
+    assert "--ppn=2" not in found
     project = parse('[cluster]\nnodes = "x"\nname = "bert"\n')
     assert apply_project(["up", "--nodes=2"], project).words == ["up", "--name=bert", "--nodes=2"]
     assert main(["up"]) == 2

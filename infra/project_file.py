@@ -79,7 +79,13 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 def find_project_file(folder: Path | None = None) -> Path:
     """Return the nearest file, from ``folder`` upward; if there is none, its path in the working folder."""
-    here = (folder or Path.cwd()).absolute()
+    try:
+        here = (folder or Path.cwd()).absolute()
+    except FileNotFoundError:
+        raise UsageError(
+            "the working folder was deleted",
+            hint="cd to another folder, or to it again if it was recreated",
+        ) from None
     for parent in (here, *here.parents):
         path = parent / PROJECT_FILE
         if path.is_file():

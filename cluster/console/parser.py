@@ -6,6 +6,7 @@ import argparse
 import difflib
 import inspect
 import re
+import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -155,7 +156,14 @@ class Parser(argparse.ArgumentParser):
         known, rest = super().parse_known_args(self._cancel_switches(args), namespace)
         if rest:
             what = "option" if rest[0].startswith("-") else "argument"
-            self.error(f"unknown {what} {rest[0]!r}{self._nearest(rest[0])}")
+            problem = f"unknown {what} {rest[0]!r}{self._nearest(rest[0])}"
+            for program in (each for each in self.options if each.takes == "+"):
+                words = getattr(known, program.name)
+                if args.index(words[0]) < args.index(rest[0]):
+                    line = shlex.join([*words, *rest])
+                    hint = f"the program's own options follow --: {self.prog} -- {line}"
+                    raise UsageError(problem, hint=hint)
+            self.error(problem)
         return known, rest
 
     def _cancel_switches(self, words: Any) -> Any:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cluster.cli import GROUPS as CLUSTER_GROUPS
@@ -164,6 +165,7 @@ def build_parser(command: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Names and records can contain invalid text.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -171,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         import_module("jobs.cli.setup.completion").complete()
     try:
         code = _describe(words) if not words or words[0].startswith("-") else _run(words)
-        _flush()
+        sys.stdout.flush()
         return code
     except KeyboardInterrupt as interrupt:
         # A second Ctrl-C, during the list of existing resources, also arrives here.
@@ -186,15 +188,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         say(f"spr-cluster: {known}")
         try:
-            _flush()
+            sys.stdout.flush()
         except OSError:  # Python would complain at its end
             _exit_at_once(known.exit_code)
         return known.exit_code
 
 
-def _flush() -> None:
-    if sys.stdout:  # a closed one is None
-        sys.stdout.flush()
+def _replace_closed_streams() -> None:
+    """Open what a shell closed, such as with ``2>&-``: `print` would write errors to stdout instead."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - until the end
+            setattr(sys, name, null)
 
 
 def _run(words: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from infra.cost.prices import table_prices
 from infra.ec2.instances import Instance
 from infra.errors import NoClusterError, UsageError
 from infra.instance_types import TABLE_REGION, find_machine
-from infra.spec import ClusterOptions, default_throughput
+from infra.spec import ClusterOptions, default_throughput, validate_options
 from infra.words import counted
 from jobs.cli.places.options import DryRunRequest, find_type, shape_of
 from jobs.places.environment import warn_ignored
@@ -54,8 +54,12 @@ def run_dry(
 
 
 def imagine(type_name: str, nodes: int, stack: str, now: datetime) -> Target:
-    """Return new nodes of a type in the table. Raises :class:`UsageError` for another one."""
+    """Return new nodes of a type in the table.
+
+    Raises :class:`UsageError` for another type, or more nodes than a cluster can have.
+    """
     machine = find_type(type_name)
+    validate_options(nodes=nodes)
     names = [f"node{rank}" for rank in range(nodes)]
     every = tuple(
         Node(rank, Instance("", "", "", name, "", rank, now, machine.name, "", {}))

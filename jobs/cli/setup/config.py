@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ def run(request: ConfigRequest) -> int:
     elif request.init:
         _write_new()
     else:
+        # All words after the command are its own, also a --json at their end.
+        own = takewhile("--".__ne__, request.command)
+        request = replace(request, json=request.json or "--json" in own)
         project = read_project_file()
         words = expand(request.command or ["up"])
         settings = list(describe_settings(words, project))

@@ -42,6 +42,8 @@ _SECRET = re.compile(
     r"(^|_)(TOKEN|PAT|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_KEY)$"
 )
 _shown = partial(json.dumps, ensure_ascii=False, default=str)
+_OPERATOR = re.compile(r"\d?[|&;<>]+\d?")
+"""A word that a shell would not give to a program, such as ``|`` and ``2>&1``."""
 _LOCAL = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\$))")
 
 
@@ -54,6 +56,8 @@ class Origin:
     value: object
     flags: tuple[str, ...] = ()
     """All names of the option, and of its opposite."""
+    adds: bool = False
+    """Whether a typed value comes in addition to the file's, and not instead."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,9 @@ Rendered = dict[str, tuple[list[str], Origin]]
 def _insert(words: Sequence[str], at: int, found: Rendered) -> CommandWords:
     parts = [word.partition("=") for word in words[: _end(words)]]
     flags, typed = {part[0] for part in parts}, {part[2] or part[0] for part in parts}
-    new = [word for given, _ in found.values() for word in given]
+    # A value that a typed one replaces is not read: a mistake in it would be blamed on what is typed.
+    kept = [given for given, each in found.values() if each.adds or flags.isdisjoint(each.flags)]
+    new = [word for given in kept for word in given]
     origins = {
         name: each
         for flag, (given, each) in found.items()
@@ -192,12 +198,12 @@ def _find_job(words: Sequence[str], project: ProjectFile) -> str:
     near = nearest(name, jobs)
     # A single word that is no program here, either.
     is_job = len(words) == 2 and not (Path(name).exists() or shutil.which(name))
-    if words[0] == "run" and name and jobs and (near or is_job):
+    if name and jobs and (near or is_job or words[0] == "train"):
         near = near or f"; it has {', '.join(jobs)}"
-        raise UsageError(
-            f"{project.path} has no job {name!r}{near}",
-            hint=f"to run a program of that name: spr-cluster run -- {shlex.join(words[1:])}",
-        )
+        hint = f"to run a program of that name: spr-cluster run -- {shlex.join(words[1:])}"
+        if words[0] == "train":
+            hint = f"the tasks are {', '.join(TASKS)}"
+        raise UsageError(f"{project.path} has no job {name!r}{near}", hint=hint)
     return ""
 
 
@@ -247,9 +253,15 @@ def _expand_job(
 def _split_command(value: object, where: str) -> list[str]:
     if isinstance(value, str) and value.strip():
         try:
-            return shlex.split(value)
+            words = shlex.split(value)
         except ValueError as error:
             raise UsageError(f"{where}: command = {value!r}: {error}") from None
+        if operator := next(filter(_OPERATOR.fullmatch, words), None):
+            raise UsageError(
+                f"{where}: command = {value!r}: no shell runs it, so {operator!r} has no effect",
+                hint=f"command = {_shown(['sh', '-c', value])}",
+            )
+        return words
     if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
         return list(value)
     raise UsageError(f'{where}: command = {value!r}: expected text such as "python train.py"')
@@ -290,9 +302,9 @@ class _Options:
                     f"{where}: unknown key {key!r} in [{'.'.join(self._table)}]{meant}"
                 )
             words = self._words(flag, key, value, where)
-            names = self._known[flag].flags
-            flags = (*names, *map(opposite, names))
-            found[flag] = (words, Origin(where, key, value, flags))
+            option = self._known[flag]
+            flags = (*option.flags, *map(opposite, option.flags))
+            found[flag] = (words, Origin(where, key, value, flags, option.repeats))
         return found
 
     def _words(self, flag: str, key: str, value: Any, where: str) -> list[str]:

@@ -199,7 +199,7 @@ def _settings(examples: int) -> settings:
     )
 
 
-@_settings(40)
+@_settings(20)
 @given(argv=_argv(), reachable=st.booleans(), has_key=st.booleans())
 @example(argv=["train", "squad", "--data", "~nobody-here/x"], reachable=True, has_key=True)
 @example(

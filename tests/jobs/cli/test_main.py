@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -51,18 +50,36 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("iam-policy >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
         ("--version >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
-        ("--version >&-", 0, ""),
+        ("config --init <&- >&-", 2, "--init asks questions, but there is no terminal\n"),
+        # Nothing goes to stdout, which a program may read.
+        ("unknown 2>&-", 2, ""),
     ],
 )
-def test_a_full_disk_is_one_line_and_a_closed_output_no_error(
+def test_a_full_disk_is_one_line_and_a_closed_stream_no_error(
     words: str, code: int, said: str
 ) -> None:
     shell = ["sh", "-c", f'exec "$0" -m jobs {words}', sys.executable]
     root = Path(__file__).parents[3]
     done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=root)
-    assert done.returncode == code
+    assert (done.returncode, done.stdout) == (code, "")
     assert re.match(f"spr-cluster: {said}" if said else "$", done.stderr)
-    assert done.stderr.count("\n") == 2 * bool(said)
+    assert done.stderr.count("\n") <= 2
+
+
+def test_a_deleted_working_folder_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+    result = run(capsys, "status")
+
+    assert (result.code, result.message) == (
+        2,
+        "the working folder was deleted\n  → cd to another folder, or to it again if it was recreated",
+    )
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +196,7 @@ def test_without_a_terminal_yes_is_required(line: CommandLine) -> None:
 
 # Signals
 
-SLEEPER = """
+_SLEEPER = """
 import sys, time
 import jobs.__main__ as cli
 from cluster.cli import status
@@ -194,38 +211,50 @@ sys.exit(cli.main(["status"]))
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)],
-    ids=lambda value: str(value),
-)
-def test_a_signal_exits_with_its_code_and_one_word(number: signal.Signals, code: int) -> None:
+def test_sigterm_ends_a_sleeping_command() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", SLEEPER],
+        [sys.executable, "-c", _SLEEPER],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[3],
-        env={**os.environ},
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
-    assert process.returncode == code
+    assert process.returncode == 143
     assert err.strip() == "interrupted"
+
+
+def _exit_instead(code: int) -> None:
+    raise SystemExit(code)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_exits_with_its_code_and_one_word(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    monkeypatch.setattr("jobs.cli._exit_at_once", _exit_instead)
+    monkeypatch.setattr("cluster.cli.status.run", lambda _: signal.raise_signal(number))
+    before = signal.getsignal(number)
+    try:
+        result = run(capsys, "status")
+    finally:
+        signal.signal(number, before)
+    assert (result.code, result.err.strip()) == (code, "interrupted")
 
 
 def test_an_interrupted_up_lists_resources_and_next_steps(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end(code: int) -> None:
-        raise SystemExit(code)
-
     def interrupted() -> None:
         raise HangupError
 
-    monkeypatch.setattr("jobs.cli._exit_at_once", end)
+    monkeypatch.setattr("jobs.cli._exit_at_once", _exit_instead)
     line.cloud.steps.before["install.sh"] = interrupted
 
     result = line.run("up", "--nodes", "2", "--yes")

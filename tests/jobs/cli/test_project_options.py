@@ -81,7 +81,7 @@ def test_which_files_are_results_may_be_none() -> None:
     [
         ("", "", "--name=a --cloud=aws --region=eu-west-1"),
         ('name = "b"', "", "--name=b"),
-        ('name = "b"', "--name a", "--name=b --cloud=aws --region=eu-west-1 --name a"),
+        ('name = "b"', "--name a", "--cloud=aws --region=eu-west-1 --name a"),
         ('cloud = "local"', "", "--name=a --cloud=local"),
     ],
 )
@@ -98,6 +98,8 @@ def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
     ("words", "said"),
     [
         ("run --nodes 1 finetun", "no job 'finetun'; did you mean finetune"),
+        ("train --nodes 1 finetun", "no job 'finetun'; did you mean finetune.*tasks are squad,"),
+        ("train other --seed 1", "no job 'other'; it has finetune, mine"),
         (
             "run mine --ppn 1 more -- a",
             "unknown argument 'more' of .*: spr-cluster run mine -- more",
@@ -215,6 +217,18 @@ def test_what_is_typed_is_not_blamed_on_the_file(
     assert err.startswith(f"spr-cluster: {said}"), err
 
 
+def test_a_typed_value_replaces_the_files_unless_the_option_repeats(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = apply_project(["run", "mine", "--ppn=1", "--env=A=1"], parse(FILE)).words
+    assert {"--env=SEED=7", "--env=A=1", "--ppn=1"} < {*found}
+    assert "--ppn=2" not in found
+    project = parse('[cluster]\nnodes = "x"\nname = "bert"\n')
+    assert apply_project(["up", "--nodes=2"], project).words == ["up", "--name=bert", "--nodes=2"]
+    assert main(["up"]) == 2
+    assert "spr-cluster.toml:2: nodes: argument --nodes: invalid" in capsys.readouterr().err
+
+
 def test_a_message_about_both_names_the_place_in_the_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -241,7 +255,7 @@ def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str
     assert rows["name"] == {"key": "name", "value": "bert", "origin": "spr-cluster.toml:2"}
     assert rows["ttl"] == {"key": "ttl", "value": "8h", "origin": "default"}
     assert rows["bake"]["value"] is None, "it depends on the cloud and the number of nodes"
-    assert main(["config", "--json", "doctor", "--nodes", "8"]) == 0
+    assert main(["config", "doctor", "--nodes", "8", "--json"]) == 0
     assert {row["key"]: row for row in json.loads(capsys.readouterr().out)}["nodes"] == rows[
         "nodes"
     ]

@@ -110,7 +110,9 @@ def test_a_folder_with_other_files_stays_as_it_is(
 
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     nodes = ("--nodes", "2", "--job-name", "bert", "--instance-type", "m7i.metal-48xl")
-    result = run(capsys, *SLURM, *nodes, "--demo", "--dry-run", "--output", str(tmp_path / "job"))
+    words = ("--demo", "--report-to", "wandb", "--dry-run", "--output", str(tmp_path / "job"))
+    result = run(capsys, *SLURM, *nodes, *words)
 
     assert result.out == "job bert: 2 nodes, each with 2 ranks of 48 threads\n"
+    assert "or WANDB_MODE=offline: before sbatch, run `export WANDB_API_KEY=…`" in result.err
     assert not (tmp_path / "job").exists()

@@ -25,6 +25,7 @@ from tests.jobs.top.samples import make_line, make_node
 
 GOOD = make_line([make_node(0)])
 WAITING = make_line([make_node(0), {"name": "node1", "error": CONNECTING}])
+NO_QUEUE = make_line([make_node(0)], queue_error=CONNECTING)
 
 
 @dataclass
@@ -96,16 +97,16 @@ def wait_for(collector: Collector, problem: str) -> Snapshot | None:
 
 
 def test_the_first_snapshot_has_every_node_and_what_ec2_knows(begin: Begin) -> None:
-    stream = OpenStream([WAITING, GOOD])
+    stream = OpenStream([WAITING, NO_QUEUE, GOOD])
 
     found = begin(stream).first()
 
-    assert [node.name for node in found.nodes] == ["node0"]
+    assert ([node.name for node in found.nodes], found.queue_error) == (["node0"], "")
     assert (found.cluster, found.ttl_left_s) == ("bert", 8 * 3600)
     assert found.usd == pytest.approx(look(WHOLE).cost(NOW).usd)  # type: ignore[union-attr]
     programs, *beats = stream.sent
     assert programs == send_relay(("node0", "node1", "node2"), 1.0).stdin
-    assert beats == ["\n", "\n"]
+    assert beats == ["\n"] * 3
 
 
 def test_a_node_that_does_not_answer_is_not_waited_for_forever(

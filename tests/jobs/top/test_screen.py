@@ -11,9 +11,8 @@ import pytest
 from rich.cells import cell_len
 
 from infra.errors import UsageError
-from jobs.top.queue_and_logs import CONNECTING
-from jobs.top.screen import format_rate, format_step, render
-from jobs.top.snapshot import SLOWER, Snapshot, combine, parse_snapshot
+from jobs.top.screen import render
+from jobs.top.snapshot import SLOWER, Snapshot, parse_snapshot
 from tests.golden import check_golden
 from tests.harness.json_output import require_schema
 from tests.jobs.top.samples import JOB, NOON, make_line, make_node, make_rank, make_snapshot
@@ -60,13 +59,6 @@ def test_it_fits_any_terminal_and_shows_or_counts_every_node(
     assert "no answer for 12 s" in text
     slow = f"node{nodes - 2} "
     assert text.index(f"node{nodes - 1} ") < f"{text} {slow}".index(slow) or not counted
-
-
-def test_without_a_height_everything_is_listed() -> None:
-    lines = lines_of(make_snapshot(64), 80)
-
-    assert sum(line.startswith("node") for line in lines) == 64
-    assert sum(line.startswith("  rank ") for line in lines) == 128
 
 
 def test_a_long_queue_leaves_room_for_the_nodes() -> None:
@@ -126,13 +118,6 @@ def test_text_from_elsewhere_can_not_move_the_cursor() -> None:
     assert not [each for each in text if not each.isprintable() and each != "\n"]
 
 
-def test_rates_and_times_of_steps_are_short() -> None:
-    rates = {0: "0", 999: "999", 999.6: "1.0k", 9940: "9.9k", 9960: "10k", 3e13: "30000G"}
-    assert {rate: format_rate(rate) for rate in rates} == rates
-    times = {0.0004: "0 ms", 0.43: "430 ms", 9.9: "9900 ms", 10: "10.0 s", 75.26: "75.3 s"}
-    assert {seconds: format_step(seconds) for seconds in times} == times
-
-
 def stragglers(*own: float | None, jobs: str = "aaaaaaaaaa") -> list[int]:
     ranks = [make_rank(i, own_seconds=s, job=jobs[i]) for i, s in enumerate(own)]
     found = make_snapshot([make_node(0, ranks=ranks)])
@@ -159,27 +144,12 @@ def test_a_line_of_json_is_the_same_snapshot_again() -> None:
     require_schema(["top"], json.loads(json.dumps(asdict(begins))))
 
 
-def test_it_is_complete_when_nothing_is_waited_for() -> None:
-    lost = {"name": "node1", "error": "no answer for 12 s"}
-    assert make_snapshot([make_node(0), lost], queue_error="none").is_complete
-    assert not make_snapshot([make_node(0), {"name": "node1", "error": CONNECTING}]).is_complete
-    assert not make_snapshot(1, queue_error=CONNECTING).is_complete
-
-
 @pytest.mark.parametrize(
     "changed", [{"name": 5}, {"memory": -1}, {"sent": 10**30}, {"busy": float("nan")}]
 )
 def test_a_line_that_is_no_snapshot_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"^x: nodes: 0: {next(iter(changed))}: "):
         parse_snapshot(make_line([make_node(0, **changed)]), "x")
-
-
-def test_a_nodes_ranks_are_one_by_the_slowest() -> None:
-    ranks = [make_rank(0, step=9), make_rank(1, own_seconds=0.5, step=None)]
-    one = combine(make_snapshot([make_node(0, ranks=ranks)]).ranks)
-    assert (one.step, one.samples_per_second, one.own_seconds) == (9, 69.0, 0.5)
-    assert one.communication == pytest.approx(0.12)
-    assert combine(()).step is None
 
 
 def test_the_cpus_of_ranks_count_by_their_number_and_belong_to_their_job() -> None:

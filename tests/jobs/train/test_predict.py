@@ -77,15 +77,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_answers_are_parts_of_the_text(model: Path) -> None:
+def test_answers_are_parts_of_the_text(model: Path, tmp_path: Path) -> None:
     found = predict_here(model, make_rows(["Where?", "Since when?"], TEXT))
     assert [each["question"] for each in found] == ["Where?", "Since when?"]
     for each in found:
         assert each["text"]
         assert TEXT[each["start"] :].startswith(each["text"])
-
-
-def test_what_can_not_be_answered_is_explained(model: Path, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="answers questions about a context") as refused:
         predict_here(model, make_rows(["Where?"], None))
     assert refused.value.hint == "`spr-cluster predict` takes it as --context"
@@ -339,14 +336,6 @@ def test_a_folder_that_is_done_has_no_speed(
         assert capsys.readouterr().out.rstrip().endswith(ending)
 
 
-def test_output_and_columns_are_looked_up_before_anything_starts(tmp_path: Path) -> None:
-    options = PredictOptions("", rows_in(tmp_path), str(tmp_path / "o.csv"), {"text": "reviews"})
-    with pytest.raises(UsageError, match=r"rows\.csv: has no column 'reviews'; it has rev"):
-        check_prediction(options)
-    with pytest.raises(UsageError, match=r"--output /proc: .*write to /proc"):
-        check_prediction(replace(options, output="/proc/out.csv"))
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -363,7 +352,12 @@ def test_rows_are_checked_before_anything_starts(
     with pytest.raises(UsageError, match=r"rows\.csv: ") as refused:
         check_prediction(options, model)
     assert message in refused.value.message
-    check_prediction(replace(options, columns={"context": "review"}, skip_bad_records=True), model)
+    good = replace(options, columns={"context": "review"}, skip_bad_records=True)
+    check_prediction(good, model)
+    with pytest.raises(UsageError, match=r"--output /proc: .*write to /proc"):
+        check_prediction(replace(good, output="/proc/out.csv"), model)
+    with pytest.raises(UsageError, match=r"rows\.csv: has no column 'reviews'; it has rev"):
+        check_prediction(replace(options, columns={"text": "reviews"}))
 
 
 def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: Path) -> None:

@@ -17,7 +17,6 @@ from jobs.train.trackers import tracker_packages, tracker_variables
 from jobs.train.train import plan_training
 from jobs.worker.tasks.squad.task import DEMO
 from provision.stacks.load import load_stack
-from tests.jobs.cli.test_main import run as run_line
 from tests.jobs.context import NOW, PATHS, listed, parse_request, sent_variables
 from tests.jobs.train.test_resume import RECORD, hosts_with, run
 
@@ -65,25 +64,6 @@ def test_mlflow_without_a_server_is_refused_before_a_node_fails() -> None:
     for word in ("https://a", "databricks", "databricks://team"):
         assert tracker_variables("mlflow", (f"{URI}={word}",)) == (f"{URI}={word}",)
     assert tracker_variables("wandb", ("WANDB_MODE=offline",))
-
-
-@pytest.mark.parametrize(
-    ("place", "how"),
-    [
-        (
-            "kubernetes-yaml",
-            "add it to env in job.yaml, from a secret: {name: WANDB_API_KEY, valueF",
-        ),
-        ("slurm-script --shape=cores=8", "before sbatch, run `export WANDB_API_KEY=…`"),
-    ],
-)
-def test_elsewhere_the_user_is_told_to_add_the_login(
-    capsys: pytest.CaptureFixture[str], place: str, how: str
-) -> None:
-    words = f"train squad --demo --nodes=2 --dry-run --report-to=wandb --to {place}"
-    result = run_line(capsys, *words.split())
-    assert result.code == 0
-    assert f"--report-to wandb needs WANDB_API_KEY or WANDB_MODE=offline: {how}" in result.err
 
 
 def test_clients_are_installed_beside_the_stack() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infra.errors import UsageError
 from jobs.places.kubernetes.request import PodSize, place_pod
-from jobs.places.placement import NodeShape, Placement, Preload, parse_shape
+from jobs.places.placement import NodeShape, Placement, Preload
 from jobs.worker.spec import PlacementOptions
 from tests.jobs.places.kubernetes.rendering import KINDS, rendered
 from tests.jobs.places.kubernetes.test_manifests import pod_of
@@ -27,12 +27,9 @@ def place(
     ("shape", "ppn", "workers", "expected"),
     [
         (NodeShape(), None, None, (1, 31, 62)),
-        (NodeShape(), None, 1, (1, 30, 62)),
         (NodeShape(), 2, None, (2, 15, 60)),
-        (NodeShape(), 4, 1, (4, 6, 56)),
         (NodeShape(threads_per_core=1), None, None, (1, 31, 31)),
         (NodeShape(cores=64, numa=2), None, None, (2, 31, 124)),
-        (NodeShape(cores=64, numa=2), 1, None, (1, 62, 124)),
         (NodeShape(cores=64, numa=2), 4, 1, (4, 14, 120)),
         (NodeShape(cores=192, numa=6), 3, None, (3, 62, 372)),
         (NodeShape(cores=2, memory_gib=4), None, None, (1, 1, 2)),
@@ -53,14 +50,6 @@ def test_a_pod_fits_what_gke_lets_pods_request(gib: int, allocatable: float) -> 
     _, size = place(NodeShape(memory_gib=gib), None, None)
 
     assert 0.8 * allocatable < size.memory_gib <= allocatable - 0.5
-
-
-def test_a_shape_is_read_as_it_is_written() -> None:
-    shape = NodeShape(cores=64, memory_gib=1024, numa=2, threads_per_core=1)
-
-    assert str(shape) == "cores=64,numa=2,threads=1,memory=1024"
-    assert parse_shape(str(shape)) == shape
-    assert parse_shape("cores=64") == NodeShape(cores=64)
 
 
 @st.composite

@@ -6,7 +6,6 @@ import io
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,26 +94,18 @@ def read_scalars(folder: Path) -> dict[str, Any]:
 
 
 def test_tensorboard_shows_each_step_once_also_after_a_resume(job: Job) -> None:
-    job.fail("tensorboard", range(1, 5))  # the newest checkpoint is that of step 2
-    job.run("tensorboard", range(3, 7), accuracy=97.5)
+    job.fail("tensorboard", range(1, 5))  # the newest checkpoint, which is evaluated, is of step 2
+    job.run("tensorboard", range(3, 7), accuracy=97.5, evaluation=50.0)
 
     scalars = read_scalars(job.output / "tensorboard")
     assert job.notes == []
     assert scalars["train/loss"] == [(n, pytest.approx(1 / n)) for n in range(1, 7)]
     assert scalars["train/epoch"] == [(n, n / 2) for n in range(1, 7)]
-    assert scalars["eval/accuracy"] == [(6, 97.5)]
+    assert scalars["eval/accuracy"] == [(2, 50.0)], "with evaluations, the result has no new scores"
     assert scalars.keys() == {
         *("train/loss", "train/learning_rate", "train/epoch", "train/samples_per_second"),
         *("train/tokens_per_second", "eval/accuracy"),
     }
-
-
-def test_a_resumed_runs_first_scores_are_those_of_its_checkpoint(job: Job) -> None:
-    job.fail("tensorboard", range(1, 5))
-    job.fail("tensorboard", range(5, 7), evaluation=50.0)
-    scalars = read_scalars(job.output / "tensorboard")
-    assert scalars["train/epoch"] == [(n, n / 2) for n in range(1, 7)]
-    assert scalars["eval/accuracy"] == [(4, 50.0)]
 
 
 def test_steps_within_a_second_are_one_point_but_the_last_counts(job: Job) -> None:
@@ -204,26 +195,6 @@ def test_a_server_that_hangs_is_one_note_at_the_end(
     assert job.notes == ["warning: mlflow gets no more metrics: it did not answer within 1 s"]
 
 
-def use_fake(
-    monkeypatch: pytest.MonkeyPatch,
-    begin: Callable[[], object],
-    log: Callable[[list[Point]], object],
-) -> None:
-    """Make ``fake`` the only tracker."""
-
-    class Fake:
-        def __init__(self, run: TrackedRun) -> None:
-            begin()
-
-        def log(self, points: list[Point]) -> None:
-            log(points)
-
-        def finish(self, *, succeeded: bool) -> None:
-            assert succeeded
-
-    monkeypatch.setattr(trackers, "TRACKERS", {"fake": Fake})
-
-
 @pytest.mark.parametrize("failing", ["begin", "log"])
 def test_an_outage_costs_no_points_and_two_notes(
     job: Job, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -238,7 +209,17 @@ def test_an_outage_costs_no_points_and_two_notes(
         back.set()
         seen.extend(points)
 
-    use_fake(monkeypatch, lambda: meet("begin"), lambda points: meet("log", *points))
+    class Fake:
+        def __init__(self, run: TrackedRun) -> None:
+            meet("begin")
+
+        def log(self, points: list[Point]) -> None:
+            meet("log", *points)
+
+        def finish(self, *, succeeded: bool) -> None:
+            assert succeeded
+
+    monkeypatch.setattr(trackers, "TRACKERS", {"fake": Fake})
     events = Events(stream=job.printed, clock=job.clock.monotonic)
     with report_to("fake", TrackedRun(job.output, {}), events, job.clock.monotonic):
         for step in range(1, 7):

@@ -78,9 +78,6 @@ _OF_THE_CLOUD = (
     f.Row("a network's login page", _UP, act=f.show_login_page, breaks_contract=_NO_XML),
     f.Row("no default VPC", _NEW, act=f.remove_default_vpc, code=2),
     f.Row("quota too small", _NEW, "[quota]\non_demand_vcpus = 32\n", code=2),
-    f.Row(
-        "quota for spot too small", f"{_NEW} --market spot", "[quota]\nspot_vcpus = 64\n", code=2
-    ),
     f.Row("no image of Ubuntu", _NEW, f.error("GetParameter", "ParameterNotFound")),
     f.Row("type not in the region", f"{_NEW} --region sa-east-1", code=2),
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cluster.lifecycle import reach
 from infra.errors import SprError
 from tests.harness.simulated_cloud import SimulatedCloud
 
@@ -57,6 +60,34 @@ def test_a_first_machine_without_ssh_is_replaced_if_another_answers_or_boots(
     assert cloud.cluster().is_whole
     bought = [request["MinCount"] for request in cloud.purchases()]
     assert bought == [2, 2 if second else 1]
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_machine_that_never_boots_counts_when_it_is_given_up_and_before_it_reports(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, reports: bool
+) -> None:
+    nodes = cloud.prepared(nodes=2).nodes
+    status = dict(zip((node.instance.id for node in nodes), ("ok", "initializing"), strict=True))
+    found = {
+        id_: {"InstanceId": id_, "InstanceStatus": {"Status": word}} for id_, word in status.items()
+    }
+
+    def answer(**asked: list[str]) -> Any:
+        return {"InstanceStatuses": [found[id_] for id_ in asked["InstanceIds"]]}
+
+    clients: Any = SimpleNamespace(ec2=SimpleNamespace(describe_instance_status=answer))
+    monkeypatch.setattr(reach, "describe_by_id", lambda *_: [])
+    unused: Any = None
+    stragglers = reach._Stragglers(replace(cloud.ctx, clients=clients), nodes, unused, None)
+
+    if reports:
+        stragglers.report(nodes[1], 0, "no answer")
+        stragglers.done(nodes[1])
+    for _ in range(10):
+        cloud.clock.sleep(60)
+        stragglers.report(nodes[0], 0, "no answer")
+
+    assert not stragglers.find_cut_off()
 
 
 def test_where_no_machine_works_it_ends_clearly_and_soon(cloud: SimulatedCloud) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from infra.errors import HostsError
@@ -32,6 +34,16 @@ def test_up_sets_the_timer_of_an_existing_node_again(cloud: SimulatedCloud) -> N
     notes = " ".join(cloud.progress.notes)
     assert "set the timer that shuts it down again: node0, node1" in notes
     assert "problems" not in notes
+
+
+def test_up_gives_running_nodes_an_idle_timeout(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
+
+    cloud.up(nodes=3, idle_timeout=timedelta(hours=1))
+
+    for rank in range(3):
+        assert cloud.machine(node(cloud, rank))["rest"].endswith(" 3600")
+    assert "set the timer that shuts it down again: node0, node1" in cloud.progress.notes
 
 
 def test_a_timer_that_can_not_be_started_fails_up_and_names_the_node(cloud: SimulatedCloud) -> None:

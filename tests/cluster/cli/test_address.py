@@ -35,7 +35,10 @@ def answer(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> list[str]:
 
 
 def rule(line: CommandLine) -> list[str]:
-    return [*line.cloud.group.ssh_cidrs]
+    groups = line.cloud.ec2.describe_security_groups(
+        Filters=[{"Name": "group-name", "Values": ["spr-cluster-spr"]}]
+    )["SecurityGroups"]
+    return [r["CidrIp"] for p in groups[0]["IpPermissions"] for r in p.get("IpRanges", [])]
 
 
 def test_without_a_terminal_the_command_that_allows_it_is_named(moved: CommandLine) -> None:

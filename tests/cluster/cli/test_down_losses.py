@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -25,6 +24,24 @@ from tests.jobs.context import SUBMITTED
 _ASKS = "# listing what would be lost"
 _LOST = "running squad-2\nwaiting a user's job\nmodel squad-1\ncheckpoint squad-0\nresults run-1\n"
 _NO_TERMINAL = "this needs confirmation, but there is no terminal: {}\n  → --yes confirms"
+
+
+class Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Terminal:
+    """Replaces ``sys``: a terminal with a user who answers, or presses Ctrl-C."""
+
+    def __init__(self, answer: str | None) -> None:
+        self.stdin = self.stdout = Keyboard(f"{answer}\n")
+        self.stderr = Keyboard()
+        if answer is None:
+            self.stdin.readline = self._interrupt  # type: ignore[method-assign]
+
+    def _interrupt(self, *_: Any) -> str:
+        raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -52,19 +69,15 @@ def test_what_would_be_lost_is_named_and_asked_about(tutor: CommandLine) -> None
     assert tutor.must("down", "--name", "tutor", "--yes").out.startswith("Nothing left")
 
 
-@pytest.mark.parametrize(
-    ("answer", "code"), [("n\n", 2), ("", 2), ("y\n", 0), (KeyboardInterrupt, 130)]
-)
+@pytest.mark.parametrize(("answer", "code"), [("n", 2), ("", 2), ("y", 0), (None, 130)])
 def test_on_a_terminal_down_asks(
-    tutor: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: Any, code: int
+    tutor: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str | None, code: int
 ) -> None:
     def end(code: int) -> None:
         raise SystemExit(code)
 
     tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
-    terminal = Mock(stderr=sys.stderr)
-    terminal.stdin.readline.side_effect = [answer]
-    monkeypatch.setattr("cluster.console.output.sys", terminal)
+    monkeypatch.setattr("cluster.console.output.sys", Terminal(answer))
     monkeypatch.setattr("jobs.cli._exit_at_once", end)
     before, files = tutor.changes, ClusterFiles.of("tutor")
 

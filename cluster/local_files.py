@@ -38,8 +38,8 @@ _ACCOUNT_LINE = "# spr-cluster account:"
 def home() -> Path:
     """``$SPR_CLUSTER_HOME``, else ``~/.spr-cluster``."""
     place = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
-    # Absolute, because ssh from another folder reads the paths in its configuration. pathlib raises for
-    # an unknown ~name.
+    # Absolute, because the ssh configuration has these paths, and ssh may run in any folder.
+    # `Path.expanduser` raises for an unknown ~name.
     return Path(os.path.expanduser(place)).absolute()  # noqa: PTH111
 
 

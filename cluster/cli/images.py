@@ -110,11 +110,12 @@ def _delete(request: ImagesRequest) -> int:
     if bool(request.ids) == request.unused:
         raise UsageError("expected the IDs of images, or --unused")
     cloud, clients, found = _open(request)
-    images = choose_images(found, request.ids)
     if request.unused:
         images = tuple(image for image in found if image.is_useless)
-    if request.unused and request.yes:
-        images = _leave_others(cloud, clients.caller, images)
+        if request.yes:
+            images = _leave_others(cloud, clients.caller, images)
+    else:
+        images = choose_images(found, request.ids)
     if images and not request.json:
         print(_table(images, utc_now()), file=sys.stderr)
     if images:
@@ -127,10 +128,10 @@ def _delete(request: ImagesRequest) -> int:
 
 
 def _leave_others(cloud: Cloud, caller: Caller, images: Sequence[OurImage]) -> tuple[OurImage, ...]:
-    """Return the caller's images; those of others may have a stack of another project."""
+    """Return the caller's images. Those of others may hold the stack of a project that isn't here."""
     others = [our.image.id for our in images if other_owner(caller, our.owner)]
     if others:
         command = f"spr-cluster images --delete {' '.join(others)}"
         where = f"--cloud {cloud.name} --region {cloud.region}"
-        say(f"Not deleted, because somebody else made it: {command} {where}")
+        say(f"Not deleted: images that others made. To delete them: {command} {where}")
     return tuple(our for our in images if our.image.id not in others)

@@ -128,7 +128,7 @@ def _next_step(view: _View) -> str:
         keep = " --keep-image" if overview.found.kept else ""
         return f"Its removal has begun. To continue: spr-cluster down {flags}{keep}"
     if why := overview.why_unreadable:
-        return why
+        return wrap(why)
     if alive and state == "degraded":
         is_all = len(alive) == overview.wanted_nodes  # but not connected: it was growing
         unfinished = is_all or is_unconnected(alive, overview.wanted_nodes)

@@ -109,7 +109,7 @@ class Expected:
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Seconds by which each node's clock is ahead of the head's, and the error of that value."""
     connected: bool = True
-    """Whether all nodes of the cluster run and know each other; else, the head can't be their judge."""
+    """Whether all nodes run and know each other. If not, the head's failed logins prove no fault."""
 
     def usual(self, value: Callable[[NodeHealth], T | None]) -> T | None:
         """Return the most frequent value of all nodes, ignoring those without one."""

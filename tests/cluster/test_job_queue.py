@@ -49,9 +49,6 @@ def test_a_waiting_job_uses_no_node() -> None:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("", []),
-        ("node0", ["node0"]),
-        ("node[0-1]", ["node0", "node1"]),
         ("node[0,3-4],head,x[7]", ["node0", "node3", "node4", "head", "x7"]),
         ("node[008-010]", ["node008", "node009", "node010"]),
     ],

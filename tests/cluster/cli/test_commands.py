@@ -581,9 +581,8 @@ def test_up_shows_an_end_that_an_extend_has_moved_meanwhile(
     assert ctx.find_expiry() is None
 
 
-@pytest.mark.parametrize("off", [timedelta(days=1), timedelta(days=-1)])
 def test_with_a_wrong_clock_times_are_the_clouds(
-    line: CommandLine, monkeypatch: pytest.MonkeyPatch, off: timedelta
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.begin("--nodes", "2")
     line.cloud.clock.sleep(600)
@@ -595,7 +594,7 @@ def test_with_a_wrong_clock_times_are_the_clouds(
         return replace(reply, headers=(*reply.headers, ("Date", date)))
 
     def local_now() -> datetime:
-        return datetime.fromtimestamp(line.cloud.clock.now, timezone.utc) + off
+        return datetime.fromtimestamp(line.cloud.clock.now, timezone.utc) + timedelta(days=1)
 
     monkeypatch.setattr(line.call_log, "_answer", answer_with_date)
     monkeypatch.setattr(API_TIME, "ahead", timedelta())
@@ -629,21 +628,12 @@ def test_a_damaged_home_folder_keeps_no_cluster_alive(line: CommandLine) -> None
     assert line.must("list").out == "No clusters in aws, us-east-1, account 123456789012.\n"
 
 
-@pytest.mark.parametrize(
-    ("stack", "task"),
-    [
-        ("intel", "train squad"),
-        ("reference", "train squad --recipe reference"),
-    ],
-)
-def test_the_next_command_is_one_that_the_stack_runs(
-    line: CommandLine, stack: str, task: str
-) -> None:
-    words = ("--nodes", "1", "--stack", stack)
-    planned = line.must("up", *words, "--dry-run")
-    result = line.must("up", *words, "--yes")
+def test_the_next_command_is_one_that_the_stack_runs(line: CommandLine) -> None:
+    planned = line.must("up", "--stack", "intel", "--dry-run")
+    result = line.must("up", "--nodes", "1", "--stack", "reference", "--yes")
 
     archived = "Stack intel: Intel has archived IPEX and deprecated the oneCCL bindings"
-    for shown in (planned.out + planned.err, result.err):
-        assert shown.count(archived) == (stack == "intel")
+    assert (planned.out + planned.err).count(archived) == 1
+    assert archived not in result.err
+    task = "train squad --recipe reference"
     assert f"\nNext: spr-cluster {task}   (when done: spr-cluster down)\n" in result.out

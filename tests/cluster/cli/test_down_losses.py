@@ -69,34 +69,22 @@ def test_what_would_be_lost_is_named_and_asked_about(tutor: CommandLine) -> None
     assert tutor.must("down", "--name", "tutor", "--yes").out.startswith("Nothing left")
 
 
-@pytest.mark.parametrize(("answer", "removed"), [("n", False), ("", False), ("y", True)])
+@pytest.mark.parametrize(("answer", "code"), [("n", 2), ("", 2), ("y", 0), (None, 130)])
 def test_on_a_terminal_down_asks(
-    tutor: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str, removed: bool
-) -> None:
-    tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
-    monkeypatch.setattr("cluster.console.output.sys", Terminal(answer))
-
-    result = tutor.run("down", "--name", "tutor")
-
-    assert result.code == (0 if removed else 2)
-    assert (tutor.cloud.left() == []) is removed
-
-
-def test_ctrl_c_at_the_question_changes_nothing(
-    tutor: CommandLine, monkeypatch: pytest.MonkeyPatch
+    tutor: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str | None, code: int
 ) -> None:
     def end(code: int) -> None:
         raise SystemExit(code)
 
     tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
-    monkeypatch.setattr("cluster.console.output.sys", Terminal(None))
+    monkeypatch.setattr("cluster.console.output.sys", Terminal(answer))
     monkeypatch.setattr("jobs.cli._exit_at_once", end)
-    before = tutor.changes
+    before, files = tutor.changes, ClusterFiles.of("tutor")
 
-    assert tutor.run("down", "--name", "tutor").code == 130
-    assert tutor.changes == before
-    assert ClusterFiles.of("tutor").key.exists()
-    assert ClusterFiles.of("tutor").user() is None
+    assert tutor.run("down", "--name", "tutor").code == code
+    assert (tutor.cloud.left() == []) is (code == 0)
+    assert (tutor.changes == before) is files.key.exists() is (code != 0)
+    assert files.user() is None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from moto.iam.models import iam_backends
 from infra.ec2 import tags
 from infra.ec2.termination_schedule import ClusterGuard
 from infra.iam.instance_profile import ClusterProfile
-from infra.iam.policy import OPTIONAL, build_policy
+from infra.iam.policy import build_policy
 from infra.instance_types import BAKERS
 from infra.local.api.policy import Policy, Request
 from infra.local.api.spot_requests import SpotRequest
@@ -486,17 +486,6 @@ def other_conditions(
         yield f"also {wrong}", given([*listed, wrong])
     if operator == "Null":
         yield "absent", given("true")
-
-
-def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> None:
-    silent = {
-        *("ec2:DescribeCapacityReservations", "ec2:DescribeInstanceConnectEndpoints"),
-        *("ec2:DescribeVpcs", "ec2:GetAllowedImagesSettings", "ec2:GetEbsDefaultKmsKeyId"),
-        *("organizations:DescribeEffectivePolicy", "s3:GetBucketVersioning"),
-        # Without the last one, the command opens a new connection instead.
-        *("s3:GetLifecycleConfiguration", "ssm:ResumeSession"),
-    }
-    assert {*_INFORMATIVE, *silent} == OPTIONAL
 
 
 def subnet_of(line: CommandLine) -> str:

@@ -91,7 +91,6 @@ def test_a_missing_profile_is_named(line: CommandLine, monkeypatch: pytest.Monke
     ("code", "text"),
     [
         ("ExpiredToken", "The security token included in the request is expired"),
-        ("RequestExpired", "Request has expired."),
         ("AuthFailure", "AWS was not able to validate the provided access credentials"),
     ],
 )

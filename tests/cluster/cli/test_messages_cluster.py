@@ -48,14 +48,11 @@ _ON_A_CLUSTER = (
     f.Row("key damaged", "repair --yes", act=f.damage_key, code=2),
     *(
         f.Row(f"key open to others, {command.split()[0]}", command, act=f.open_key, code=2)
-        for command in (_UP, "ssh", "train squad --demo")
+        for command in (_UP, "ssh")
     ),
     f.Row("key lost, ssh", "ssh", act=f.lose_key, code=2),
-    f.Row("key damaged, extend", "extend 2h", act=f.damage_key, code=2),
-    f.Row("key lost, verify", "verify", act=f.lose_key, code=2),
     f.Row("no such node", "ssh node7", code=2),
     f.Row("stack changed", "up --stack intel --yes", code=2),
-    f.Row("disk changed", "up --volume-gib 200 --yes", code=2),
     f.Row("subnet changed", "up --subnet-id subnet-1 --yes", code=2),
     f.Row("private cleared", "up --no-private --yes", act=f.record("private", "yes"), code=2),
     f.Row("type changed", "up --instance-type c7i.metal-24xl --yes", code=2),
@@ -66,10 +63,8 @@ _ON_A_CLUSTER = (
     f.Row("no record", "repair --yes", act=f.lose_record, code=2),
     f.Row("time over", _UP, act=_LONG_AGO),
     f.Row("grace", _UP, act=f.record("expires", "2020-01-01T00:00:00Z")),
-    f.Row("time over, extend", "extend 2h", act=_LONG_AGO),
     f.Row("record changed", _UP, act=f.record("nodes", "many")),
     f.Row("record changed, ssh", "ssh", act=f.record("market", "")),
-    f.Row("record changed, train", "train squad --demo", act=f.record("expires", "never")),
     f.Row("head stopped", "repair --yes", act=f.stop_head),
     f.Row("a job runs", _SMALLER, act=_slurm_lists(" Hello\nnode0 172.31.0.4\nnode1 172.31.0.5\n"), code=2),
     f.Row("a job runs on a node that Slurm does not list", _SMALLER, act=_slurm_lists("node1 172.31.0.5\n")),
@@ -78,16 +73,11 @@ _ON_A_CLUSTER = (
 _NO_XML = "* answer : the body is no XML"
 _OF_THE_CLOUD = (
     f.Row("throttled for ever", _UP, _ALL_THROTTLED),
-    f.Row("throttled for ever, list", "list", _ALL_THROTTLED),
     f.Row("region not enabled", "status", f.error("DescribeInstances", "OptInRequired")),
     f.Row("AWS not reachable", "status", act=f.be_unreachable),
-    f.Row("AWS not reachable, down", "down --yes", act=f.be_unreachable),
     f.Row("a network's login page", _UP, act=f.show_login_page, breaks_contract=_NO_XML),
     f.Row("no default VPC", _NEW, act=f.remove_default_vpc, code=2),
     f.Row("quota too small", _NEW, "[quota]\non_demand_vcpus = 32\n", code=2),
-    f.Row(
-        "quota for spot too small", f"{_NEW} --market spot", "[quota]\nspot_vcpus = 64\n", code=2
-    ),
     f.Row("no image of Ubuntu", _NEW, f.error("GetParameter", "ParameterNotFound")),
     f.Row("type not in the region", f"{_NEW} --region sa-east-1", code=2),
 )

@@ -44,16 +44,12 @@ _WHILE_MAKING = (
     f.Row("group never shown", _UP, _UNSEEN, left=_GROUP),
     f.Row("name taken by something else", _UP, f.error("CreateSecurityGroup", "InvalidGroup.Duplicate")),
     f.Row("never boots", _UP, f.machines("never-boots"), act=f.hurry, left=f.HEAD),
-    f.Row("dies immediately", _UP, f.machines("dies"), left=f.GROUPS),
     f.Row("first boot failed", _UP, act=_says("cloud-init status", 1, "status: error\n"), left=f.HEAD),
     f.Row("facts that nobody understands", _UP, act=_says("# querying the facts", 0, "what?"), left=f.HEAD),
     f.Row("no AMX on the head", _UP, f.machines("no-amx"), left=f.HEAD),
-    f.Row("no AMX on the workers", _UP, f.machines("no-amx", *range(1, 9)), left=f.BOTH),
     f.Row("installation failed", _UP, act=_says("spr-cluster-install.sh", 100, _NO_PACKAGE), left=f.HEAD),
-    f.Row("image refused", _UP, f.error("CreateImage", "InvalidParameterValue"), left=f.HEAD),
     f.Row("image failed", _UP, act=f.fail_images, left=f.HEAD_AND_IMAGE),
     f.Row("another key on the head's console", _UP, act=f.pin_wrong_key(0), left=f.HEAD),
-    f.Row("another key inside the network", _UP, act=f.pin_wrong_key(1), left=f.BOTH),
     f.Row("a worker that the head can't reach", _UP, act=_says("querying the health", 0, _LOST), left=f.BOTH),
     f.Row("a head that has been connected, and is silent", _THREE, act=_SILENT, left=f.BOTH),
 )  # fmt: skip
@@ -62,14 +58,11 @@ _WHILE_MAKING = (
 _SMALL_QUOTA = "[quota]\non_demand_vcpus = 32\n"
 _UNKNOWN_QUOTA = _SMALL_QUOTA + f.error("GetServiceQuota", "AccessDeniedException")
 _NO_GROUP = "up --yes --no-placement-group"
-_THROTTLED = "[[throttle]]\naction = 'RunInstances'\nrate = 1\n"
 _CHEAP = f"{_UP} --market spot --max-price 1"
 _WHILE_BUYING = (
-    f.Row("no room anywhere", _UP, "[[capacity]]\nfree = 0\n", left=f.GROUPS),
     f.Row("room for the head only", _UP, "[[capacity]]\nfree = 1\n", left=f"{f.GROUPS}, 1 image, 1 snapshot"),
     f.Row("quota that can't be asked for", _NO_GROUP, _UNKNOWN_QUOTA, left=f"{_GROUP}, 1 key pair"),
     f.Row("spot price too low", _CHEAP, "[spot]\nusd_per_hour = 3.5\n", left=f.GROUPS),
-    f.Row("purchases throttled for ever", _UP, _THROTTLED, left=f.GROUPS),
     f.Row("time over before the workers", f"{_UP} --ttl 50m", "boot_s = 1900\n", left=f.HEAD_AND_IMAGE),
 )  # fmt: skip
 

@@ -130,7 +130,6 @@ def shorten(folder: Path, minutes: int) -> None:
     ("argv", "minutes", "asks"),
     [
         (["up", "--nodes", "1", "--ssh-cidr", "203.0.113.7/32"], 40, True),
-        (["repair", "--ssh-cidr", "203.0.113.7/32"], 40, True),
         (["bake", "--ssh-cidr", "203.0.113.7/32"], 40, True),
         (["repair", "--ssh-cidr", "203.0.113.7/32"], 55, False),
         (["repair", "--ssh-cidr", "203.0.113.7/32", "--dry-run"], 40, False),

@@ -75,8 +75,7 @@ def follow(line: CommandLine, remedy: str) -> None:
         given = {o.lstrip("-"): v for o, v in zip(options[::2], options[1::2], strict=True)}
         client = line.cloud.ctx.clients.ec2
         assert (service, given.pop("region")) == ("ec2", client.meta.region_name)
-        ids = {"InstanceIds": [given["instance-ids"]]} if given else {}
-        getattr(client, call.replace("-", "_"))(**ids)
+        getattr(client, call.replace("-", "_"))()
     else:
         assert program == "chmod"
         subprocess.run([program, *words], check=True, capture_output=True, timeout=10)

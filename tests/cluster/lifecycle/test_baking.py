@@ -391,7 +391,7 @@ def test_images_are_listed_and_deleted(line: CommandLine) -> None:
     left = line.must("images", "--delete", "--unused", "--yes")
     assert left.out == "Nothing to delete.\n"
     by_name = f"spr-cluster images --delete {other} --cloud aws --region us-east-1"
-    assert f"Not deleted, because somebody else made it: {by_name}\n" in left.err
+    assert f"Not deleted: images that others made. To delete them: {by_name}\n" in left.err
     assert re.search(rf"^{other} .* bob$", line.must("images").out, re.M)
     _tag_image(line, other, tags.OWNER, owner)
 

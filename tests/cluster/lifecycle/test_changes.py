@@ -11,7 +11,6 @@ from infra.ec2 import tags
 from infra.ec2.purchase import NoCapacityError
 from infra.errors import UsageError
 from infra.plan.actions import ActionKind, Plan
-from infra.plan.planner import PlanInput
 from tests.harness.simulated_cloud import SimulatedCloud
 
 HOUR = timedelta(hours=1)
@@ -108,18 +107,6 @@ def test_the_next_node_replaces_a_missing_head(cloud: SimulatedCloud) -> None:
 # What is shown is what is done
 
 
-class Told:
-    """The plans that a run was led to, after its first."""
-
-    def __init__(self) -> None:
-        self.plans: list[Plan] = []
-        self.reasons: list[str] = []
-
-    def __call__(self, _: PlanInput, plan: Plan, reason: str) -> None:
-        self.plans.append(plan)
-        self.reasons.append(reason)
-
-
 def test_a_machine_that_ends_after_the_plan_leads_to_a_new_one_that_is_reported(
     cloud: SimulatedCloud,
 ) -> None:
@@ -127,15 +114,15 @@ def test_a_machine_that_ends_after_the_plan_leads_to_a_new_one_that_is_reported(
     plan_input = cloud.plan_input(nodes=4)
     lost = ids(cloud)[1]
     cloud.end(lost)
-    result = Told()
+    told: list[tuple[Plan, str]] = []
 
-    cloud.apply(plan_input, result)
+    cloud.apply(plan_input, lambda _, plan, reason: told.append((plan, reason)))
 
     assert_whole(cloud, 4)
     assert lost not in ids(cloud)
-    assert len(result.plans) == 1
-    assert f"({lost}): shutting-down" in result.reasons[0]
-    assert ActionKind.RUN_WORKERS in {action.kind for action in result.plans[0].actions}
+    ((plan, reason),) = told
+    assert f"({lost}): shutting-down" in reason
+    assert ActionKind.RUN_WORKERS in {action.kind for action in plan.actions}
 
 
 def test_a_connected_machine_that_forgot_the_others_is_connected_again(

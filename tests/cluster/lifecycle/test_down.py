@@ -67,18 +67,6 @@ def test_it_works_from_any_machine_and_in_any_state(cloud: SimulatedCloud) -> No
     assert cloud.left() == []
 
 
-def test_what_is_still_starting_or_ending_is_removed_too(cloud: SimulatedCloud) -> None:
-    cloud.prepared(nodes=2)
-    cloud.faults('boot_s = 600\nterminate_s = 60\n[[machine]]\nfate = "never-boots"\n')
-    labels = tags.tag_specifications(["instance"], {tags.CLUSTER: "bert"})
-    cloud.fake.run(2, TagSpecifications=labels)
-    cloud.ec2.terminate_instances(InstanceIds=[cloud.found("instances").instances[0].id])
-
-    cloud.down()
-
-    assert cloud.left() == []
-
-
 def test_everything_with_the_tag_is_removed_and_nothing_else(cloud: SimulatedCloud) -> None:
     cloud.be("instant")
     cloud.prepared(nodes=1)

@@ -40,21 +40,17 @@ def verdicts(cloud: SimulatedCloud) -> list[tuple[str, str]]:
     return [(r.check, r.found) for r in report.results if r.verdict in (Verdict.FAIL, Verdict.WARN)]
 
 
-@pytest.mark.parametrize("mib_s", [5, 0.5])
 def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
-    cloud: SimulatedCloud, mib_s: float
+    cloud: SimulatedCloud,
 ) -> None:
-    """At 5 MiB/s the boot has read enough in time; at 0.5 `verify` waits, longer than usual."""
-    cloud.faults(f"[disk]\nfirst_read_mib_s = {mib_s}\n")
+    cloud.faults("[disk]\nfirst_read_mib_s = 0.5\n")
     cloud.up(nodes=2)
 
     began = cloud.clock.now
     assert verdicts(cloud) == []
 
-    waited = cloud.clock.now - began
-    assert (waited > 120) == (mib_s < 1)
-    noted = "node1: a new disk, read for the first time, is slow" in cloud.progress.notes
-    assert noted == (mib_s < 1)
+    assert cloud.clock.now - began > 120
+    assert "node1: a new disk, read for the first time, is slow" in cloud.progress.notes
 
 
 def test_the_speed_of_disks_is_recorded_and_kept(cloud: SimulatedCloud) -> None:
@@ -69,20 +65,6 @@ def test_the_speed_of_disks_is_recorded_and_kept(cloud: SimulatedCloud) -> None:
     for other in others:
         with pytest.raises(UsageError, match="was created with"):
             cloud.plan_input(**other)
-
-
-# Bare metal is slow
-
-
-def test_a_young_machine_that_seems_impaired_is_left_alone(cloud: SimulatedCloud) -> None:
-    """A metal machine's checks fail while it boots; a second `up` must not end it."""
-    cloud.faults('[[machine]]\nn = 1\nfate = "slow-checks"\nafter_s = 1500\n')
-    worker = cloud.up(nodes=2).workers[0].instance.id
-
-    for _ in range(2):
-        assert cloud.plan().terminations == ()
-        cloud.clock.now += 1800
-    assert cloud.up().workers[0].instance.id == worker
 
 
 def test_a_worker_that_ec2_takes_back_is_replaced_while_it_still_runs(

@@ -91,16 +91,13 @@ def test_the_jump_is_remembered_and_used_by_every_way_of_ssh(
     assert wanted in " ".join(host._proxy_argv)
 
 
-@pytest.mark.parametrize("jump", ["ssm", None])
-def test_down_asks_the_head_over_the_jump_what_would_be_lost(
-    nat: SimulatedCloud, jump: str | None
-) -> None:
-    nat.prepared(nodes=1, private=True, **({"jump": jump} if jump else {}))
+def test_down_asks_the_head_over_the_jump_what_would_be_lost(nat: SimulatedCloud) -> None:
+    nat.prepared(nodes=1, private=True, jump="ssm")
     asked: list[Node] = []
 
     find_losses(before_each_command(nat, asked.append).ctx, nat.found())
 
-    assert {node.jump for node in asked} == {jump or ""}
+    assert {node.jump for node in asked} == {"ssm"}
     damaged = [{"Key": "spr-cluster:nodes", "Value": "many"}]
     nat.ec2.create_tags(Resources=[nat.group.id], Tags=damaged)
     assert "invalid cluster record" in find_losses(nat.ctx, nat.found()).unknown

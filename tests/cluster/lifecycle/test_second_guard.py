@@ -18,10 +18,8 @@ from moto.scheduler.models import scheduler_backends
 from cluster.lifecycle.deadline import extend
 from cluster.lifecycle.down import down
 from cluster.local_files import ClusterFiles
-from cluster.overview import list_clusters
 from infra.aws.clients import error_code
 from infra.ec2 import tags
-from infra.ec2.termination_schedule import ClusterGuard
 from infra.lifetime import AFTER
 from infra.plan.actions import ActionKind
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
@@ -103,21 +101,16 @@ def buy_and_be_killed(cloud: SimulatedCloud, **given: Any) -> None:
         cloud.steps.before.clear()
 
 
-@pytest.mark.parametrize("second_guard", [False, True])
-def test_only_the_second_guard_ends_a_machine_that_never_boots(
-    cloud: SimulatedCloud, second_guard: bool
-) -> None:
+def test_it_ends_a_machine_that_never_boots(cloud: SimulatedCloud) -> None:
     cloud.faults(NO_GUEST)
-    buy_and_be_killed(cloud, **{**GUARDED, "second_guard": second_guard})
+    buy_and_be_killed(cloud, **GUARDED)
     (bare,) = machines(cloud)
     assert cloud.fake.state_of(bare) == "running"
 
     cloud.clock.sleep((2 * HOUR + GRACE + AFTER).total_seconds() - 60)
     assert machines(cloud) == [bare]
     cloud.clock.sleep(120)
-    assert machines(cloud) == ([] if second_guard else [bare])
-    cloud.clock.sleep(30 * 24 * 3600)
-    assert machines(cloud) == ([] if second_guard else [bare])
+    assert machines(cloud) == []
     assert schedules(cloud) == {}
 
     cloud.down()
@@ -247,37 +240,6 @@ def test_up_waits_until_an_earlier_group_is_gone(cloud: SimulatedCloud) -> None:
     assert schedules(cloud) == wanted
 
 
-def lose_record(cloud: SimulatedCloud) -> None:
-    """Somebody has removed everything of EC2's."""
-    for machine in machines(cloud):
-        cloud.end(machine)
-    group = cloud.group
-    cloud.ec2.delete_security_group(GroupId=group.id)
-    cloud.ec2.delete_key_pair(KeyName=f"spr-cluster-{NAME}")
-    cloud.ec2.delete_placement_group(GroupName=f"spr-cluster-{NAME}")
-
-
-def test_an_account_shows_it_if_nothing_else_is_left_and_down_removes_it(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloud.up(nodes=1, bake="none", **GUARDED)
-    lose_record(cloud)
-    monkeypatch.setattr("cluster.overview.connect", lambda _: cloud.ctx.clients)
-    cloud.ctx.clients.scheduler.create_schedule_group(Name="spr-cluster-of-others")
-    for image in cloud.found("images").images:
-        cloud.ec2.deregister_image(ImageId=image.id)
-    for snapshot in cloud.found("snapshots").snapshots:
-        cloud.ec2.delete_snapshot(SnapshotId=snapshot.id)
-
-    found, _ = list_clusters(cloud.ctx.cloud, [REGION])
-
-    assert [each.name for each in found] == [NAME]
-    assert found[0].found.ids() == {"guards": [f"spr-cluster-{NAME}"]}
-    assert found[0].is_orphan(cloud.ctx.now())
-    cloud.down()
-    assert [each for each in cloud.left() if "of-others" not in each] == []
-
-
 def test_down_can_be_repeated_after_a_denial_because_the_record_of_it_is_still_there(
     cloud: SimulatedCloud,
 ) -> None:
@@ -294,19 +256,3 @@ def test_down_can_be_repeated_after_a_denial_because_the_record_of_it_is_still_t
     cloud.down()
     assert cloud.left() == []
     assert not iam_backends[ACCOUNT]["aws"].roles
-
-
-def test_a_cluster_without_it_needs_no_permission_for_it(
-    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloud.prepared(nodes=1)
-
-    def fail(*_: Any) -> None:
-        raise AssertionError("a look at the second guard of a cluster that has none")
-
-    monkeypatch.setattr(ClusterGuard, "__init__", fail)
-    cloud.up(nodes=2)
-    extend(cloud.ctx, HOUR)
-    cloud.down()
-
-    assert cloud.left() == []

@@ -51,15 +51,16 @@ def test_who_cannot_look_has_made_none_but_no_answer_is_an_error(
         with_guard(clients, "spr", none, is_certain=False)
 
 
-def test_a_group_that_another_command_deletes_meanwhile_is_left_out(ec2_cloud: FakeCloud) -> None:
+def test_a_group_that_is_deleted_meanwhile_or_has_no_tag_is_left_out(ec2_cloud: FakeCloud) -> None:
     clients = ec2_cloud.clients
-    names = ("spr-cluster-gone", "spr-cluster-bert")
+    names = ("spr-cluster-gone", "spr-cluster-bert", "spr-cluster-of-others")
     stub = Stubber(clients.scheduler)
     groups = [{"Name": name, "Arn": f"{_ARN}{name}"} for name in names]
     stub.add_response("list_schedule_groups", {"ScheduleGroups": groups})
     stub.add_client_error("list_tags_for_resource", "ResourceNotFoundException")
     own = [{"Key": tags.CLUSTER, "Value": "bert"}]
     stub.add_response("list_tags_for_resource", {"Tags": own})
+    stub.add_response("list_tags_for_resource", {"Tags": []})
 
     with stub:
         assert with_guards(clients, {}) == {"bert": Inventory(guards=(SecondGuard(names[1]),))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import shutil
 import time
@@ -17,6 +18,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from infra.errors import UsageError
+from jobs.train.predict import check_prediction
 from jobs.worker.corpus import runner, shards
 from jobs.worker.corpus.coordinator import Coordinator, predict_corpus
 from jobs.worker.corpus.files import Output, present
@@ -250,15 +253,22 @@ def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], 
 def test_a_file_without_any_good_row_ends_no_corpus(
     tmp_path: Path, models: Callable[[str], str]
 ) -> None:
-    for name, text in {"a.csv": "", "b.jsonl": "{\n" * 3, "c.csv": "text\ncore\n"}.items():
-        (tmp_path / name).write_text(text)
-    asked = PredictOptions(models("classify"), str(tmp_path), str(tmp_path / "out"))
+    (tmp_path / "in").mkdir()
+    texts = {"0.csv": "text\n", "a.csv": "", "b.jsonl": "{\n" * 3, "c.csv": "text\ncore\n"}
+    for name, text in texts.items():
+        (tmp_path / "in" / name).write_text(text)
+    (tmp_path / "in/a.csv.gz").write_bytes(gzip.compress(b""))
+    asked = PredictOptions(models("classify"), str(tmp_path / "in"), str(tmp_path / "out"))
+    skipping = replace(asked, skip_bad_records=True)
+    with pytest.raises(UsageError, match=r"b\.jsonl: line 1.* \(and 2 more bad records\)"):
+        check_prediction(asked)
+    check_prediction(skipping)
     with pytest.raises(DatasetError, match=r"b\.jsonl: line 1.* \(and 2 more bad records\)"):
         run(asked, tmp_path / "parts")
-    found = run(replace(asked, skip_bad_records=True), tmp_path / "parts")
+    found = run(skipping, tmp_path / "parts")
     assert (found["rows"], found["skipped"]) == (1, 3)
     with pytest.raises(DatasetError, match=r"a\.csv: is empty"):
-        run(replace(asked, data=str(tmp_path / "a.csv")), tmp_path / "parts")
+        run(replace(asked, data=str(tmp_path / "in/a.csv")), tmp_path / "parts")
 
 
 def test_a_model_that_a_rank_can_not_load_is_its_error(tmp_path: Path) -> None:

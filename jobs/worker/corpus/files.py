@@ -53,7 +53,9 @@ def list_sources(data: str) -> tuple[Source, ...]:
         ]
     if not sources:
         suffixes = ", ".join(READERS)
-        raise DatasetError(f"{data}: has no nonempty file whose name says its format ({suffixes}, with .gz)")
+        raise DatasetError(
+            f"{data}: has no nonempty file whose name says its format ({suffixes}, with .gz)"
+        )
     return tuple(sources)
 
 

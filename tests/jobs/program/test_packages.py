@@ -105,8 +105,6 @@ def test_a_lock_that_uv_can_not_read_has_uvs_reason(tmp_path: Path) -> None:
     (tmp_path / "uv.lock").write_text("version = 'x'\n")
     with pytest.raises(UsageError, match=r"uv\.lock: .*[Ff]ailed to parse"):
         find(tmp_path)
-    with pytest.raises(UsageError, match="--packages gone: no such file"):
-        find(tmp_path, given="gone")
 
 
 def test_extras_and_groups_may_name_each_other(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ import pytest
 from jobs.worker.array.coordinator import ArrayCoordinator, gather, read_ends
 from jobs.worker.array.elements import ElementRunner, end_group
 from jobs.worker.array.plan import ARRAY, ArrayPlan
+from jobs.worker.pool.remote import Remote, serving
 from jobs.worker.pool.stop import Stop
 from jobs.worker.runtime.events import Events, parse_event
 from jobs.worker.runtime.process import NODES
@@ -304,6 +307,19 @@ def test_output_that_can_not_be_kept_is_its_elements_failure(
         assert each.failed == [1]
         assert "its output can't be kept: [Errno 1] Operation not perm" in each.ended[1]["message"]
     assert again.ask(0) == 2
+
+
+def test_ranks_wait_for_one_that_copies_elements_first() -> None:
+    coordinator: Any = SimpleNamespace(SERVED=("ask",), ask=lambda rank: rank + 1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    remote = Remote("127.0.0.1", port, Stop(lambda *_: None))
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(remote.call, "ask", 6)
+        time.sleep(0.3)
+        assert not answer.done()
+        with serving(coordinator, "127.0.0.1", port):
+            assert answer.result(20) == 7
 
 
 def test_an_element_that_can_not_be_read_whole_costs_no_later_batch(

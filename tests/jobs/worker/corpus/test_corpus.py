@@ -231,6 +231,8 @@ def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], 
     rows[30]["question"] = "which core? " * 30  # only the tokenizer knows that it is too long
     asked = PredictOptions(models("squad"), write(tmp_path / "in.jsonl", rows), "")
     asked = replace(asked, output=str(tmp_path / "out.jsonl"))
+    with pytest.raises(DatasetError, match=r"--text-column: .* reads question and context"):
+        run(replace(asked, columns={"text": "context"}), tmp_path / "parts")
     with pytest.raises(DatasetError, match=r"in\.jsonl: line 31.*leave no room"):
         run(asked, tmp_path / "parts")
     rows[3]["context"] = " "
@@ -273,14 +275,6 @@ def test_a_model_that_a_rank_can_not_load_is_its_error(tmp_path: Path) -> None:
     options = PredictOptions(str(tmp_path), "in.jsonl", "out.jsonl")
     found = runner._predict(options, shard, Output(str(tmp_path)))
     assert found["message"].startswith(f"model {tmp_path} can't be loaded")
-
-
-def test_columns_that_the_model_does_not_read_are_refused(
-    tmp_path: Path, models: Callable[[str], str]
-) -> None:
-    asked = PredictOptions(models("squad"), write(tmp_path / "in.jsonl"), "out.jsonl")
-    with pytest.raises(DatasetError, match=r"--text-column: .* reads question and context"):
-        run(replace(asked, columns={"text": "context"}), tmp_path)
 
 
 def test_a_repeated_job_computes_only_the_rest(

@@ -212,8 +212,6 @@ def test_a_restart_has_the_rest_of_the_time(
     (tmp_path / "first.json").write_text(json.dumps({"first": time.time() - 3000}))
     study = Coordinator(StudyPlan(RATES, 9), DigitsOptions(), state, Events())
     assert study.join(0, "a")[2] == pytest.approx(540, abs=5)
-    (tmp_path / "launch.json").unlink()
-    assert make(tmp_path / "b").join(0, "a")[2] is None
 
 
 def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:

@@ -223,15 +223,14 @@ def _find_left_out(project: JobFolder) -> dict[str, str]:
 
 
 def _measure(path: Path) -> Iterator[int]:
-    """Yield the size of a file, or of each one in a folder, which may have millions, but fetched results."""
-    if not path.is_dir():
-        yield path.lstat().st_size
-    for where, folders, names in os.walk(path):
+    """Yield the sizes of a file, or of all in a folder, perhaps millions, except fetched results."""
+    alone: list[tuple[str, list[str], list[str]]] = [(str(path.parent), [], [path.name])]
+    for where, folders, names in os.walk(path) if path.is_dir() else alone:
         if read_job_id(Path(where)):
             folders.clear()
             continue
         for name in names:
-            with suppress(FileNotFoundError):  # a program may remove it meanwhile
+            with suppress(OSError):  # a program may remove it meanwhile
                 yield os.lstat(f"{where}/{name}").st_size
 
 

@@ -40,7 +40,7 @@ from jobs.worker.corpus.coordinator import predict_corpus
 from jobs.worker.corpus.files import local_files
 from jobs.worker.corpus.options import FORMATS, PredictOptions
 from jobs.worker.corpus.shards import make_converter
-from jobs.worker.data.readers import first_rows
+from jobs.worker.data.readers import first_rows, stream_file
 from jobs.worker.data.table import choose_column, read_records
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.runtime.events import NAMES
@@ -376,19 +376,29 @@ def check_prediction(
     check_file(data)
     files = [*local_files(data).values()]
     if not files:
-        raise UsageError(f"--data {data}: has no file whose name says its format")
+        raise UsageError(f"--data {data}: has no nonempty file whose name says its format")
     for path in files:
         check_file(path, limit)
     if limit and (size := sum(path.stat().st_size for path in files)) > limit:
         what = f"too large: {format_size(size)}, limit {format_size(limit)} for data to send"
         raise UsageError(f"--data {data}: {what}", hint="put the data into S3: --data s3://…")
-    with raising(UsageError), first_rows(str(files[0])) as table:
+    checked = next((each for each in files if _has_rows(each, options)), files[0])
+    with raising(UsageError), first_rows(str(checked)) as table:
         if model and table.columns:  # Parquet may be readable only on the nodes
             task, asked = find_task(str(model)), replace(options, model=str(model))
             skipped: list[DatasetError] | None = [] if options.skip_bad_records else None
             read_records(table, make_converter(task, table, asked), skipped)
         for name, column in options.columns.items() if table.columns else ():
             choose_column(table, column, (), f"--{name}-column")
+
+
+def _has_rows(path: Path, options: PredictOptions) -> bool:
+    """Return whether a file has a row, which must be usable if bad ones are skipped."""
+    skips = options.skip_bad_records
+    try:
+        return any(not (skips and isinstance(row, DatasetError)) for _, row in stream_file(path))
+    except (DatasetError, ImportError):  # the check explains the error, and works without pyarrow
+        return True
 
 
 def _check_output(options: PredictOptions) -> None:

@@ -21,6 +21,8 @@ from .options import Source
 
 MANIFEST = "manifest.json"
 _BLOCK = 1 << 20
+_EMPTY_GZIP = 20
+"""Bytes of gzip's output for no input; one byte of input makes it longer."""
 _NOT_DATA = re.compile(
     rf"{MANIFEST}|dataset_(infos|dict)\.json|(readme|license|notice|requirements)\.txt(\.gz)?", re.I
 )
@@ -42,7 +44,7 @@ def list_sources(data: str) -> tuple[Source, ...]:
             _source(name, str(each.url), each.etag, each.size)
             for name, each in sorted(found.objects.items())
             if _has_format(name)
-            and (not found.is_folder or (each.size and _is_data(name, found.objects)))
+            and (not found.is_folder or _is_data(name, each.size, found.objects))
         ]
     else:
         sources = [
@@ -51,15 +53,14 @@ def list_sources(data: str) -> tuple[Source, ...]:
         ]
     if not sources:
         suffixes = ", ".join(READERS)
-        raise DatasetError(f"{data}: has no file whose name says its format ({suffixes}, with .gz)")
+        raise DatasetError(
+            f"{data}: has no nonempty file whose name says its format ({suffixes}, with .gz)"
+        )
     return tuple(sources)
 
 
 def local_files(data: Path) -> dict[str, Path]:
-    """Return a folder's files with data by their names in it; a file itself has none.
-
-    Those of partitions without rows, as Spark writes them, may be empty.
-    """
+    """Return a folder's files with data by their names in it; a file itself has none."""
     if not data.is_dir():
         return {"": data}
     found = sorted(each for each in data.rglob("*") if each.is_file())
@@ -67,7 +68,7 @@ def local_files(data: Path) -> dict[str, Path]:
     return {
         name: path
         for name, path in names.items()
-        if _has_format(name) and path.stat().st_size and _is_data(name, names)
+        if _has_format(name) and _is_data(name, path.stat().st_size, names)
     }
 
 
@@ -75,12 +76,16 @@ def _has_format(name: str) -> bool:
     return Path(name.lower().removesuffix(".gz")).suffix in READERS
 
 
-def _is_data(name: str, names: Collection[str]) -> bool:
-    """Return whether a file in a folder with these names is data, and neither hidden nor beside it."""
+def _is_data(name: str, size: int, names: Collection[str]) -> bool:
+    """Return whether a file in a folder with these names is data, and neither hidden nor beside it.
+
+    An empty file is not: Spark writes one for a partition without rows.
+    """
     *folders, last = parts = name.split("/")
     is_hidden = any(each.startswith((".", "_")) for each in parts)
     is_saved = last in _SAVED and all("/".join([*folders, each]) in names for each in _SAVED)
-    return not (is_hidden or is_saved or _NOT_DATA.fullmatch(last))
+    is_empty = size <= (_EMPTY_GZIP if last.lower().endswith(".gz") else 0)
+    return not (is_empty or is_hidden or is_saved or _NOT_DATA.fullmatch(last))
 
 
 def _source(name: str, place: str, version: str, size: int) -> Source:

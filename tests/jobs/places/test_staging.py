@@ -93,8 +93,8 @@ def test_data_that_changed_before_a_later_attempt_end_the_job(
 
     end, _ = run(cluster, "echo trained", retries=2)
 
-    assert (end.state, end.attempt) == ("failed", 1)
-    assert f"{URL}: it has changed since the job began" in end.message
+    assert (end.state, end.attempt, end.rank) == ("failed", 1, None)
+    assert f"{end.host}: {URL}: it has changed since the job began" in end.message
 
 
 def test_node_that_is_lost_meanwhile_is_no_fault_of_the_job(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.program import folder as module
 from jobs.program.folder import (
     choose_folders,
     describe_left_out,
@@ -86,26 +85,6 @@ def test_a_project_below_a_repository(project: Path) -> None:
     assert list_project(project / "sub") == names
     sent = choose_folders(str(project / "sub"), (), project, None)
     assert describe_left_out(sent, (), project) == ""
-
-
-@pytest.mark.parametrize("place", [".", "sub"])
-def test_git_walks_no_unwanted_folder(
-    project: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    root, asked = project / place, dict[Path, str]()
-
-    def ask(folder: Path, *words: str, given: str = "", may_lack: bool = False) -> str:
-        asked[folder] = asked.get(folder, "") + given
-        return run(folder, *words, given=given, may_lack=may_lack)
-
-    run = module._git
-    monkeypatch.setattr(module, "_git", ask)
-    write(root, "a.py", "data/x", "skip/y")
-    git(root / "skip", "init", "--quiet")
-    (root / ".sprignore").write_text("data/\nskip/\n")
-    assert list_project(root) == (".sprignore", "a.py")
-    assert root / "skip" not in asked
-    assert ("data/x" in "".join(asked.values())) is (place == "sub"), "git's paths begin at the top"
 
 
 def fetched(root: Path, *folders: str) -> None:

@@ -8,14 +8,13 @@ import re
 import resource
 import tarfile
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.errors import HostError, HostsError, JobError, NoAnswerError, UsageError
+from infra.errors import HostError, NoAnswerError, UsageError
 from jobs.cli.run import build_request
 from jobs.places.plan import JobFolder, JobPaths, new_job_id
 from jobs.places.queue.session import run_job
@@ -27,7 +26,6 @@ from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     NOW,
-    interrupt,
     job_context,
     job_spec,
     make_hosts,
@@ -101,37 +99,6 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     assert done.exit_code == 0
 
 
-def start_with_folder(tmp_path: Path, answer: Callable[[str], str]) -> None:
-    """Start a program with a folder; a node answers thus, and nothing of the job may be left."""
-    hosts = hosts_for([])
-    hosts["node1"].answers[:0] = [("querying the facts", answer)]
-    hosts["node0"].answers[:0] = [("# removing the files", "removed")]
-    folder = JobFolder(tmp_path, "spr-folders/x-1", "work", 1)
-    try:
-        start(hosts, program_request(tmp_path / "out", folders=(folder,)))
-    finally:
-        assert PATHS.upload not in hosts["node0"].files, "its files are not sent anymore"
-        assert not (tmp_path / "out").exists()
-
-
-def test_a_node_that_does_not_answer_is_the_reason_also_if_folders_fail_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folders_failed = threading.Event()
-
-    def fail(*_: object) -> None:
-        folders_failed.set()
-        raise HostError("node1", "rsync failed")
-
-    def stay_silent(_: str) -> str:
-        folders_failed.wait(60)
-        raise NoAnswerError("node1", "no SSH")
-
-    monkeypatch.setattr("jobs.places.queue.session.send_folders", fail)
-    with pytest.raises(HostsError, match="inspecting the nodes failed on 1 of 3"):
-        start_with_folder(tmp_path, stay_silent)
-
-
 def test_ctrl_c_while_folders_are_sent_does_not_wait_for_a_silent_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,12 +114,18 @@ def test_ctrl_c_while_folders_are_sent_does_not_wait_for_a_silent_node(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("jobs.places.queue.session.send_folders", press)
+    hosts = hosts_for([])
+    hosts["node1"].answers[:0] = [("querying the facts", stay_silent)]
+    hosts["node0"].answers[:0] = [("# removing the files", "removed")]
+    folder = JobFolder(tmp_path, "spr-folders/x-1", "work", 1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            start_with_folder(tmp_path, stay_silent)
+            start(hosts, program_request(tmp_path / "out", folders=(folder,)))
         assert waited_in_vain == []
     finally:
         answered.set()
+    assert PATHS.upload not in hosts["node0"].files, "its files are not sent anymore"
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_so_many_nodes_are_used(tmp_path: Path) -> None:
@@ -166,14 +139,6 @@ def test_only_so_many_nodes_are_used(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "job/job.json").read_text())["nnodes"] == 2
     with pytest.raises(UsageError, match="--nodes 4: cluster bert has 3 nodes"):
         start(hosts_for([]), program_request(tmp_path, nodes=4))
-
-
-def test_a_failure_keeps_the_record_and_names_the_cause(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="the job ended with exit code 3: ValueError: no") as caught:
-        start(hosts_for(["Traceback", "ValueError: no"], 3), program_request(tmp_path))
-
-    assert str(tmp_path / "job/log") in str(caught.value.hint)
-    assert json.loads((tmp_path / "job/job.json").read_text())["exit_code"] == 3
 
 
 def test_two_jobs_at_the_same_time_can_not_have_one_results_folder(tmp_path: Path) -> None:
@@ -232,17 +197,6 @@ def test_a_job_that_can_not_be_submitted_leaves_nothing(
     is_over = answer == "removed" or step == "# distributing"
     assert read_job_id(results) == ("" if is_over else PATHS.job_id)
     assert results.exists() is not is_over
-
-
-def test_ctrl_c_leaves_the_program_alone_and_keeps_its_record(tmp_path: Path) -> None:
-    hosts = hosts_for([])
-    hosts["node0"].answers[:0] = [("# following a job", interrupt)]
-    with pytest.raises(KeyboardInterrupt):
-        start(hosts, program_request(tmp_path))
-
-    assert "# following a job" in hosts["node0"].commands[-1]
-    kept = json.loads((tmp_path / "job/job.json").read_text())
-    assert (kept["exit_code"], kept["ended"], kept["state"]) == (None, None, "")
 
 
 def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
+import gzip
 import json
 import shutil
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from infra.errors import UsageError
+from jobs.train.predict import check_prediction
 from jobs.worker.corpus import runner, shards
-from jobs.worker.corpus.coordinator import Coordinator, predict_corpus
+from jobs.worker.corpus.coordinator import predict_corpus
 from jobs.worker.corpus.files import Output, present
 from jobs.worker.corpus.options import PredictOptions, Shard, Source
 from jobs.worker.runtime.errors import DatasetError
@@ -232,6 +231,8 @@ def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], 
     rows[30]["question"] = "which core? " * 30  # only the tokenizer knows that it is too long
     asked = PredictOptions(models("squad"), write(tmp_path / "in.jsonl", rows), "")
     asked = replace(asked, output=str(tmp_path / "out.jsonl"))
+    with pytest.raises(DatasetError, match=r"--text-column: .* reads question and context"):
+        run(replace(asked, columns={"text": "context"}), tmp_path / "parts")
     with pytest.raises(DatasetError, match=r"in\.jsonl: line 31.*leave no room"):
         run(asked, tmp_path / "parts")
     rows[3]["context"] = " "
@@ -250,15 +251,22 @@ def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], 
 def test_a_file_without_any_good_row_ends_no_corpus(
     tmp_path: Path, models: Callable[[str], str]
 ) -> None:
-    for name, text in {"a.csv": "", "b.jsonl": "{\n" * 3, "c.csv": "text\ncore\n"}.items():
-        (tmp_path / name).write_text(text)
-    asked = PredictOptions(models("classify"), str(tmp_path), str(tmp_path / "out"))
+    (tmp_path / "in").mkdir()
+    texts = {"0.csv": "text\n", "a.csv": "", "b.jsonl": "{\n" * 3, "c.csv": "text\ncore\n"}
+    for name, text in texts.items():
+        (tmp_path / "in" / name).write_text(text)
+    (tmp_path / "in/a.csv.gz").write_bytes(gzip.compress(b""))
+    asked = PredictOptions(models("classify"), str(tmp_path / "in"), str(tmp_path / "out"))
+    skipping = replace(asked, skip_bad_records=True)
+    with pytest.raises(UsageError, match=r"b\.jsonl: line 1.* \(and 2 more bad records\)"):
+        check_prediction(asked)
+    check_prediction(skipping)
     with pytest.raises(DatasetError, match=r"b\.jsonl: line 1.* \(and 2 more bad records\)"):
         run(asked, tmp_path / "parts")
-    found = run(replace(asked, skip_bad_records=True), tmp_path / "parts")
+    found = run(skipping, tmp_path / "parts")
     assert (found["rows"], found["skipped"]) == (1, 3)
     with pytest.raises(DatasetError, match=r"a\.csv: is empty"):
-        run(replace(asked, data=str(tmp_path / "a.csv")), tmp_path / "parts")
+        run(replace(asked, data=str(tmp_path / "in/a.csv")), tmp_path / "parts")
 
 
 def test_a_model_that_a_rank_can_not_load_is_its_error(tmp_path: Path) -> None:
@@ -267,15 +275,6 @@ def test_a_model_that_a_rank_can_not_load_is_its_error(tmp_path: Path) -> None:
     options = PredictOptions(str(tmp_path), "in.jsonl", "out.jsonl")
     found = runner._predict(options, shard, Output(str(tmp_path)))
     assert found["message"].startswith(f"model {tmp_path} can't be loaded")
-
-
-def test_columns_that_the_model_does_not_read_are_refused(
-    tmp_path: Path, models: Callable[[str], str]
-) -> None:
-    asked = PredictOptions(models("squad"), write(tmp_path / "in.jsonl"), "out.jsonl")
-    for column, said in (("text", "reads question and context"), ("question", "no column 'text1'")):
-        with pytest.raises(DatasetError, match=said):
-            run(replace(asked, columns={column: "text1"}), tmp_path)
 
 
 def test_a_repeated_job_computes_only_the_rest(
@@ -324,49 +323,20 @@ def test_a_folder_is_completed_and_takes_no_other_predictions(
         run(asked, tmp_path)
 
 
-def test_the_time_left_does_not_count_loading_the_model(
-    tmp_path: Path, models: Callable[[str], str]
-) -> None:
-    said: list[str] = []
-    data, place = write(tmp_path / "in.jsonl"), str(tmp_path / "out")
-    coordinator = Coordinator(PredictOptions(models("classify"), data, place), print, said.append)
-    coordinator._begin = coordinator._told = time.monotonic() - 1000
-    shard = coordinator.ask(0)
-    assert shard
-    count = shard["count"]
-    rows = {"read": count, "rows": 0, "name": "", "expected": 2 * count}
-    more = {"problem": "", "cut": 0, "seconds": 10.0, "core_seconds": 0.0}
-    coordinator.tell(0, 0, {**rows, **more})
-    assert said == [f"{count} of about {2 * count} rows, {count / 10:.1f} rows/s, 10 s left"]
-
-
-def test_ranks_that_saw_no_copy_read_one_together(
+def test_ranks_of_a_node_share_a_copy_and_the_last_one_removes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one removes it, even if both end at the same time."""
-    together, copies, flock = Barrier(2, timeout=5), list[int](), fcntl.flock
-
-    def lock(file: Any, operation: int) -> None:
-        if operation & fcntl.LOCK_NB:
-            together.wait()
-        try:
-            flock(file, operation)
-        finally:
-            if operation & (fcntl.LOCK_NB | fcntl.LOCK_SH):
-                together.wait()
+    copies = list[int]()
 
     def download(_: Any, found: Any) -> None:
         copies.append(found[0].target.write_text("rows\n"))
 
-    def read(_: int) -> None:
-        with present(source, tmp_path):
-            together.wait()
-
     source = Source("s3://bucket/rows.csv", "version", 4, "digest")
-    monkeypatch.setattr("fcntl.flock", lock)
     monkeypatch.setattr("jobs.worker.corpus.files.connected", Mock())
     monkeypatch.setattr("jobs.worker.storage.download.download_all", download)
-    with ThreadPoolExecutor(2) as ranks:
-        assert [*ranks.map(read, range(2))] == [None, None]
+    with present(source, tmp_path) as path:
+        with present(source, tmp_path):
+            pass
+        assert path.exists()
     assert len(copies) == 1
     assert {each.suffix for each in tmp_path.iterdir()} == {".lock"}

@@ -187,7 +187,6 @@ def test_a_folder_of_predictions_is_one_data_set(tmp_path: Path, value: Any) -> 
     ("first", "values", "wanted"),
     [
         ([], [None], pa.string()),
-        ([None], [None], pa.string()),
         ([None], [5, None], pa.string()),
         ([1, "b"], [5, None], pa.string()),
         ([1.5], [5, None], pa.float64()),

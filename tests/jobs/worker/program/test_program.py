@@ -24,8 +24,6 @@ from jobs.worker.runtime.output import last_line
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from jobs.worker.runtime.process import NODES
 from jobs.worker.storage.ownership import find_all
-from tests.harness.forked import Forked
-from tests.jobs.worker.training.test_run import LOOPBACK, free_port
 
 CPU = min(os.sched_getaffinity(0))
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -327,27 +325,6 @@ def test_the_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None
         assert "with (\n" not in text
         assert "removeprefix(" not in text
         assert "strict=" not in text
-
-
-def test_a_program_joins_the_ranks_of_torchrun(node: Path) -> None:
-    """As the Trainer of transformers does in a pod."""
-    (node / "work").mkdir()
-    join = (
-        "import os, torch.distributed as dist; dist.init_process_group('gloo'); "
-        "print('joined', dist.get_rank(), dist.get_world_size(), os.environ['LOCAL_RANK'], flush=True); "
-        "dist.barrier(); dist.destroy_process_group()"
-    )
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "worker.program")
-    pod = {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "127.0.0.1"}
-    pod |= {**LOOPBACK, "PET_MASTER_PORT": str(free_port()), "PYTHONPATH": f"{node}/code"}
-    pod["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    argv = [*torchrun, "--folder=work", "--output=output", "--", "python", "-c", join]
-
-    code, output = Forked(argv, node, pod).finish(120)
-
-    assert code == 0, output
-    joined = [line for line in output.splitlines() if line.startswith("joined")]
-    assert sorted(joined) == ["joined 0 2 0", "joined 1 2 1"]
 
 
 def test_torchs_variables_come_from_torchrun_or_mpirun_or_neither() -> None:

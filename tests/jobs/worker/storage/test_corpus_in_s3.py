@@ -133,7 +133,9 @@ def test_what_is_wrong_is_named_with_its_rows(
         predict_corpus(asked, print)
     bucket.put_object(Key="in/readme.md", Body=b"x")
     bucket.put_object(Key="in/0.csv", Body=b"")  # a partition of Spark without rows
-    with pytest.raises(WorkerError, match="s3://data/in/: has no file whose name says its format"):
+    with pytest.raises(
+        WorkerError, match="s3://data/in/: has no nonempty file whose name says its format"
+    ):
         predict_corpus(asked, print)
     bucket.put_object(Key="in/a.jsonl", Body=texts(40))
     denied = "403 Forbidden", "<Error><Code>AccessDenied</Code></Error>"

@@ -174,27 +174,20 @@ def test_a_running_job_has_no_end_and_its_long_log_stays_here(
     assert bucket.Object("team/squad-1/log").get()["Body"].read() == b"now"
 
 
-def test_unfinished_job_is_stored_with_its_checkpoint_and_not_marked(
-    job: Path, bucket: Any
+def test_a_job_is_marked_only_if_it_has_ended_and_all_files_are_stored(
+    job: Path, bucket: Any, proxy: Proxy
 ) -> None:
-    for name in ("output/results.json", "end.json"):
-        (job / name).unlink()
-    save_checkpoint(job, 7)
-    assert run("all", job) == 0
-    assert {"log", f"output.state/checkpoints/step-000007/{LAST}"} <= {*names(bucket)}
-    assert not (job / push.PUSHED).exists()
-
-
-def test_a_job_with_a_file_that_was_not_stored_is_not_marked(
-    job: Path, bucket: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(push, "_TRIES", 1)
     proxy.answer = lambda request: DENIED if "a.bin" in request else None
     assert run("all", job) == 1
     assert not (job / push.PUSHED).exists()
     proxy.answer = lambda _: None
+    for name in ("output/results.json", "end.json"):
+        (job / name).unlink()
+    save_checkpoint(job, 7)
     assert run("all", job) == 0
-    assert "output/model/a.bin" in names(bucket)
+    stored = {"output/model/a.bin", f"output.state/checkpoints/step-000007/{LAST}"}
+    assert stored <= {*names(bucket)}
+    assert not (job / push.PUSHED).exists()
 
 
 def test_a_probe_leaves_nothing_and_a_denial_fails_at_once_without_secrets(

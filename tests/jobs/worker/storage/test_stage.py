@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
-import json
 import os
 import random
 import shutil
@@ -150,12 +149,6 @@ def test_object_that_changes_during_the_download(
     assert not (tmp_path / "spr-jobs").exists()
     run(job="again")
     assert read(tmp_path, "again") == content(4 * MIB, seed=1)
-    changes = iter([b"one", b"other"])
-    put(bucket, b"small")
-    proxy.limit = lambda _: None
-    proxy.answer = lambda request: put(bucket, next(changes)) if request.startswith("GET") else None
-    with pytest.raises(ChangedError, match="changed while it was downloaded"):
-        run(job="third")
 
 
 def test_object_that_changed_between_jobs_is_downloaded_anew(
@@ -173,11 +166,10 @@ def test_object_that_changed_between_jobs_is_downloaded_anew(
     assert read(tmp_path, "retried") == b"first"
 
 
-@pytest.mark.parametrize("parts", [1, 3])
 def test_falsified_content_is_noticed(
-    bucket: Any, proxy: Proxy, run: Stage, tmp_path: Path, parts: int
+    bucket: Any, proxy: Proxy, run: Stage, tmp_path: Path
 ) -> None:
-    data = content(parts * 5 * MIB)
+    data = content(15 * MIB)
     (tmp_path / "local").write_bytes(data)
     config = TransferConfig(multipart_threshold=5 * MIB + 1, multipart_chunksize=5 * MIB)
     bucket.upload_file(str(tmp_path / "local"), "set/train.csv", Config=config)
@@ -199,15 +191,6 @@ def test_falsified_content_is_noticed(
             run(job="second")
         assert not (tmp_path / "spr-jobs" / "second").exists()
         assert not [*(tmp_path / stage.CACHE / "files").glob(".*")]
-
-
-def test_progress_is_shown_from_time_to_time() -> None:
-    notes = list[str]()
-    progress = stage.Progress(notes.append, URL, total=9 * MIB, began=time.monotonic() - 6)
-    for _ in range(3):
-        progress.count(MIB)
-    (note,) = notes
-    assert note.startswith(f"{URL}: 1 of 9 MB, ")
 
 
 TEN, NONE, KMS = b"0123456789", "0" * 32, {"ServerSideEncryption": "aws:kms"}
@@ -320,19 +303,6 @@ def test_reasons_of_refusals(
         run()
 
 
-def test_error_is_an_event_of_the_node(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert stage.main(["--node=node3", URL, str(tmp_path / "job" / "x")]) == 1
-    event = json.loads(capsys.readouterr().out.partition(" ")[2])
-    assert event["event"] == "error"
-    assert event["message"].startswith(f"node3: {URL}: NoSuchKey")
-    assert (event["host"], event["rank"]) == ("node3", None)
-    assert stage.main(["--check", URL]) == 0
-    assert "NoSuchKey" in json.loads(capsys.readouterr().out)["message"]
-
-
 def test_folder_is_a_tree_and_only_changed_objects_are_downloaded(
     bucket: Any, proxy: Proxy, run: Stage, tmp_path: Path
 ) -> None:
@@ -359,7 +329,7 @@ def test_folder_is_a_tree_and_only_changed_objects_are_downloaded(
 
 
 def test_a_disk_that_was_full_leaves_nothing_to_repair(
-    bucket: Any, run: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Any, run: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(bucket, b"first")
     run()
@@ -374,10 +344,6 @@ def test_a_disk_that_was_full_leaves_nothing_to_repair(
         with pytest.raises(StagingError, match=f"^{URL}: no space left on the disk$"):
             run(job="second")
     assert "has changed since the last job" in run(job="third")
-    (history,) = (tmp_path / stage.CACHE / "urls").iterdir()
-    history.write_text("")
-    run(job="fourth")
-    assert json.loads(history.read_text())["url"] == URL
 
 
 def test_full_disk_is_refused_before_the_download(

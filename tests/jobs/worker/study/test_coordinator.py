@@ -212,8 +212,6 @@ def test_a_restart_has_the_rest_of_the_time(
     (tmp_path / "first.json").write_text(json.dumps({"first": time.time() - 3000}))
     study = Coordinator(StudyPlan(RATES, 9), DigitsOptions(), state, Events())
     assert study.join(0, "a")[2] == pytest.approx(540, abs=5)
-    (tmp_path / "launch.json").unlink()
-    assert make(tmp_path / "b").join(0, "a")[2] is None
 
 
 def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
@@ -237,36 +235,6 @@ def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
     every = [each["options"] for each in again.results()["trials"]]
     assert len(every) == 6
     assert len({json.dumps(each) for each in every}) == 6
-
-
-def test_an_interrupted_trial_counts_once_among_those_of_which_the_best_third_continues(
-    state: Path,
-) -> None:
-    study = make(state, trials=9)
-    scores = {study.ask()["number"]: {"accuracy": 9.0 - number} for number in range(9)}
-    pruned = [each for each in reversed(scores) if study.report(each, 1, scores[each])]
-    for number in range(3, 9):
-        end(study, number)
-    study.save()
-    assert restore(state)
-    again = make(state, trials=9)
-    for _ in range(3):
-        number = again.ask()["number"]
-        assert not again.report(number, 1, scores[number])
-    assert not {0, 1, 2} & {*pruned}
-
-
-def test_the_end_of_a_trial_is_saved_unless_checkpoints_take_too_long(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study, folder = make(state), state / "checkpoints"
-    monkeypatch.setattr("jobs.worker.study.coordinator._PAUSE", 1e9)
-    run(study, 10.0, 20.0)
-    assert [each.name for each in folder.iterdir()] == ["step-000001"]
-    monkeypatch.undo()
-    study._pauses_until = 0.0
-    run(study, 30.0)
-    assert (folder / "step-000003").exists()
 
 
 def test_two_checkpoints_are_kept_each_with_the_best_output(state: Path) -> None:
@@ -302,24 +270,6 @@ def test_the_results_are_those_of_the_best_trial_with_all_trials(
     assert "trial 2 (2 of 4 have ended): accuracy 40.00, the best so far" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("later", [10.0, 40.0])
-def test_only_a_best_trial_of_this_attempt_counts_in_its_times(
-    state: Path, tmp_path: Path, later: float
-) -> None:
-    study = make(state)
-    before = run(study, 30.0)
-    study.save()
-    assert restore(state)
-    again = make(state)
-    again._begin -= 100
-    assert run(again, later) != before, "it proposes others"
-    assert again.finish(tmp_path / "output") == 0
-    seconds = json.loads((tmp_path / "output/results.json").read_text())["seconds"]
-    own = {"train": 1.0} if later > 30 else {}
-    assert seconds.keys() == {"other trials", "total", *own}
-    assert seconds["total"] - seconds["other trials"] == pytest.approx(sum(own.values()))
-
-
 def test_a_warning_of_several_trials_is_noted_once(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -346,22 +296,3 @@ def test_a_best_trial_that_can_not_be_sent_is_a_lost_peer(
     runner = TrialRunner(1, {}, mock.Mock(), mock.Mock(), state, _to="node0")
     with pytest.raises(OSError, match="-trial-8 can't be copied to node0"):  # the job runs again
         runner._send(7)
-
-
-def test_a_study_knows_which_ranks_have_come_and_which_have_nothing_left_to_do(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study = make(state, trials=2, ranks=3)
-    study.join(2, "b")
-    study.join(0, "a")
-    assert '"start"' not in capsys.readouterr().out
-    study.join(1, "a")
-    assert '"world_size": 3, "hosts": ["a", "b"]' in capsys.readouterr().out
-    numbers = [study.ask()["number"] for _ in range(2)]
-    assert study.ask() == {}
-    for number in numbers:
-        end(study, number, scores={"accuracy": 1.0})
-    assert study.ask() == {}
-    assert not study.is_over()
-    assert study.ask() == {}
-    assert study.is_over()

@@ -26,6 +26,7 @@ from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor.commands import IDLE
 from jobs.worker.supervisor.launch import SECRETS
 from provision.on_node.keeper import render_finish
+from tests.fakes import marked
 from tests.jobs.context import event
 from tests.jobs.places.this_machine import NODES, ThisMachine, is_gone, read_soon, submit, wait_for
 
@@ -742,22 +743,25 @@ def test_a_job_gets_no_variables_of_its_submission(head: ThisMachine) -> None:
     assert {*re.findall(r"^\w+(?==)", job, re.M)} == {*re.findall(r"^\w+(?==)", shell, re.M)}
 
 
-def test_a_job_that_ends_while_the_head_reboots_waits_for_it(head: ThisMachine) -> None:
+@pytest.mark.parametrize(("ends", "state"), [("", "succeeded"), (f"kill -KILL {_BATCH}", "failed")])
+def test_a_job_that_ends_while_the_head_reboots_waits_for_it(
+    head: ThisMachine, ends: str, state: str
+) -> None:
     head.connect("node1")
     head.slurm_command("scontrol", "update", "nodename=node0", "state=down")
-    paths = submit(
-        head, "echo begun; echo 97 > output/score; until [ -e ../../go ]; do sleep 0.1; done"
-    )
+    script = "echo begun; echo 97 > output/score; until [ -e ../../go ]; do sleep 0.1; done"
+    paths = submit(head, f"{script}; printf cut; {ends}")
     wait_for(lambda: "begun" in read_soon(Path(paths.log)))
     away = head.home.rename(head.root / "away")
     (head.root / "node1/go").touch()
     log = head.root / "node1" / paths.relative_root / "log"
-    wait_for(lambda: "waiting for node0, which does not answer" in log.read_text())
+    note = event(event="note", text="waiting for node0, which does not answer")
+    wait_for(lambda: marked(note, paths.root) in log.read_text().splitlines())
     away.rename(head.home)
 
     end, lines, _ = follow(head, paths)
 
-    assert end.state == "succeeded"
+    assert (end.state, end.nodes, len(end.starts)) == (state, ("node1",), 1)
     assert Path(paths.root, "output/score").read_text() == "97\n"
     assert "failed" not in "\n".join(lines)
 

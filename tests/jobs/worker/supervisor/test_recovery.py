@@ -319,7 +319,7 @@ def test_an_outcome_waits_for_the_results_unless_slurm_ends_the_supervisor_soon(
     job = SimpleNamespace(fate=lambda: fate, keep_from_requeueing=lambda: None)
     head: Any = SimpleNamespace(exists=lambda _: False, send_results=lambda: did.append("send"))
     head.write = lambda *_: did.append("write")
-    head.wait = lambda _: None
-    watcher: Any = SimpleNamespace(job=job, stop=None)
+    head.wait = lambda *_, **__: None
+    watcher: Any = SimpleNamespace(job=job, stop=None, log=SimpleNamespace(partial=b""))
     assert Supervisor(watcher, head)._finish(1) == 1
     assert (did[0], did[-1]) == (first, "close")

@@ -49,13 +49,6 @@ def test_the_log_of_a_job_that_is_over(head: ThisMachine, follow: bool) -> None:
     assert found == ["of an earlier run", *text.splitlines(), "the last"]
 
 
-def test_a_running_job_is_followed_to_its_end(head: ThisMachine) -> None:
-    submit(head, "for i in 1 2 3; do echo line $i; sleep 0.3; done; echo the last")
-    (job,) = list_jobs(head)
-    assert read(head, job, follow=True) == ["line 1", "line 2", "line 3", "the last"]
-    wait_for(lambda: not head.processes())
-
-
 def test_a_job_that_is_cancelled_while_it_waits_has_no_log(head: ThisMachine) -> None:
     submit(head, "sleep 60", "first", nodes=3)
     submit(head, "true", "squad-2")

@@ -68,7 +68,7 @@ def test_a_job_saves_a_checkpoint_before_the_deadline_and_is_not_requeued(
     paths = submit(head, script, retries=1, again=("echo", "resumed"), task="squad")
     wait_for(Path(paths.root, "ready").exists)
 
-    end, log, _ = follow(head, paths)
+    end, log = follow(head, paths)
 
     message = f"the cluster's time to live is over at {at}"
     assert (end.state, end.attempt) == ("failed", 1)
@@ -83,7 +83,7 @@ def test_a_job_that_has_no_time_left_does_not_start(head: ThisMachine) -> None:
     at = expire_in(head, 10)
     paths = submit(head, "touch ready", retries=1)
 
-    end, log, _ = follow(head, paths)
+    end, log = follow(head, paths)
 
     message = f"the cluster's time to live is over at {at}"
     assert (end.state, end.message) == ("failed", message)
@@ -166,7 +166,7 @@ def test_the_limits_know_the_first_attempt_and_its_checkpoint(head: ThisMachine)
     paths = submit(head, script, retries=3, again=again, **limits)
     begin = time.monotonic()
 
-    end, _, _ = follow(head, paths)
+    end, _ = follow(head, paths)
 
     assert time.monotonic() - begin < 45  # its second attempt would take 60 s
     assert (end.state, end.attempt) == ("failed", 2)

@@ -28,7 +28,6 @@ _LEAVE_S = 2  # how long ranks have when a node leaves, on this machine
         ("1000 2800 1800\n", 60.0, 1000),
         ("", 60.0, 5),
         ("1000\n", 0.0, 5),
-        ("no timer", 0.0, 5),
     ],
 )
 def test_the_deadline_of_a_job(text: str, limit: float, expected: float) -> None:

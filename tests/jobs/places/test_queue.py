@@ -409,7 +409,7 @@ def test_the_end_is_written_before_slurm_kills(head: ThisMachine) -> None:
 def test_a_job_that_loses_a_node_after_its_end_has_succeeded(
     head: ThisMachine, *, requeues: bool
 ) -> None:
-    there = head.connect("node1", "node2") / "spr-jobs/squad-1/end.json"
+    head.connect("node1", "node2")
     if requeues:
         scontrol = (head.bin / "scontrol").read_text()
         refuse = 'case "$*" in *requeue=0*) exit 1 ;; esac'
@@ -424,9 +424,6 @@ def test_a_job_that_loses_a_node_after_its_end_has_succeeded(
     end, lines, _ = follow(head, paths)
     assert (end.state, end.attempt) == ("succeeded", 1)
     assert lines.count("trained") == 1
-    said = "the job had ended before Slurm lost one of its nodes"
-    assert any(said in line for line in lines) is requeues
-    assert json.loads(there.read_text())["state"] == "succeeded"
 
 
 def test_a_success_stays_one_if_the_first_node_is_lost_while_it_is_stored(
@@ -447,6 +444,26 @@ def test_a_success_stays_one_if_the_first_node_is_lost_while_it_is_stored(
     assert (end.state, end.exit_code, end.nodes) == ("succeeded", 0, ("node1",))
     assert lines.count("trained") == 1
     assert Path(paths.root, "said").read_text() == "succeeded\n" * 2
+
+
+def test_an_attempt_that_finds_an_outcome_brings_the_job_to_its_whole_end(
+    head: ThisMachine,
+) -> None:
+    there = head.connect("node1", "node2") / "spr-jobs/squad-1/end.json"
+    for name in NODES:
+        head.slurm_command("scontrol", "update", f"nodename={name}", "state=down")
+    paths = submit(head, "echo again")
+    outcome = {"state": "failed", "exit_code": 0, "nodes": ["node0"]}
+    Path(paths.root, "begin.json").write_text(json.dumps({"attempt": 1, "outcome": outcome}))
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=resume")
+
+    end, lines, _ = follow(head, paths)
+
+    assert end.state == "failed"
+    assert [json.loads(line[14:])["text"] for line in lines] == [
+        "the job had ended before Slurm lost one of its nodes"
+    ]
+    assert json.loads(there.read_text()) == outcome
 
 
 # Hangs

@@ -101,6 +101,19 @@ def test_no_line_is_lost_or_doubled_if_connections_break(
     assert on_head(head).read_text() == "of the first attempt\n" + "".join(lines)
 
 
+def test_a_head_that_answers_late_gets_the_whole_log(head: ThisMachine, worker: Path) -> None:
+    away = head.home.rename(head.root / "away")
+    folder, log = make_folder(worker), worker / "log"
+    folder.copy_log(0)
+    time.sleep(0.2)
+    away.rename(head.home)
+    with log.open("a") as file:
+        file.write("more\n")
+    wait_for(lambda: on_head(head).exists())
+    folder.finish()
+    assert on_head(head).read_text() == log.read_text()
+
+
 def test_a_head_that_does_not_come_back_in_time_is_not_waited_for(
     head: ThisMachine, worker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

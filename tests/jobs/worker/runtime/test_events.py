@@ -47,6 +47,16 @@ def test_events_name_the_users_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["message"] == f"{own}: line 7: is not as in {own}"
 
 
+def test_step_events_are_limited_but_include_the_last() -> None:
+    stream = io.StringIO()
+    ticks = iter(step / 10 for step in range(1, 100))
+    events = Events(0, stream, clock=lambda: next(ticks))
+    for step in range(1, 12):
+        events.step(step, 11, **FIGURES)
+    parsed = [parse_event(line) for line in stream.getvalue().splitlines()]
+    assert [event["step"] for event in parsed if event] == [1, 4, 7, 10, 11]
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [

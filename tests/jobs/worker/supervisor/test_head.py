@@ -17,7 +17,7 @@ from jobs.worker.supervisor import head as batch_head
 from jobs.worker.supervisor.head import HeadFolder
 from jobs.worker.supervisor.storing import Storing
 from tests.jobs.context import job_spec
-from tests.jobs.places.this_machine import ThisMachine
+from tests.jobs.places.this_machine import ThisMachine, wait_for
 
 # Delivers as many bytes as the next line of the file `breaks` or `tars` says, and then breaks.
 _BREAKS = r"""#!/bin/bash

@@ -180,6 +180,9 @@ def test_only_the_head_runs_slurmctld(tmp_path: Path, hostname: str, is_head: bo
     assert (machine.shell(command).returncode == 0) is is_head
 
 
+_EPILOG = resources.files("cluster").joinpath("slurm/files/epilog.sh").read_text()
+
+
 # The first user has no process: the script kills all of a user's in any slurmd's control group, and those
 # of the embedded cloud's nodes can be seen from here.
 @pytest.mark.parametrize("uid", ["61234", "0"])
@@ -188,7 +191,6 @@ def test_the_epilog_ends_what_a_job_left_and_nothing_else(tmp_path: Path, uid: s
     machine.replace("setpriv", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')
     machine.replace("id", "echo 1000")
     own = f"test-{os.getpid()}"
-    script = resources.files("cluster").joinpath("slurm/files/epilog.sh").read_text()
 
     def start(**env: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(["sleep", "60"], env={**os.environ, **env}, start_new_session=True)
@@ -197,7 +199,7 @@ def test_the_epilog_ends_what_a_job_left_and_nothing_else(tmp_path: Path, uid: s
     session = start()
     try:
         job = f"export SLURM_JOB_ID={own} SLURM_JOB_UID={uid}\n"
-        assert machine.shell(job + script, program="sh").returncode == 0
+        assert machine.shell(job + _EPILOG, program="sh").returncode == 0
 
         # Jobs of root are left alone: its processes are the system's.
         assert (left.poll(), other.poll()) == (None if uid == "0" else -9, None)
@@ -225,7 +227,6 @@ def test_the_epilog_knows_a_jobs_processes_by_their_control_group(
 ) -> None:
     machine = Machine.make(tmp_path)
     machine.replace("setpriv")
-    script = resources.files("cluster").joinpath("slurm/files/epilog.sh").read_text()
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             file = Path("proc", str(process.pid), "cgroup")
@@ -236,10 +237,10 @@ def test_the_epilog_knows_a_jobs_processes_by_their_control_group(
             # A process in slurmd's group may be a neighbor's, such as the supervisor of another job.
             stepds = "1 slurmstepd: [7.batch]\n2 slurmstepd: [77.0]"
             machine.replace("pgrep", f"[ \"$1 $2\" = '-af ^slurmstepd: \\[' ] && echo '{stepds}'")
-            machine.shell(job + script, program="sh")
+            machine.shell(job + _EPILOG, program="sh")
             assert process.poll() is None
             machine.replace("pgrep", "echo '1 slurmstepd: [7.batch]'")
-            machine.shell(job + script, program="sh")
+            machine.shell(job + _EPILOG, program="sh")
             # The signal may take a moment.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(5 if ends else 0)
@@ -252,12 +253,11 @@ def test_the_epilog_ends_the_slice_of_a_job_that_shared_its_node(tmp_path: Path)
     machine = Machine.make(tmp_path)
     for name in ("setpriv", "id", "find", "pgrep", "systemctl"):
         machine.replace(name)
-    script = resources.files("cluster").joinpath("slurm/files/epilog.sh").read_text()
     (limits := machine.path("/run/systemd/system.control/spr-7.slice.d")).mkdir(parents=True)
 
     def end(job: int) -> list[str]:
         machine.calls.clear()
-        machine.shell(f"export SLURM_JOB_ID={job} SLURM_JOB_UID=1\n{script}", program="sh")
+        machine.shell(f"export SLURM_JOB_ID={job} SLURM_JOB_UID=1\n{_EPILOG}", program="sh")
         return [call for call in machine.calls if call.startswith("systemctl")]
 
     assert end(77) == []

@@ -73,7 +73,7 @@ _CHECKPOINT = '%s[{]"event": "checkpoint(_estimate)?"'
 END_S, _END_POLL_S = 120.0, 2.0
 # The exit code of submit.sh for a job that is in the queue already.
 _ACTIVE = 75
-# That for a job that was canceled before.
+# Its exit code for a new job that another command has canceled.
 _ENDED = 76
 # Slurm lists a job until none of its processes is left on a node that answers. scancel alone would leave
 # the ranks too little time for a checkpoint, so the batch script gets the signal first.
@@ -81,7 +81,7 @@ _CANCEL = """# ending a job on all nodes
 cd {root} || exit
 find() {{ squeue --noheader --name={job} --format='%A %T %N'; }}
 is_left() {{ found=$(find) && [ -z "$found" ] && return 1; return 0; }}
-# First: a command that still submits the job looks for it after it has queued it.
+# Before the search: a command that is submitting the job checks for this file once the job is queued.
 [ -s end.json ] || touch cancelled
 read -r job state nodes <<< "$(find)"
 if [ -n "$job" ]; then

@@ -2,7 +2,7 @@
 #   job      the job's ID                      root     its folder
 #   new      the uploaded files' suffix        secrets  the name of the file with secrets
 #   resumed  not empty for a resumed job       active   the exit code if it is in the queue already
-#   ended    the exit code if it was canceled meanwhile
+#   ended    the exit code if another command has canceled it
 #
 # The queue takes the job before anything changes, and starts it when all nodes have it: a job to resume that
 # is refused stays as it ended on every node. An earlier log belongs to a resumed job, or to another run of a
@@ -56,7 +56,7 @@ fi
 sent=$(echo *."$new")
 sent="${sent//.$new/}"
 id=$(sbatch --hold --parsable "run.sh.$new") || refuse $?
-# Canceled while its files were sent: the other command has found no job in the queue.
+# Canceled while its files were being sent, when the queue did not have the job yet.
 [ -n "$resumed" ] || [ -e log ] || [ ! -e cancelled ] || { scancel "$id"; refuse "$ended"; }
 { [ ! -s log ] || cat log >>log.earlier; } && eval "$move" &&
     rm -rf begin.json first.json end.json cancelled log gathered && touch log ||

@@ -105,6 +105,8 @@ class Supervisor:
             return code
         watcher = self.watcher
         watcher.kill_rest()
+        # Without the record of its beginning, the job's end would name neither nodes nor earlier attempts.
+        self.head.wait(watcher.job.fate)
         # If the supervisor was killed, the program is not to blame: the job may run again.
         self.began = {"attempt": watcher.job.attempt, **self.head.read(BEGIN)}
         if outcome := self.began.get(_OUTCOME):
@@ -152,7 +154,7 @@ class Supervisor:
     def _finish(self, code: int) -> int:
         """Requeue the job, or write its outcome."""
         head, job, ended = self.head, self.watcher.job, time.time()
-        head.wait(job.fate)
+        head.wait(job.fate, amid_line=bool(self.watcher.log.partial))
         end = conclude(code, self.watcher, cancelled=head.exists(CANCELLED))
         if end is None and self._start_again():
             return code

@@ -22,7 +22,7 @@ from .watch import announce, say
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
 _RESERVED = 4096
-# As long as a worker's reboot may take: see the keeper.
+# How long a reboot may take, as in the keeper.
 _AWAY_S = 1800
 SSH = ("ssh", "-o", "ConnectTimeout=10")
 
@@ -100,16 +100,18 @@ class HeadFolder:
         if self._copier:
             self._copier.join(_SSH_S)
 
-    def wait(self, hurries: Callable[[], object]) -> None:
+    def wait(self, hurries: Callable[[], object], *, amid_line: bool = False) -> None:
         """Wait until the head answers: it may be rebooting, or `repair` may be replacing it.
 
-        Gives up after :data:`_AWAY_S` seconds, or if the job ``hurries``.
+        Gives up after :data:`_AWAY_S` seconds, or if the job ``hurries``. ``amid_line``: the log ends within
+        a line.
         """
         until, is_away = time.monotonic() + _AWAY_S, False
         while self.remote and not self._run("true") and time.monotonic() < until and not hurries():
             if not is_away:
                 is_away = True
-                announce(event="note", text=f"waiting for {self.remote}, which does not answer")
+                text = f"waiting for {self.remote}, which does not answer"
+                announce(amid_line=amid_line, event="note", text=text)
             time.sleep(_TRIES_S)
 
     def send_results(self) -> None:

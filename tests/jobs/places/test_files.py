@@ -128,14 +128,13 @@ _BLOCK = b"x" * (100 << 10)
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         b"Welcome to Ubuntu\n" * 100,
         gzip.compress(b"x"),
         pack_output(dict.fromkeys(("log", "output/model/w"), _BLOCK))[:150_000],
         pack_output(dict.fromkeys(("log",), _BLOCK))[:512] + b"\xff" * 512,
         pack_output(dict.fromkeys(("output/model", "output/model/w"), _BLOCK)),
     ],
-    ids=["empty", "text", "gzip", "cut off", "half garbage", "a file and its folder"],
+    ids=["text", "gzip", "cut off", "half garbage", "a file and its folder"],
 )
 def test_a_damaged_archive_of_results_is_one_line(
     head: ThisMachine,
@@ -244,30 +243,11 @@ def test_what_was_written_after_the_fetch_began_is_not_fetched(
     assert (late, said[0]) == (["later"], "4.9 KiB")
 
 
-@pytest.mark.parametrize(
-    ("gathers", "found"), [(True, ["mine", "node1/theirs"]), (False, ["mine"])]
-)
-def test_the_workers_output_is_fetched_if_the_job_wants_it(
-    head: ThisMachine, paths: JobPaths, tmp_path: Path, gathers: bool, found: list[str]
-) -> None:
-    """By `fetch` alone, too: the command that submitted the job may have lost its terminal."""
-    worker = head.connect("node1", "node2").parent / "node1" / paths.relative_root
-    write(f"{paths.root}/output/mine")
-    write(worker / "output/theirs")
-    write(head.root / "node2" / paths.relative_root / "output/of another attempt")
-    write(paths.record, replace(SUBMITTED, gather_output=gathers).render())
-    said: list[str] = []
-
-    fetch(head, paths, tmp_path / "results", said.append)
-
-    assert files_in(tmp_path / "results") == ["job/job.json", "job/log", *found]
-    assert said == []
-
-
 def test_checkpoints_of_a_failed_program_on_a_worker_are_fetched(
     head: ThisMachine, paths: JobPaths, tmp_path: Path
 ) -> None:
-    worker = head.connect("node1") / paths.relative_root
+    worker = head.connect("node2", "node1") / paths.relative_root
+    write(head.root / "node2" / paths.relative_root / "output/of another attempt")
     write(worker / "output/model/checkpoint-500/model.safetensors", "weights")
     write(worker / "output.state/started")
     write(worker / "work/out/model.bin", "model")
@@ -279,6 +259,7 @@ def test_checkpoints_of_a_failed_program_on_a_worker_are_fetched(
     found = files_in(tmp_path / "results")
     assert "node1/model/checkpoint-500/model.safetensors" in found
     assert "work/node1/out/model.bin" in found
+    assert not [name for name in found if "another" in name]
     where = tmp_path / "results/work"
     text = f"written to the working folder, and now in {where}/: out/model.bin (5 bytes)"
     assert (fetched.missing, fetched.said) == ((), (text,))

@@ -64,9 +64,6 @@ class Launcher:
             on_text("a line")
         LOG.write_text("ended\\n")
         return JobEnd("succeeded", 0)
-    def cancel(self, paths, grace_s):
-        LOG.write_text("cancelled\\n")
-        return ()
 def run(args):
     progress = make_progress()
     display = JobDisplay(progress)

@@ -29,7 +29,7 @@ from provision.facts import HostFacts
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
 from tests.golden import check_golden, compare
-from tests.jobs.context import job_spec, whole_cluster
+from tests.jobs.context import whole_cluster
 from tests.jobs.places.topologies import machine
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -117,18 +117,6 @@ def test_a_launch_is_read_as_it_was_written() -> None:
     )
 
     assert parse_launch(launch.render().decode()) == launch
-
-
-def test_only_a_job_that_may_run_again_is_requeued() -> None:
-    plan = replace(make_plan("gloo"), spec=job_spec(retries=2), resumes=True)
-    command = launch_of(plan)
-    assert "#SBATCH --requeue\n" in render_batch_script(command, PATHS)
-    assert "#SBATCH --no-requeue\n" in render_batch_script(command_for(machine(2)), PATHS)
-    first, again = (
-        command.prepared(again=after, pinning={}, port=1).program for after in (False, True)
-    )
-    assert first[-3:] == ARGV
-    assert again == (*first, "--resume")
 
 
 def test_a_job_runs_on_the_nodes_that_it_gets() -> None:
@@ -228,11 +216,6 @@ def test_ranks_have_the_clusters_variables_unless_the_user_sets_them(
     found = environment(words(launch_of(plan, cluster)))
 
     assert {name for name in found if "proxy" in name.lower()} == left
-
-
-def test_a_job_is_stored_in_a_folder_of_its_own() -> None:
-    launch = launch_of(replace(make_plan("gloo"), spec=job_spec(bucket="s3://data/team")))
-    assert parse_launch(launch.render().decode()).bucket == f"s3://data/team/{PATHS.job_id}"
 
 
 def test_an_old_torch_is_refused_on_a_new_python() -> None:

@@ -12,7 +12,7 @@ import pytest
 from infra.errors import UsageError
 from jobs.places.launcher import JobSummary
 from jobs.places.plan import JobPaths
-from jobs.places.queue.history import find_node, list_jobs, read_element, read_log
+from jobs.places.queue.history import find_node, read_element, read_log
 from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 
 AT = datetime(2026, 7, 31, tzinfo=timezone.utc)
@@ -47,25 +47,6 @@ def test_the_log_of_a_job_that_is_over(head: ThisMachine, follow: bool) -> None:
     (head.home / "spr-jobs/squad-1/log.earlier").write_text("of an earlier run\n")
     found = read(head, JOB, follow=follow)
     assert found == ["of an earlier run", *text.splitlines(), "the last"]
-
-
-def test_a_running_job_is_followed_to_its_end(head: ThisMachine) -> None:
-    submit(head, "for i in 1 2 3; do echo line $i; sleep 0.3; done; echo the last")
-    (job,) = list_jobs(head)
-    assert read(head, job, follow=True) == ["line 1", "line 2", "line 3", "the last"]
-    wait_for(lambda: not head.processes())
-
-
-def test_a_job_that_is_cancelled_while_it_waits_has_no_log(head: ThisMachine) -> None:
-    submit(head, "sleep 60", "first", nodes=3)
-    submit(head, "true", "squad-2")
-    job = list_jobs(head)[1]
-    found: list[list[str]] = []
-    reader = threading.Thread(target=lambda: found.append(read(head, job, follow=True)))
-    reader.start()
-    head.slurm_command("scancel", "2")
-    reader.join(50)
-    assert found == [[]]
 
 
 def test_a_rank_is_followed_on_its_node(head: ThisMachine) -> None:

@@ -56,19 +56,6 @@ def test_one_rank_per_numa_node_is_the_default(
     assert cpus(placement) == [tuple(range(i * each + 1, (i + 1) * each)) for i in range(ppn)]
 
 
-@pytest.mark.parametrize(
-    ("facts", "ppn", "workers", "threads"),
-    [
-        *((R7IZ, ppn, 1, threads) for ppn, threads in ((1, 31), (2, 15), (None, 31), (4, 7))),
-        *((R7IZ, ppn, 0, threads) for ppn, threads in ((1, 32), (2, 16))),
-        (R7IZ, 2, 2, 14),
-        (machine(4, numa=4), None, 1, 3),  # as many cores as workers on each NUMA node
-    ],
-)
-def test_threads_of_a_rank(facts: HostFacts, ppn: int | None, workers: int, threads: int) -> None:
-    assert plan(facts, ppn=ppn, workers=workers).omp_threads == threads
-
-
 _IN_TURN = from_rows([(cpu, cpu, cpu // 4 % 2, cpu // 4) for cpu in range(16)])
 """The NUMA nodes' numbers alternate between the sockets."""
 _GAPS = from_rows([(8 + 3 * i, 40 + 2 * i, 0, 7) for i in range(4)])
@@ -122,6 +109,7 @@ def test_ranks_that_do_not_fit_are_refused(
 
 def test_one_core_computes_over_gloo_and_not_beside_a_oneccl_worker() -> None:
     assert plan(machine(1)).omp_threads == 1
+    assert plan(machine(4, numa=4), workers=1).omp_threads == 3, "a NUMA node has one core"
     with pytest.raises(UsageError, match=r"^--backend ccl: node0 has 1 physical core, too few"):
         plan_placement({"node0": machine(1)}, {"node0": "172.31.0.10"}, PlacementOptions(), "ccl")
 
@@ -140,9 +128,6 @@ def test_the_published_numbers_come_with_a_warning() -> None:
 def test_nodes_may_differ_in_their_interfaces() -> None:
     assert plan(machine(2), machine(2)).interface == "ens5"
     assert plan(machine(2), machine(2, interface="eth0"), machine(2)).interface == "ens5,eth0"
-
-
-def test_an_address_that_no_interface_has_is_an_error() -> None:
     with pytest.raises(
         HostError, match=r"none of its network interfaces has its address 10\.0\.0\.1"
     ):

@@ -18,7 +18,7 @@ from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.storage import stage
 from jobs.worker.supervisor import staging
 from tests.jobs.context import job_spec
-from tests.jobs.places.this_machine import NODES, ThisMachine, submit, wait_for
+from tests.jobs.places.this_machine import NODES, ThisMachine, follow, submit, wait_for
 from tests.jobs.worker.storage.conftest import Proxy, bucket, proxy, s3_server
 
 __all__ = ["bucket", "proxy", "s3_server"]
@@ -39,9 +39,9 @@ def cluster(head: ThisMachine, proxy: Proxy) -> ThisMachine:
 
 def run(head: ThisMachine, script: str, job: str = "squad-1", **more: Any) -> tuple[Any, str]:
     """Return a job's end and its log."""
-    lines: list[str] = []
     paths = submit(head, script, job, nodes=3, stage=((URL, TARGET),), **more)
-    return SlurmLauncher(head).follow(paths, lines.append, lambda _: None), "\n".join(lines)
+    end, lines, _ = follow(head, paths)
+    return end, "\n".join(lines)
 
 
 def test_each_node_downloads_its_own_once(cluster: ThisMachine, bucket: Any, proxy: Proxy) -> None:

@@ -14,11 +14,10 @@ from jobs.cli.train import build_request, build_resume
 from jobs.places.files import check_places, place_files, worker_files
 from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.session import with_bucket
-from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.spec import JobSpec
 from tests.jobs.context import NOW, parse_request, whole_cluster
 from tests.jobs.places.test_staging import cluster
-from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
+from tests.jobs.places.this_machine import ThisMachine, follow, submit, wait_for
 from tests.jobs.worker.storage.conftest import Proxy, bucket, proxy, s3_server
 from tests.jobs.worker.storage.test_push import DENIED
 
@@ -34,9 +33,8 @@ echo trained; echo '{}' > output/results.json
 
 
 def run(head: ThisMachine, script: str, **more: Any) -> tuple[JobPaths, Any, str]:
-    lines: list[str] = []
     paths = submit(head, script, nodes=2, bucket=BUCKET, **more)
-    end = SlurmLauncher(head).follow(paths, lines.append, lambda _: None)
+    end, lines, _ = follow(head, paths)
     return paths, end, "\n".join(lines)
 
 
@@ -60,10 +58,7 @@ def test_checkpoints_and_results_are_stored(
     assert "squad-1 is succeeded" in log
     assert Path(paths.root, "finished").read_text() == "squad-1 is succeeded\n"
 
-    def is_stored() -> bool:
-        return Path(paths.root, "pushed.json").exists()
-
-    wait_for(is_stored)
+    wait_for(Path(paths.root, "pushed.json").exists)
     assert json.loads(read(bucket, "end.json"))["state"] == "succeeded"
     assert "squad-1 is succeeded" in read(bucket, "log")
     assert read(bucket, "output/results.json") == "{}\n"

@@ -22,6 +22,7 @@ from typing import Any
 
 from infra.errors import ConnectionLostError, HostError
 from jobs.places.files import worker_files
+from jobs.places.launcher import JobEnd
 from jobs.places.plan import JobPaths
 from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor.launch import Launch
@@ -270,6 +271,13 @@ def _compiled_code() -> Path:
     for part in ("supervisor", "runtime", "storage"):
         compileall.compile_dir(folder / "code/worker" / part, quiet=1)
     return folder / "code"
+
+
+def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, list[str], list[str]]:
+    """Follow a job; returns its end, the lines of its log, and the reasons for its waits."""
+    lines, reasons = list[str](), list[str]()
+    end = SlurmLauncher(head).follow(paths, lines.append, reasons.append)
+    return end, lines, reasons
 
 
 def submit(

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from provision.on_node import limits
-from provision.on_node.limits import Guard, parse_numbers
+from provision.on_node.limits import Guard
 
 _MIB = 1 << 20
 Start = Callable[[str], "subprocess.Popen[str]"]
@@ -64,11 +64,6 @@ def test_a_job_without_a_control_group_has_no_guard(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(limits, "_ask", lambda *_, group=group: f"{group}\n")
         with pytest.raises(SystemExit, match=r"spr-7\.slice has no control group"):
             Guard("7", "run-1", 128)
-
-
-def test_numbers_of_cores() -> None:
-    assert parse_numbers("0-2,8,10-11") == [0, 1, 2, 8, 10, 11]
-    assert parse_numbers("3") == [3]
 
 
 def test_memory_above_the_limit_ends_every_process_of_the_job_and_says_why(

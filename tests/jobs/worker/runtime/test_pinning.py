@@ -19,14 +19,12 @@ from infra.errors import UsageError
 from jobs.places.kubernetes.request import place_pod
 from jobs.places.placement import NodeShape, Preload
 from jobs.worker.runtime.cores import LocalCore, read_cores
-from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.pinning import (
     LEAST_SHARE,
     VARIABLE,
     RankPlacement,
     format_cpus,
     read_memory_policy,
-    read_plan,
     render_plan,
     share_out,
 )
@@ -145,16 +143,6 @@ def test_what_sends_runs_on_hardware_threads_that_do_not_compute(
     *senders, main = text.split()
     assert main == str(CPU)
     assert {*senders} == {str(siblings[-1])}
-
-
-def test_each_local_rank_has_its_own_plan() -> None:
-    environ = {VARIABLE: render_plan([PLAN, replace(PLAN, cpus="5")])}
-
-    assert read_plan({}) is None
-    assert read_plan({**environ, "MPI_LOCALRANKID": "1"}) == replace(PLAN, cpus="5")
-    for rank in ({}, {"MPI_LOCALRANKID": "2"}):
-        with pytest.raises(WorkerError, match="has no plan for local rank"):
-            read_plan(environ | rank)
 
 
 @given(st.sets(st.integers(0, 400)))

@@ -13,7 +13,6 @@ from jobs.worker.runtime.precision import (
 
 AMX = frozenset(("avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile", "amx_int8"))
 ZEN4 = frozenset(("avx512_bf16", "avx512_vnni"))
-CASCADE_LAKE = frozenset(("avx2", "avx512_vnni"))
 INTEL_AVX512 = ZEN4 | {"GenuineIntel"}
 OLD = frozenset(("avx2",))
 
@@ -33,11 +32,6 @@ REST = "set by --dtype int8; {} for the rest: {}"
         ("bf16", {"a": INTEL_AVX512}, ("bf16", "set by --dtype bf16")),
         ("fp32", {"a": AMX}, ("fp32", "set by --dtype fp32")),
         ("int8", {"a": ZEN4}, ("bf16", REST.format("bf16", "every CPU has avx512_bf16"), True)),
-        (
-            "int8",
-            {"a": AMX, "b": CASCADE_LAKE},
-            ("fp32", REST.format("fp32", "no amx_bf16 or avx512_bf16 on b"), True),
-        ),
     ],
 )
 def test_auto_is_bf16_only_if_it_is_faster_on_every_cpu(

@@ -17,6 +17,7 @@ from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor import transfers
 from jobs.worker.supervisor.transfers import Copies, Transfer, Uploads
 from tests.jobs.context import event
+from tests.jobs.places import this_machine
 from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 
 SPOT = "spot: EC2 takes it back at 2026-11-22T18:30:00Z"
@@ -33,19 +34,22 @@ def drain(head: ThisMachine, node: str, reason: str) -> None:
     head.slurm_command(*argv)
 
 
-def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, str, list[str]]:
-    lines, reasons = list[str](), list[str]()
-    end = SlurmLauncher(head).follow(paths, lines.append, reasons.append)
-    return end, "\n".join(lines), reasons
+def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, str]:
+    end, lines, _ = this_machine.follow(head, paths)
+    return end, "\n".join(lines)
 
 
 def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(head: ThisMachine) -> None:
+    """It has more time if its checkpoints take long."""
     head.connect("node1", "node2")
-    paths = submit(head, SAVES, nodes=2, retries=1, again=("echo", "resumed"))
+    said = event(event="checkpoint", step=7, name="step-000007", seconds=2.5)
+    saves = SAVES.replace("echo kept", "sleep 4; echo kept")
+    script = f"echo {shlex.quote(said)}; {saves}"
+    paths = submit(head, script, nodes=2, retries=1, again=("echo", "resumed"))
     wait_for(Path(paths.root, "ready").exists)
 
     drain(head, "node1", SPOT)
-    end, log, _ = follow(head, paths)
+    end, log = follow(head, paths)
 
     assert (end.state, end.attempt, end.nodes) == ("succeeded", 2, ("node0", "node2"))
     assert Path(paths.root, "output", "checkpoint").exists()
@@ -55,27 +59,13 @@ def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(head: ThisMachine)
     assert log.endswith("resumed")
 
 
-def test_a_job_whose_checkpoints_take_long_has_more_time_before_it_leaves(
-    head: ThisMachine,
-) -> None:
-    said = event(event="checkpoint", step=7, name="step-000007", seconds=2.5)
-    saves = TASK_SAVES.replace("echo kept", "sleep 4; echo kept")
-    paths = submit(head, f"echo {shlex.quote(said)}; {saves}", task="squad")
-    wait_for(Path(paths.root, "ready").exists)
-    drain(head, "node0", DISK)
-
-    follow(head, paths)
-
-    assert Path(paths.root, "output", "checkpoint").exists()
-
-
 def test_without_retries_the_job_fails_soon_with_host_and_reason(head: ThisMachine) -> None:
     paths = submit(head, "trap '' TERM; touch ready; while :; do sleep 0.1; done", nodes=2)
     wait_for(Path(paths.root, "ready").exists)
     drain(head, "node1", DISK)
     begin = time.monotonic()
 
-    end, _, _ = follow(head, paths)
+    end, _ = follow(head, paths)
 
     assert time.monotonic() - begin < 15
     assert (end.state, end.exit_code, end.rank, end.host) == ("failed", 137, 1, "node1")
@@ -90,7 +80,7 @@ def test_a_node_that_somebody_drained_keeps_its_job(head: ThisMachine) -> None:
     wait_for(Path(paths.root, "ready").exists)
     drain(head, "node0", "spotless: slow fan")
     drain(head, "node1", DISK)  # of no concern to the job
-    end, log, _ = follow(head, paths)
+    end, log = follow(head, paths)
     assert (end.state, log) == ("succeeded", "done")
 
 
@@ -107,7 +97,7 @@ def test_a_rank_that_can_not_write_has_a_full_disk_as_soon_as_slurm_says_so(
     time.sleep(0.3)
     drain(head, "node1", DISK)
 
-    end, log, _ = follow(head, paths)
+    end, log = follow(head, paths)
 
     text = "attempt 1 ended: rank 1 on node1: its node, node1, has a full disk"
     assert any(line.startswith("@spr ") and text in line for line in log.splitlines())

@@ -191,7 +191,10 @@ def test_an_outage_is_reported_once_and_an_untrusted_certificate_ends_a_call(
     assert lose(clients.ec2.describe_vpcs, untrusted) == 0
     assert said == []
     assert "AWS_CA_BUNDLE" in str(translate_boto_error(untrusted))
+    reason = "CERTIFICATE_VERIFY_FAILED: certificate is not yet valid"
+    early = boto.SSLError(endpoint_url="https://x", error=OSError(reason))
+    assert "set the clock" in str(translate_boto_error(early))
     for _ in range(2):
         assert lose(clients.ec2.describe_vpcs, lost) > 9
     (text,) = said
-    assert text.startswith("waiting for AWS: Could not connect")
+    assert text.startswith("no answer from AWS, retrying: Could not connect")

@@ -198,16 +198,6 @@ def test_a_refused_shutdown_is_forced(machine: Machine) -> None:
     assert machine.calls == [OFF, f"{OFF} --force --force"]
 
 
-def test_the_guard_shows_its_expiry(machine: Machine) -> None:
-    ends = in_(60, latest=90)
-    script = render_expiry_script(ends)
-
-    assert machine.shell(script, "show").stdout == "{} {} {}\n".format(*ends.seconds)
-    machine.path(EXPIRES_FILE).write_text("1900000000\n1900000060 60\n")
-    assert machine.shell(script, "show").stdout == "1900000000 1900000060 60\n"
-    assert machine.calls == []
-
-
 def hold(machine: Machine, ago_s: float | None) -> None:
     path = machine.path("/run/spr-cluster/hold")
     path.parent.mkdir()
@@ -340,16 +330,12 @@ _DOWN = (
 _QUEUES = {
     "": False,
     "RUNNING|None|mine": True,
-    "CONFIGURING|None|mine": True,
     "COMPLETING|None|mine": True,
     "PENDING|Resources|mine": True,
-    "PENDING|Priority|mine": True,
     "PENDING|BeginTime|mine": True,
     "PENDING|None|mine": True,
     "PENDING|JobHeldUser|begun": False,
-    "PENDING|launch failed requeued held|begun": False,
     "PENDING|DependencyNeverSatisfied|new": False,
-    "COMPLETED|None|mine": False,
     "FAILED|Resources|mine": False,
     "PENDING|JobHeldUser|mine\nPENDING|Priority|mine": True,
     # It waits for `repair`.
@@ -360,7 +346,6 @@ _QUEUES = {
     "PENDING|PartitionConfig|begun": True,
     # It never fitted, or is not ours.
     "PENDING|PartitionNodeLimit|new": False,
-    "PENDING|PartitionConfig|new": False,
     f"PENDING|{_DOWN}|mine": False,
     f"PENDING|{_DOWN}|": False,
 }

@@ -77,7 +77,6 @@ _ERRORS: dict[str, Exception] = {
     "an unknown profile": boto.ProfileNotFound(profile="x"),
     "no network": EndpointConnectionError(endpoint_url="https://ec2"),
     "old credentials": refusal("ExpiredToken", "old"),
-    "no permission for EC2": refusal("UnauthorizedOperation"),
     "what only an administrator can decode": refusal("UnauthorizedOperation", _ENCODED),
     "a denial by the organization": refusal(
         "UnauthorizedOperation", _DENIED + "with an explicit deny in a service control policy"
@@ -86,7 +85,6 @@ _ERRORS: dict[str, Exception] = {
         "UnauthorizedOperation",
         _DENIED + "because no permissions boundary allows the ec2:RunInstances action",
     ),
-    "a quota": refusal("VcpuLimitExceeded"),
     "another refusal": refusal("Oops", "hm"),
     "no role for spot": refusal("AuthFailure.ServiceLinkedRoleCreationNotPermitted"),
     "an account that is not verified": refusal("PendingVerification"),

@@ -63,7 +63,6 @@ def test_what_ending_machines_hold_is_waited_for_once(code: str, ended: bool) ->
 @pytest.mark.parametrize(
     ("code", "after"),
     [
-        ("MaxSpotInstanceCountExceeded", []),
         ("ReservationCapacityExceeded", []),
         # Without the group, the nodes would keep half the bandwidth.
         ("InvalidPlacementGroup.InUse", [1]),

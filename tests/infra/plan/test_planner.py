@@ -140,7 +140,8 @@ def render(plan: Plan) -> str:
     """Each action with the machines or images that it is about, and the machines that stay."""
     rows = [" ".join((action.kind.name, *sorted(action.ids))) for action in plan.actions]
     kept = " ".join(machine.id for machine in plan.keep)
-    return "\n".join([*rows, f"keep: {kept or 'nothing'}", f"changes: {plan.changes}"])
+    rows.append(f"keep: {kept or 'nothing'}")
+    return "\n".join(rows if plan.changes else [*rows, "unchanged"])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -215,6 +215,9 @@ def test_an_idle_cluster_shuts_down_workers_first(quiet: Machine) -> None:
     assert tell == "ssh -o ConnectTimeout=10 node1 sudo systemctl poweroff"
     assert own == OFF
     assert not any("node0" in call for call in calls)
+    # A cluster of one node has nobody to ask.
+    quiet.path("/home/ubuntu/hosts").write_text("node0\n")
+    assert check_idle(quiet)[len(calls) :] == [OFF]
 
 
 @pytest.mark.parametrize(("held", "told"), [("head", True), ("all", False)])
@@ -265,12 +268,6 @@ def test_the_timeout_begins_with_the_last_use_or_the_first_look(quiet: Machine) 
 def test_without_a_timeout_a_cluster_is_never_idle(quiet: Machine, timeout: str) -> None:
     assert check_idle(quiet, timeout) == []
     assert idle_for(quiet) < 60, "one that is set later begins then"
-
-
-def test_a_cluster_of_one_node_shuts_down(quiet: Machine) -> None:
-    quiet.path("/home/ubuntu/hosts").write_text("node0\n")
-
-    assert check_idle(quiet) == [OFF]
 
 
 def test_a_session_on_a_worker_is_use(quiet: Machine) -> None:

@@ -84,6 +84,9 @@ def test_the_guards_are_started_without_waiting_for_the_boot(machine: Machine) -
     # An idle timeout that was set later than the launch's stays.
     boot(machine, replace(LIFE, idle=timedelta(hours=2)))
     assert machine.path(IDLE_FILE).read_text() == "3600\n"
+    # A guard that does not start is a failed boot.
+    machine.replace("systemctl", '[ "$1" != restart ]')
+    assert machine.shell(boot_script(), program="sh").returncode != 0
 
 
 def test_all_cores_run_with_the_performance_governor_at_every_boot(machine: Machine) -> None:
@@ -99,12 +102,6 @@ def test_all_cores_run_with_the_performance_governor_at_every_boot(machine: Mach
 
     assert [path.read_text() for path in governors] == ["performance\n"] * 3
     assert "systemctl mask ondemand.service" in machine.calls
-
-
-def test_a_guard_that_does_not_start_is_a_failed_boot(machine: Machine) -> None:
-    machine.replace("systemctl", '[ "$1" != restart ]')
-
-    assert machine.shell(boot_script(), program="sh").returncode != 0
 
 
 @pytest.mark.parametrize("before", ["", "A=b", 'PATH="/bin"\nAWS_REGION=of-the-image\n'])

@@ -128,8 +128,6 @@ def test_errors_of_boto_become_ours_with_a_remedy(
     ("error", "passes"),
     [
         (refusal("RequestLimitExceeded"), True),
-        (refusal("InternalError"), True),
-        (refusal("Unavailable"), True),
         (EndpointConnectionError(endpoint_url="https://ec2"), True),
         (ReadTimeoutError(endpoint_url="https://ec2"), True),
         (boto.ProxyConnectionError(proxy_url="http://proxy"), True),

@@ -78,7 +78,6 @@ ELSEWHERE = {"zone": "us-east-1b"}
 CASES: dict[str, PlanInput] = {
     "nothing is there": make_plan_input(SPEC),
     "everything is there": there(),
-    "everything is there, less the image": there(images=()),
     "the group has no rules": there(
         security_groups=(make_group(SPEC, ssh_cidrs=(), inside_in=False, inside_out=False),)
     ),

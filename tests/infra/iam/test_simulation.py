@@ -89,6 +89,7 @@ def test_with_the_printed_policy_nothing_is_missing() -> None:
         ("kms:CreateGrant", f"on {KEY} with kms:ViaService=ec2.eu-west-1.amazonaws.com"),
         ("ssm:ResumeSession", "on arn:aws:ssm:eu-west-1:123456789012:session/*"),
         ("s3:PutObject", "on arn:aws:s3:::models/squad/*"),
+        ("s3:AbortMultipartUpload", "on arn:aws:s3:::models/squad/*"),
     ],
 )
 def test_a_missing_action_is_named_with_its_resource(without: str, needed: str) -> None:

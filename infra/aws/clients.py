@@ -341,6 +341,8 @@ def translate_boto_error(error: BaseException) -> SprError | None:
                 "if this network inspects TLS, set AWS_CA_BUNDLE to the file with its certificates; "
                 "otherwise, the connection may be intercepted"
             )
+            if "not yet valid" in str(error):
+                hint = FIX_CLOCK
         return CloudError(f"cannot reach AWS: {error}", hint=hint)
     return None
 

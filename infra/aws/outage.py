@@ -1,4 +1,4 @@
-"""What a user learns while AWS does not answer: botocore retries for about a minute, without a word."""
+"""A message while AWS does not answer: botocore retries for a minute or longer without reporting it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _SAID_AT = 3
 
 
 class Outage:
-    """A handler of the botocore event ``needs-retry``. ``on_wait`` receives one message."""
+    """Handles botocore's event ``needs-retry``. ``on_wait`` receives one message."""
 
     def __init__(self) -> None:
         self.on_wait: Callable[[str], None] | None = None
 
     def notice(self, caught_exception: Exception | None, attempts: int, **_: Any) -> None:
-        """Report a request that was lost several times. Raises an error that no retry cures."""
+        """Report a request that failed several times. Raises an error that retries cannot fix."""
         if caught_exception is None:
             return
         if is_about_certificate(caught_exception):
@@ -25,7 +25,7 @@ class Outage:
             # Several regions are searched at the same time.
             say, self.on_wait = self.on_wait, None
             if say:
-                say(f"waiting for AWS: {caught_exception}; retrying for about a minute")
+                say(f"no answer from AWS, retrying: {caught_exception}")
 
 
 def is_about_certificate(error: BaseException) -> bool:

@@ -178,6 +178,8 @@ def describe_networks(
 ) -> list[Network]:
     """Return the given subnets, else every zone's default subnet; with ``vpc_id``, only that VPC's.
 
+    A default subnet without IPv4 addresses is left out.
+
     Raises :class:`UsageError` if one does not exist or has no IPv4 addresses, if they are in several VPCs,
     or if their VPC has dedicated tenancy.
     """
@@ -198,12 +200,14 @@ def describe_networks(
             hint=f"`aws ec2 describe-subnets --region {region}` lists them; without --subnet-id, the "
             "default VPC is used",
         )
-    if new := [subnet["SubnetId"] for subnet in subnets if subnet.get("Ipv6Native")]:
+    without_ipv4 = [subnet["SubnetId"] for subnet in subnets if subnet.get("Ipv6Native")]
+    if subnet_ids and without_ipv4:
         raise UsageError(
-            f"--subnet-id {','.join(new)}: machines there have no IPv4 addresses, which this tool needs",
+            f"--subnet-id {','.join(without_ipv4)}: machines there have no IPv4 addresses, which this tool "
+            "needs",
             hint="choose a subnet with IPv4 addresses",
         )
-    found = [Network.from_aws(subnet) for subnet in subnets]
+    found = [Network.from_aws(subnet) for subnet in subnets if not subnet.get("Ipv6Native")]
     if subnet_ids and len({n.vpc_id for n in found}) > 1:
         places = ", ".join(f"{n.subnet_id} in {n.vpc_id}" for n in found)
         raise UsageError(f"--subnet-id: a cluster is in one VPC; these are in several: {places}")

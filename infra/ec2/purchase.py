@@ -114,12 +114,13 @@ class Refusal:
 
     @property
     def hint(self) -> str:
+        """What may help; "" if only other offers do."""
         if self.code in _NO_QUOTA and not is_standard([self.offer.type.name]):
             return (
                 f"the family of {self.offer.type.name} has its own quota: request more vCPUs in the Service "
                 "Quotas console, or use fewer --nodes"
             )
-        return _HINTS.get(self.code, _NO_ROOM_HINT)
+        return _HINTS.get(self.code, "")
 
     @staticmethod
     def after_launch(offer: Offer, reason: str) -> Refusal | None:
@@ -138,7 +139,7 @@ class NoCapacityError(CloudError):
         first = [refusal.message.partition(". ")[0].rstrip(".") for refusal in refusals]
         pairs = zip(refusals, first, strict=True)
         lines = "".join(f"\n  {refusal.offer}: {refusal.code}: {why}" for refusal, why in pairs)
-        hints = [refusal.hint for refusal in refusals if refusal.code in _HINTS]
+        hints = [refusal.hint for refusal in refusals if refusal.hint]
         where = "single zone has" if count > 1 else "zone has"
         super().__init__(
             f"no {where} capacity for {counted(count, 'machine')}; tried:{lines}",

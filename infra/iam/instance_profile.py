@@ -49,7 +49,8 @@ class ClusterProfile:
         labels: Any = tags.to_aws(tags.resource_tags(self._cluster, "s3"))
         unless(EXISTS, lambda: iam.create_instance_profile(**profile, Tags=labels))
         partition = self._clients.caller.arn.split(":")[1]
-        # Unlike most services, EC2 has another name in China: https://github.com/kubernetes/kops/issues/27
+        # Unlike most services, EC2 has another name in China:
+        # https://github.com/hashicorp/terraform-provider-aws/pull/47141
         service = "ec2.amazonaws.com" + ".cn" * (partition == "aws-cn")
         make_role(
             iam,

@@ -333,8 +333,9 @@ def _roles(
 
 
 def _pass(sid: str, name: str, service: str) -> dict[str, Any]:
-    # In China, EC2's name ends in .cn.
-    to = {"StringLike": {"iam:PassedToService": f"{service}.amazonaws.com*"}}
+    # In China, EC2's name ends in .cn; EventBridge Scheduler's does not.
+    end = "*" if service == "ec2" else ""
+    to = {"StringLike": {"iam:PassedToService": f"{service}.amazonaws.com{end}"}}
     return _allow(sid, _PASS, f"arn:*:iam::*:role/{name}", to)
 
 

@@ -110,11 +110,14 @@ def _ask(
 def _contexts(condition: Mapping[str, Any], region: str) -> Iterator[list[dict[str, Any]]]:
     """Yield every combination of values that a condition accepts, as context entries."""
     choices = []
+    # The end of EC2's name, as other policies may have it.
+    end = ".cn" if region.startswith("cn-") else ""
     for operator, tests in condition.items():
         for key, values in tests.items():
             entry = {"ContextKeyName": key, "ContextKeyType": _TYPES.get(operator, "string")}
             accepted = [_ANY_VALUE] if operator == "Null" else _listed(values)
-            filled = [value.replace(".*.", f".{region}.").rstrip("*") for value in accepted]
+            filled = [value.replace(".*.", f".{region}.") for value in accepted]
+            filled = [value.replace(".com*", f".com{end}").rstrip("*") for value in filled]
             choices.append([{**entry, "ContextKeyValues": [value]} for value in filled])
     yield from map(list, itertools.product(*choices))
 

@@ -68,8 +68,6 @@ def test_json_that_could_harm_its_user_is_refused(text: str, message: str) -> No
 def test_toml_that_could_harm_its_user_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"^a.toml: .*{message}"):
         parse_toml(text, "a.toml")
-
-
-def test_a_text_in_toml_may_have_many_dots() -> None:
+    # A text may have many dots.
     dots = "." * 200
     assert parse_toml(f'a = """\n{dots}"""', "a.toml") == {"a": dots}

@@ -12,9 +12,7 @@ from infra.instance_types import FAMILIES, INSTANCE_TYPES, InstanceType
 # Dollars per hour on demand in us-east-1 (July 2026): https://aws.amazon.com/ec2/pricing/on-demand/
 _PUBLISHED = {
     "r7iz.metal-16xl": 6.5472,
-    "r7iz.metal-32xl": 13.0944,
     "r7iz.32xlarge": 11.904,
-    "c7i.metal-24xl": 4.7124,
     "c7i.large": 0.08925,
     "c7i-flex.16xlarge": 2.7132,
     "m7i.metal-24xl": 5.32224,

@@ -22,18 +22,6 @@ def test_cores_are_usable_and_no_hyper_threads_and_a_blank_numa_node_is_node_0()
     assert (facts.sockets, facts.numa_nodes) == (2, (0, 1))
 
 
-def test_facts_of_a_machine() -> None:
-    facts = gather_facts(FakeHost("node0", [("^# querying the facts", facts_answer())]))
-
-    assert facts.missing_amx == ()
-    assert facts.interfaces["172.31.0.10"] == "ens5"
-    assert facts.host_key == "ssh-ed25519 AAAAC3Nz"
-    assert facts.tcmalloc == "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"
-    assert facts.iomp5 is None
-    found = parse_facts(facts_answer(iomp5="/venv/lib/libiomp5.so"))
-    assert found.iomp5 == "/venv/lib/libiomp5.so"
-
-
 def test_the_probe_describes_this_machine() -> None:
     def run(command: str) -> str:
         return subprocess.run(

@@ -315,7 +315,7 @@ class Notes(Silent):
         self.heard.append(text)
 
 
-def test_an_installation_survives_broken_connections() -> None:
+def test_an_installation_and_the_wait_for_the_first_boot_survive_broken_connections() -> None:
     host, notes = Flaky(breaks=2), Notes()
 
     install_stack(host, load_stack("intel"), notes, FakeClock())
@@ -326,13 +326,7 @@ def test_an_installation_survives_broken_connections() -> None:
     assert all(stack_digest(load_stack("intel")) in c and "tee -pa" in c for c in installs)
     text = "[node0] the connection broke; trying again ({} of 3)"
     assert [n for n in notes.heard if "again" in n] == [text.format(n) for n in (2, 3)]
-
-
-def test_waiting_for_the_first_boot_survives_broken_connections() -> None:
-    host = Flaky(breaks=2)
-
-    wait_for_cloud_init(host, FakeClock())
-
+    wait_for_cloud_init(host := Flaky(breaks=2), FakeClock())
     assert [c for c in host.commands if c != "true"] == ["cloud-init status --wait --long"] * 3
 
 

@@ -278,9 +278,8 @@ def test_only_the_clusters_key_is_tried_whatever_the_users_files_say(
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     other.write_private_key_file(str(tmp_path / ".ssh/id_ecdsa"))
-    (tmp_path / ".fabric.yaml").write_text(
-        "gateway: nowhere.invalid"
-    )  # for the user's own programs
+    # For the user's own programs.
+    (tmp_path / ".fabric.yaml").write_text("gateway: nowhere.invalid")
     server.accepts = False
 
     with pytest.raises(HostError, match="SSH rejects"):

@@ -57,7 +57,7 @@ def test_user_data_is_json_that_cloud_init_runs_at_every_boot(machine: Machine) 
 
 
 def test_the_guards_are_started_without_waiting_for_the_boot(machine: Machine) -> None:
-    boot(machine)
+    boot(machine, replace(LIFE, idle=timedelta(hours=1)))
 
     names = ["expiry", "keeper", "idle"]
     timers = " ".join(f"spr-cluster-{name}.timer" for name in names)
@@ -81,13 +81,12 @@ def test_the_guards_are_started_without_waiting_for_the_boot(machine: Machine) -
     (warm,) = [call for call in machine.calls if call.startswith("systemd-run")]
     assert warm.endswith(f"/bin/sh {machine.path('/run/spr-cluster/warm')}")
     assert {"--no-block", "IOSchedulingClass=idle"} <= {*warm.split()}
-
-
-def test_the_idle_timeout_of_the_launch_does_not_replace_a_later_one(machine: Machine) -> None:
-    for hours in (1, 2):
-        boot(machine, replace(LIFE, idle=timedelta(hours=hours)))
-
+    # An idle timeout that was set later than the launch's stays.
+    boot(machine, replace(LIFE, idle=timedelta(hours=2)))
     assert machine.path(IDLE_FILE).read_text() == "3600\n"
+    # A guard that does not start is a failed boot.
+    machine.replace("systemctl", '[ "$1" != restart ]')
+    assert machine.shell(boot_script(), program="sh").returncode != 0
 
 
 def test_all_cores_run_with_the_performance_governor_at_every_boot(machine: Machine) -> None:
@@ -103,12 +102,6 @@ def test_all_cores_run_with_the_performance_governor_at_every_boot(machine: Mach
 
     assert [path.read_text() for path in governors] == ["performance\n"] * 3
     assert "systemctl mask ondemand.service" in machine.calls
-
-
-def test_a_guard_that_does_not_start_is_a_failed_boot(machine: Machine) -> None:
-    machine.replace("systemctl", '[ "$1" != restart ]')
-
-    assert machine.shell(boot_script(), program="sh").returncode != 0
 
 
 @pytest.mark.parametrize("before", ["", "A=b", 'PATH="/bin"\nAWS_REGION=of-the-image\n'])

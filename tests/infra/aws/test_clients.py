@@ -77,7 +77,6 @@ _ERRORS: dict[str, Exception] = {
     "an unknown profile": boto.ProfileNotFound(profile="x"),
     "no network": EndpointConnectionError(endpoint_url="https://ec2"),
     "old credentials": refusal("ExpiredToken", "old"),
-    "no permission for EC2": refusal("UnauthorizedOperation"),
     "what only an administrator can decode": refusal("UnauthorizedOperation", _ENCODED),
     "a denial by the organization": refusal(
         "UnauthorizedOperation", _DENIED + "with an explicit deny in a service control policy"
@@ -86,7 +85,6 @@ _ERRORS: dict[str, Exception] = {
         "UnauthorizedOperation",
         _DENIED + "because no permissions boundary allows the ec2:RunInstances action",
     ),
-    "a quota": refusal("VcpuLimitExceeded"),
     "another refusal": refusal("Oops", "hm"),
     "no role for spot": refusal("AuthFailure.ServiceLinkedRoleCreationNotPermitted"),
     "an account that is not verified": refusal("PendingVerification"),
@@ -130,8 +128,6 @@ def test_errors_of_boto_become_ours_with_a_remedy(
     ("error", "passes"),
     [
         (refusal("RequestLimitExceeded"), True),
-        (refusal("InternalError"), True),
-        (refusal("Unavailable"), True),
         (EndpointConnectionError(endpoint_url="https://ec2"), True),
         (ReadTimeoutError(endpoint_url="https://ec2"), True),
         (boto.ProxyConnectionError(proxy_url="http://proxy"), True),
@@ -191,7 +187,10 @@ def test_an_outage_is_reported_once_and_an_untrusted_certificate_ends_a_call(
     assert lose(clients.ec2.describe_vpcs, untrusted) == 0
     assert said == []
     assert "AWS_CA_BUNDLE" in str(translate_boto_error(untrusted))
+    reason = "CERTIFICATE_VERIFY_FAILED: certificate is not yet valid"
+    early = boto.SSLError(endpoint_url="https://x", error=OSError(reason))
+    assert "set the clock" in str(translate_boto_error(early))
     for _ in range(2):
         assert lose(clients.ec2.describe_vpcs, lost) > 9
     (text,) = said
-    assert text.startswith("waiting for AWS: Could not connect")
+    assert text.startswith("no answer from AWS, retrying: Could not connect")

@@ -154,7 +154,6 @@ def test_the_default_subnet_of_every_zone_and_the_zones_of_a_type(
     assert describe_type_support(ec2, ["x9z.metal"]) == {}
 
 
-@pytest.mark.breaks_contract("*Ipv6CidrBlockState*")
 def test_subnets_of_several_vpcs_with_dedicated_tenancy_or_without_ipv4_are_refused(
     ec2_cloud: FakeCloud,
 ) -> None:
@@ -162,9 +161,6 @@ def test_subnets_of_several_vpcs_with_dedicated_tenancy_or_without_ipv4_are_refu
     vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16", InstanceTenancy="dedicated")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/24")["Subnet"]["SubnetId"]
     other = describe_networks(ec2, (), None)[0]
-    ipv6: Any = ec2.create_subnet(
-        VpcId=other.vpc_id, Ipv6CidrBlock="2600:1f18::/64", Ipv6Native=True
-    )
 
     with pytest.raises(UsageError, match=f"{subnet}: {vpc} has dedicated tenancy") as caught:
         describe_networks(ec2, (subnet,), None)
@@ -173,9 +169,18 @@ def test_subnets_of_several_vpcs_with_dedicated_tenancy_or_without_ipv4_are_refu
         describe_networks(ec2, (subnet, other.subnet_id), None)
     for id_, place in ((subnet, vpc), (other.subnet_id, other.vpc_id)):
         assert f"{id_} in {place}" in caught.value.message
-    without = ipv6["Subnet"]["SubnetId"]
-    with pytest.raises(UsageError, match=f"{without}: machines there have no IPv4 addresses"):
-        describe_networks(ec2, (without,), None)
+
+    def lose_ipv4(parsed: Any, **_: object) -> None:
+        for each in parsed["Subnets"]:
+            each["Ipv6Native"] = each["SubnetId"] == other.subnet_id
+
+    ec2.meta.events.register("after-call.ec2.DescribeSubnets", lose_ipv4)
+    said = f"{other.subnet_id}: machines there have no IPv4 addresses"
+    with pytest.raises(UsageError, match=said):
+        describe_networks(ec2, (other.subnet_id,), None)
+    # The default subnets of other zones are still of use.
+    zones = {network.zone for network in describe_networks(ec2, (), None)}
+    assert (len(zones), other.zone in zones) == (5, False)
 
 
 _SIZE = {

@@ -17,17 +17,6 @@ def rendered(offers: tuple[Offer, ...]) -> list[str]:
     return [str(offer).replace("us-east-1", "") for offer in offers]
 
 
-def test_the_group_in_every_zone_then_without_it_then_the_next_type() -> None:
-    assert rendered(offers_of(make_spec(2, instance_types=(METAL, SECOND)))) == [
-        f"{METAL} in a, in the placement group",
-        f"{METAL} in b, in the placement group",
-        f"{METAL} in a",
-        f"{METAL} in b",
-        f"{SECOND} in b, in the placement group",
-        f"{SECOND} in b",
-    ]
-
-
 def test_spot_first_and_then_all_of_it_again_on_demand_if_that_is_allowed() -> None:
     own = [f"{SECOND} in b, in the placement group", f"{SECOND} in b"]
     spot = [f"{SECOND} in b, spot, in the placement group", f"{SECOND} in b, spot"]

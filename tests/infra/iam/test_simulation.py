@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -88,6 +89,7 @@ def test_with_the_printed_policy_nothing_is_missing() -> None:
         ("kms:CreateGrant", f"on {KEY} with kms:ViaService=ec2.eu-west-1.amazonaws.com"),
         ("ssm:ResumeSession", "on arn:aws:ssm:eu-west-1:123456789012:session/*"),
         ("s3:PutObject", "on arn:aws:s3:::models/squad/*"),
+        ("s3:AbortMultipartUpload", "on arn:aws:s3:::models/squad/*"),
     ],
 )
 def test_a_missing_action_is_named_with_its_resource(without: str, needed: str) -> None:
@@ -98,6 +100,21 @@ def test_a_missing_action_is_named_with_its_resource(without: str, needed: str) 
     (finding,) = missing({"Statement": allowed}, FULL)
     assert finding.action == without
     assert finding.why.startswith(needed)
+
+
+def test_in_china_ec2_is_asked_about_by_its_name_there() -> None:
+    """The user's own policy may name it exactly."""
+    wanted = build_policy(bucket=parse_s3_url("s3://models"), second_guard=True)
+
+    def look(region: str, ec2: str) -> list[str]:
+        allowed = json.loads(json.dumps(wanted).replace("ec2.amazonaws.com*", ec2))
+        simulator: Any = Simulator(allowed)
+        found = simulate(simulator, Principal(ROLE, region), wanted)
+        return [finding.action for finding in found if finding.state == "missing"]
+
+    assert look("cn-north-1", "ec2.amazonaws.com.cn") == []
+    assert look("cn-north-1", "ec2.amazonaws.com") == ["iam:PassRole"]
+    assert look("eu-west-1", "ec2.amazonaws.com") == []
 
 
 def test_a_session_has_the_permissions_of_its_role() -> None:

@@ -78,13 +78,8 @@ ELSEWHERE = {"zone": "us-east-1b"}
 CASES: dict[str, PlanInput] = {
     "nothing is there": make_plan_input(SPEC),
     "everything is there": there(),
-    "everything is there, less the image": there(images=()),
-    "the group is alone": there(instances=(), images=(), key_pairs=(), placement_groups=()),
     "the group has no rules": there(
         security_groups=(make_group(SPEC, ssh_cidrs=(), inside_in=False, inside_out=False),)
-    ),
-    "the caller has another address": there(
-        security_groups=(make_group(SPEC, ssh_cidrs=("198.51.100.1/32",)),)
     ),
     "EC2 has no key": there(key_pairs=()),
     "expired, and EC2 has another key": replace(
@@ -100,7 +95,6 @@ CASES: dict[str, PlanInput] = {
     "a head and an image that may hold private keys": head_alone(
         make_image(state="pending", **{tags.SEALED: ""})
     ),
-    "a head and an image that failed": head_alone(make_image(state="failed")),
     "an image that was kept on purpose, and failed": there(
         images=(make_image(state="failed", **{tags.KEPT: "yes"}),)
     ),
@@ -118,16 +112,11 @@ CASES: dict[str, PlanInput] = {
         make_spec(2), make_found(SPEC, security_groups=(make_group(make_spec(2)),))
     ),
     "a worker has gone": there(instances=(make_machines(3)[0], make_machines(3)[2])),
-    "a worker is ending": there(instances=changed(1, state="shutting-down")),
     "a worker is impaired": unhealthy("i-2"),
     "the head has gone": there(instances=HEADLESS),
     "the head has gone, two nodes are enough": make_plan_input(
         make_spec(2),
         make_found(SPEC, instances=HEADLESS, security_groups=(make_group(make_spec(2)),)),
-    ),
-    "a machine in another zone": there(instances=(*make_machines(3), make_machine(3, **ELSEWHERE))),
-    "an interrupted move to another zone": there(
-        instances=(make_machine(0, HEAD), *(make_machine(n, **ELSEWHERE) for n in (1, 2, 3)))
     ),
     "a move that was interrupted as the new head got its role": there(
         instances=(
@@ -140,9 +129,6 @@ CASES: dict[str, PlanInput] = {
         instances=(make_machine(0, HEAD), make_machine(1, **ELSEWHERE))
     ),
     "two heads in one place": there(instances=(*make_machines(3), make_machine(3, HEAD))),
-    "the nodes were never connected": there(
-        instances=tuple(make_machine(n, HEAD if n == 0 else "worker") for n in range(3))
-    ),
     "other nodes than now were connected": there(
         instances=(connect(make_machines(2))[0], *make_machines(3)[1:])
     ),
@@ -153,7 +139,8 @@ def render(plan: Plan) -> str:
     """Each action with the machines or images that it is about, and the machines that stay."""
     rows = [" ".join((action.kind.name, *sorted(action.ids))) for action in plan.actions]
     kept = " ".join(machine.id for machine in plan.keep)
-    return "\n".join([*rows, f"keep: {kept or 'nothing'}", f"changes: {plan.changes}"])
+    rows.append(f"keep: {kept or 'nothing'}")
+    return "\n".join(rows if plan.changes else [*rows, "unchanged"])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -252,13 +252,6 @@ def test_every_kind_that_is_left_is_removed_in_the_order_in_which_ec2_lets_go() 
     assert ids_of(plan, K.DELETE_VOLUMES) == ("vol-1", "vol-2")
 
 
-def test_an_inventory_tells_kinds_and_ids() -> None:
-    volumes, keys = everything().volumes, everything().key_pairs
-    assert str(Inventory(volumes=volumes)) == "2 volumes (vol-1, vol-2)"
-    assert str(Inventory(key_pairs=keys)) == "1 key pair (key-1)"
-    assert (str(Inventory()), bool(Inventory()), bool(everything())) == ("", False, True)
-
-
 @pytest.mark.parametrize("hours", [1, 9])
 def test_a_stopped_head_is_not_started_to_its_end(hours: int) -> None:
     ends = {tags.EXPIRES: tags.render_time(NOW + timedelta(hours=8))}

@@ -36,16 +36,15 @@ def test_figures_are_averages_over_the_last_steps(tmp_path: Path, steps: int) ->
     }
 
 
-def test_slow_steps_are_averaged_over_two_and_those_without_parts_have_no_shares(
-    tmp_path: Path,
-) -> None:
+def test_slow_steps_are_averaged_over_two(tmp_path: Path) -> None:
     path = write_metrics(tmp_path, 0, 3)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({**row, "time": 60.0 * row["step"]}) + "\n" for row in rows))
 
     assert look(path)["samples_per_second"] == pytest.approx(4 / 60, abs=1e-3)
-    unsplit = look(write_metrics(tmp_path, 0, 3, seconds={}))
-    assert unsplit.keys() == {"step", "loss", "age_s", "samples_per_second"}
+    # Some jobs do not split their time.
+    figures = look(write_metrics(tmp_path, 1, 3, seconds={}))
+    assert figures.keys() == {"step", "loss", "age_s", "samples_per_second"}
 
 
 def test_a_missing_file_and_damaged_lines_give_no_figures(tmp_path: Path) -> None:

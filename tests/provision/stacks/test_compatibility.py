@@ -15,10 +15,7 @@ from tests.golden import check_golden
 
 _GOLDEN = Path(__file__).parent / "golden" / "matched_versions.txt"
 # In other spellings, and without a row of their own.
-_OTHER_TORCHES = (
-    *("1.13", "1.13.1", "2.1.1", "2.2.0", "2.4.0", "2.5.1"),
-    *("2.7.0+cpu", "2.7.1", "2.9.0", "2.13.0"),
-)
+_OTHER_TORCHES = (*("1.13", "1.13.1", "2.5.1", "2.7.0+cpu", "2.7.1", "2.9.0"),)
 _UBUNTU = {python: ubuntu for ubuntu, python in UBUNTU_PYTHON.items()}
 _BASE = load_stack("upstream").model_dump()
 
@@ -104,7 +101,6 @@ def test_torch_alone_has_other_pythons() -> None:
     ("changes", "message"),
     [
         ({"ubuntu": "24.04"}, "Ubuntu 24.04 comes with Python 3.12, not 3.10"),
-        ({"python": "3.11"}, "Ubuntu 22.04 comes with Python 3.10, not 3.11"),
         ({"backend": "ccl"}, "backend ccl needs oneccl-bind-pt"),
         ({"use_ipex": True}, "use_ipex needs intel-extension-for-pytorch"),
         ({"python_packages": ["transformers==4.40.0"]}, "torch is missing"),
@@ -115,7 +111,6 @@ def test_torch_alone_has_other_pythons() -> None:
         ),
         ({"python_packages": ["torch>=2.7", "transformers==4.40.0"]}, "torch>=2.7 is not an exact"),
         ({"python_packages": ["torch==2.7.0rc1"]}, "torch==2.7.0rc1 is not an exact release"),
-        ({"python_packages": ["torch==2.7.0", "--pre"]}, "'--pre': expected a requirement"),
         ({"python_packages": ["torch==2.*", "a; b"]}, "'a; b': expected a requirement"),
         ({"python_packages": ["torch==2.*", "transformers==4.40.0"]}, "torch==2.* is not an exact"),
         (
@@ -129,10 +124,6 @@ def test_other_mistakes_are_rejected(changes: dict[str, object], message: str) -
 
 
 def test_what_a_stack_contains() -> None:
-    assert describe_software(load_stack("upstream")) == (
-        "stack upstream (PyTorch 2.13, transformers 5.23, Intel MPI 2021.18, tcmalloc). "
-        "IPEX and oneCCL: --stack intel."
-    )
     assert describe_software(load_stack("intel")) == (
         "stack intel (PyTorch 2.7, IPEX 2.7, oneCCL bindings 2.7, transformers 4.56, "
         "Intel MPI 2021.18, tcmalloc)."

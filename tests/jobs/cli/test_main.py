@@ -52,7 +52,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--version >/dev/full", 1, "a file or the output: No space left on device\n  → .*is th"),
         ("config --init <&- >&-", 2, "--init asks questions, but there is no terminal\n"),
         # Nothing goes to stdout, which a program may read.
-        ("unknown 2>&-", 2, ""),
+        ("train squad --dry-run --data $(printf '\\377') 2>&-", 2, ""),
     ],
 )
 def test_a_full_disk_is_one_line_and_a_closed_stream_no_error(

@@ -71,9 +71,12 @@ def test_the_file_gives_options_and_the_command_line_wins() -> None:
     check_transcript(Path(__file__).parent / "golden/project_words.txt", answer)
 
 
-def test_which_files_are_results_may_be_none() -> None:
-    project = parse('[jobs.mine]\ncommand = "true"\noutputs = []\n')
-    assert "--outputs=" in apply_project(["run", "mine"], project).words
+def test_quoted_operators_are_arguments_and_outputs_may_be_none() -> None:
+    command = """find '|' ">" \\;"""
+    project = parse(f"[jobs.mine]\ncommand = '''{command}'''\noutputs = []\n")
+    words = apply_project(["run", "mine"], project).words
+    assert "--outputs=" in words
+    assert words[-4:] == ["find", "|", ">", ";"]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,7 @@ def test_a_job_on_another_cluster_gets_nothing_of_the_usual_place(
     [
         ("run --nodes 1 finetun", "no job 'finetun'; did you mean finetune"),
         ("train --nodes 1 finetun", "no job 'finetun'; did you mean finetune.*tasks are squad,"),
+        ("train sqaud", "no job 'sqaud'; did you mean squad"),
         ("train other --seed 1", "no job 'other'; it has finetune, mine"),
         (
             "run mine --ppn 1 more -- a",
@@ -259,6 +263,8 @@ def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str
     assert {row["key"]: row for row in json.loads(capsys.readouterr().out)}["nodes"] == rows[
         "nodes"
     ]
+    assert main(["config", "ssh", "--json"]) == 0
+    assert rows["name"] in json.loads(capsys.readouterr().out)
     assert main(["config", "run", "mine", "--env", "TOKEN_X=hf_x"]) == 0
     assert "hf_x" not in capsys.readouterr().out
     assert main(["config"]) == 0

@@ -131,31 +131,25 @@ def view() -> Iterator[Callable[[int, int], Viewer]]:
         os.close(viewer.terminal)
 
 
-@pytest.mark.parametrize(("key", "width", "height"), [(b"q", 80, 24), (b"\x03", 200, 50)])
-def test_the_view_plays_and_quits_with_zero(
-    view: Callable[[int, int], Viewer], key: bytes, width: int, height: int
-) -> None:
-    viewer = view(width, height)
-
-    viewer.see("$2.50 so far")
-    assert b"$1.50 so far" in viewer.shown
-    assert b"  rank 5" in viewer.shown
-    os.write(viewer.terminal, key)
-    assert viewer.end() == 0
-    # The screen and the cursor are as they were.
-    assert viewer.shown.rindex(b"\x1b[?1049l") > viewer.shown.rindex(b"\x1b[?1049h")
-    assert b"\x1b[?25h" in viewer.shown
-    assert b"Traceback" not in viewer.shown
-
-
-def test_the_view_follows_the_terminals_size_and_ends_with_it(
-    view: Callable[[int, int], Viewer],
+@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 0), (b"", 143)])
+def test_the_view_plays_follows_the_terminals_size_and_ends(
+    view: Callable[[int, int], Viewer], key: bytes, code: int
 ) -> None:
     viewer = view(80, 24)
     viewer.see("q quits")
+    viewer.see("  rank ")
     assert b"CPUs 24-47" not in viewer.shown
 
     viewer.resize(200, 50)
     viewer.see("CPUs 24-47")
-    viewer.process.terminate()
-    assert viewer.end() == 143
+    viewer.see("$2.50 so far")
+    assert b"$1.50 so far" in viewer.shown
+    if key:
+        os.write(viewer.terminal, key)
+    else:
+        viewer.process.terminate()
+    assert viewer.end() == code
+    # The screen and the cursor are as they were.
+    assert viewer.shown.rindex(b"\x1b[?1049l") > viewer.shown.rindex(b"\x1b[?1049h")
+    assert b"\x1b[?25h" in viewer.shown
+    assert b"Traceback" not in viewer.shown

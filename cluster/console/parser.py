@@ -160,8 +160,7 @@ class Parser(argparse.ArgumentParser):
             for program in (each for each in self.options if each.takes == "+"):
                 words = getattr(known, program.name)
                 if args.index(words[0]) < args.index(rest[0]):
-                    line = shlex.join([*words, *rest])
-                    hint = f"the program's own options follow --: {self.prog} -- {line}"
+                    hint = f"put -- before the program: -- {shlex.join([*words, *rest])}"
                     raise UsageError(problem, hint=hint)
             self.error(problem)
         return known, rest

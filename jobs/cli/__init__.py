@@ -198,7 +198,7 @@ def _replace_closed_streams() -> None:
     """Open what a shell closed, such as with ``2>&-``: `print` would write errors to stdout instead."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - until the end
+            null = Path(os.devnull).open(mode, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
             setattr(sys, name, null)
 
 

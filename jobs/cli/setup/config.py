@@ -60,11 +60,12 @@ def run(request: ConfigRequest) -> int:
     elif request.init:
         _write_new()
     else:
-        # All words after the command are its own, also a --json at their end.
-        own = takewhile("--".__ne__, request.command)
-        request = replace(request, json=request.json or "--json" in own)
         project = read_project_file()
         words = expand(request.command or ["up"])
+        # The parser takes a --json after the command for the command's, which may have none.
+        own = [*takewhile("--".__ne__, words)]
+        request = replace(request, json=request.json or "--json" in own)
+        words = [*filter("--json".__ne__, own), *words[len(own) :]]
         settings = list(describe_settings(words, project))
         wrong: list[UsageError] = []
         for name in () if request.command else project.table("jobs"):

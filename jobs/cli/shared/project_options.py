@@ -14,14 +14,14 @@ import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import ClusterRequest
-from cluster.console.options import Option, opposite, options_of
+from cluster.console.options import REST, Option, opposite, options_of
 from cluster.console.parser import Parser
 from infra.errors import UsageError
 from infra.project_file import ProjectFile
@@ -44,6 +44,8 @@ _SECRET = re.compile(
 _shown = partial(json.dumps, ensure_ascii=False, default=str)
 _OPERATOR = re.compile(r"\d?[|&;<>]+\d?")
 """A word that a shell would not give to a program, such as ``|`` and ``2>&1``."""
+# Programs have such words as arguments of their own: find -exec … \; and sort -t '|'.
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _LOCAL = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\$))")
 
 
@@ -115,7 +117,12 @@ def apply_project(words: Sequence[str], project: ProjectFile) -> CommandWords:
         words = words if command == "run" else named
     if any(issubclass(each.request, ClusterRequest) for each in parser.walk()):
         has_task = bool(parser.children) and len(words) > 1 and not words[1].startswith("-")
-        return _insert(words, 1 + has_task, _place(words, project))
+        end = len(words)
+        if any(each.takes == REST for each in parser.options):
+            # After a node and options, the others are a remote command's, such as its own --region.
+            end = _find_name(words, _find_name(words, 1) + 1)
+        found = _insert(words[:end], 1 + has_task, _place(words[:end], project))
+        return replace(found, words=[*found.words, *words[end:]])
     return CommandWords([*words])
 
 
@@ -195,7 +202,7 @@ def _find_job(words: Sequence[str], project: ProjectFile) -> str:
     name = words[1] if len(words) > 1 else ""
     if name in jobs or name.startswith("-") or name in TASKS:
         return name if name in jobs else ""
-    near = nearest(name, jobs)
+    near = nearest(name, [*jobs, *(TASKS if words[0] == "train" else ())])
     # A single word that is no program here, either.
     is_job = len(words) == 2 and not (Path(name).exists() or shutil.which(name))
     if name and jobs and (near or is_job or words[0] == "train"):
@@ -256,7 +263,8 @@ def _split_command(value: object, where: str) -> list[str]:
             words = shlex.split(value)
         except ValueError as error:
             raise UsageError(f"{where}: command = {value!r}: {error}") from None
-        if operator := next(filter(_OPERATOR.fullmatch, words), None):
+        unquoted = _QUOTED.sub("_", value).split()
+        if operator := next(filter(_OPERATOR.fullmatch, unquoted), None):
             raise UsageError(
                 f"{where}: command = {value!r}: no shell runs it, so {operator!r} has no effect",
                 hint=f"command = {_shown(['sh', '-c', value])}",

@@ -25,11 +25,11 @@ _CHANGING = ("position_bias", "softcap", "s_aux")
 """Options of transformers' attention that change its results, and that :func:`attend` lacks."""
 DROPPED = -(2.0**-64)
 """Factor of dropped weights: too small to change a sum; by the sign, the backward pass knows them."""
-LONGEST, LONGEST_CAUSAL = (384, 128) if "amx_bf16" in read_cpu_flags() else (512, 512)
+LONGEST, LONGEST_CAUSAL = (384, 128) if "amx_bf16" in read_cpu_flags() else (512, 256)
 """Most tokens for which products are used, and the same for language models, whose fused attention skips the
 masked half. With AMX, fused attention is as fast at 256 tokens and takes 0.76 of the time at 384, where
 SQuAD's features end: too little to pay for compiling a second graph. Without AMX, it takes twice as long at
-all lengths, and 1.4 times as long in language models; but the weights of longer texts need much memory.
+all lengths, and 1.4 times as long in language models; but longer texts' weights would take too much memory.
 """
 
 

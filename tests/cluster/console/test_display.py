@@ -16,11 +16,11 @@ from cluster.console.display import (
     format_table,
     make_progress,
 )
-from cluster.console.output import ask_for, wrap
+from cluster.console.options import Request
+from cluster.console.output import ask_for, emit, wrap
 from infra.cost.prices import Price
 from infra.errors import DeadlineError
 from jobs.cli.shared.job_display import JobDisplay, render_result, render_shares, render_step
-from jobs.worker.tasks import TASKS
 
 STEP: dict[str, Any] = {
     "event": "step",
@@ -188,10 +188,6 @@ def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(
     [
         "spr-cluster fetch run-20261123-104829-5mr --name bert --cloud local",
         "spr-cluster train squad --resume squad-20261123-104829-5mr --name bert --cloud local --results x",
-        *(
-            f"spr-cluster train {task} --resume run-20261123-104829-5mr --name bert"
-            for task in TASKS
-        ),
     ],
 )
 def test_a_command_to_copy_is_never_broken(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
@@ -232,3 +228,12 @@ def test_a_table_that_is_too_wide_keeps_its_words_whole(monkeypatch: pytest.Monk
         "squad-20261122-054912  STATE running",
         "  CHECKPOINT step-000007",
     ]
+
+
+def test_json_does_not_render_the_text_and_an_empty_text_prints_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    emit(Request(), "", {"changed": False})
+    assert capsys.readouterr().out == ""
+    emit(Request(json=True), lambda: str(1 / 0), {"changed": False})
+    assert capsys.readouterr().out == '{"changed": false}\n'

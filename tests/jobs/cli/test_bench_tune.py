@@ -228,7 +228,6 @@ def test_a_study_needs_something_to_vary(line: CommandLine) -> None:
         ("scaling --seed 1 mine", ("nodes",), {"epochs": 3, "seed": 1}),
         ("study studied", ("epochs=1,2", "lr-schedule=linear,cosine"), {}),
         ("tune studied", ("epochs=1,2", "lr-schedule=linear,cosine", "placement"), {}),
-        ("study classify --tune=epochs=1,2", ("epochs=1,2",), {}),
     ],
 )
 def test_short_forms_of_a_study(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -110,17 +109,3 @@ def test_the_project_file_names_a_cluster_only_for_clusters(
     assert run(capsys, *words).code == 0
     refused = run(capsys, *words, "--name", "mine")
     assert "--name: not with --to slurm-script, only with --to cluster" in refused.err
-
-
-def test_options_of_one_place_are_in_its_group_of_the_advanced_help(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    usual = run(capsys, "train", "tag", "--help").out
-    full = run(capsys, "train", "tag", "--help", "--advanced").out
-    _, _, group = full.partition("\nkubernetes-yaml:\n")
-
-    names = re.findall(r"^  (--[a-z-]+)", group.partition("\n\n")[0], re.MULTILINE)
-    assert {"--image", "--namespace", "--claim", "--node-selector"} <= {*names}
-    assert not [name for name in names if f"  {name} " in usual]
-    assert "  --to {cluster,slurm-script,kubernetes-yaml}" in usual
-    assert "  --dry-run " in usual

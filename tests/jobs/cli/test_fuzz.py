@@ -11,9 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -21,9 +19,7 @@ from hypothesis import strategies as st
 
 from cluster.console.options import Option
 from cluster.console.parser import Parser
-from infra.errors import UsageError
 from infra.iam.policy import build_policy
-from infra.spec import ClusterSpec, build_spec
 from jobs.cli import COMMANDS, build_parser
 from jobs.worker.tasks.squad.task import SAMPLE
 from provision.host import Result
@@ -221,43 +217,3 @@ def test_any_input_is_answered_at_length(
     line: CommandLine, argv: list[str], reachable: bool, has_key: bool
 ) -> None:
     _check(line, argv, reachable=reachable, has_key=has_key)
-
-
-def test_every_command_and_option_is_tried() -> None:
-    """The walk over the parser has found what the help lists."""
-    words = {command.words for command in _COMMANDS}
-    assert words >= {("up",), ("train",), ("local", "status"), ("gc",), ()}
-    options = {name for c in _COMMANDS for each in c.options for name in each.flags}
-    assert options >= {"--nodes", "--ssh-cidr", "--market", "--learning-rate", "--version"}
-
-
-# Below the command line: options
-
-_ANY = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.timedeltas(),
-    _ODD,
-    _TEXT,
-    st.tuples(_TEXT),
-    st.tuples(st.integers()),
-    st.sampled_from([value for values in _GOOD.values() for value in values]),
-)
-_WISHES = st.dictionaries(
-    st.sampled_from([key for key in ClusterSpec.model_fields if key not in ("name", "ssh_cidrs")]),
-    _ANY,
-    max_size=5,
-)
-
-
-@_settings(100)
-@given(name=st.one_of(_ODD, _TEXT, st.just("spr")), cidr=st.one_of(_ODD, _TEXT), wishes=_WISHES)
-def test_any_options_make_a_spec_or_a_usage_error(
-    name: str, cidr: str, wishes: dict[str, Any]
-) -> None:
-    for ssh_cidr in (cidr, "203.0.113.7/32"):
-        with suppress(UsageError):
-            spec = build_spec(**{"stack": "intel", **wishes}, name=name, ssh_cidrs=(ssh_cidr,))
-            assert 1 <= spec.nodes <= 256

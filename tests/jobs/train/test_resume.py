@@ -21,7 +21,6 @@ from jobs.train.resume import (
     add_spent,
     choose_unfinished,
     keep_choices,
-    parse_stored_job,
     plan_again,
     resume,
     with_login,
@@ -334,13 +333,6 @@ def test_a_job_that_cannot_be_restored_leaves_nothing() -> None:
     with pytest.raises(UsageError, match=f"job {PATHS.job_id} is running"):
         run(hosts, ResumeRequest("squad", PATHS.job_id, bucket=BUCKET))
     assert not any("restoring" in each for each in hosts["node0"].commands)
-
-
-def test_a_stored_job_is_named_by_its_url() -> None:
-    assert parse_stored_job("s3://results/team/squad-1/", "--resume") == (BUCKET, "squad-1")
-    for url in ("s3://results", "s3://results/a b", "http://results/squad-1"):
-        with pytest.raises(UsageError, match="--resume"):
-            parse_stored_job(url, "--resume")
 
 
 def test_a_record_that_cannot_be_read_is_named() -> None:

@@ -228,7 +228,6 @@ _ROBERTA = {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_
         ("classify --teacher", {"architectures": ["BertForSequenceClassification"]}, ""),
         ("embed --teacher", {"architectures": ["BertModel"]}, ""),
         ("lm --max-length 512 --model", {"n_positions": 256}, "512 is more than the 256 tokens of"),
-        ("lm --max-length 512 --model", {"max_position_embeddings": 512}, ""),
         ("classify --max-length 513 --model", _ROBERTA, "513 is more than the 512 tokens of"),
         ("classify --max-length 512 --model", _ROBERTA, ""),
         ("classify --freeze-layers 7 --model", {"n_layers": 6}, "7 is more than the 6 layers of"),

@@ -232,5 +232,7 @@ def keep_layers(model: Any, count: int) -> None:
             if hasattr(part, "layer_idx"):  # a decoder's place in the cache of keys and values
                 setattr(part, "layer_idx", number)  # noqa: B010 - torch types attributes as tensors
     config.num_hidden_layers = count
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[number] for number in kept]
+    # Such as layer_types, Longformer's attention_window, and the layers without positions of SmolLM3.
+    by_layer = [n for n, v in vars(config).items() if isinstance(v, list) and len(v) == total]
+    for name in by_layer:
+        setattr(config, name, [getattr(config, name)[number] for number in kept])

@@ -150,7 +150,7 @@ def load_pretrained(
             source, trust_remote_code=False, **settings
         )
         own = {} if keep_dropout else take_attention_dropouts(config)
-        model, found = _auto_class(head).from_pretrained(
+        model, found = _auto_class(head, config).from_pretrained(
             source,
             config=config,
             trust_remote_code=False,
@@ -273,10 +273,13 @@ def settle_padding(loaded: Loaded) -> None:
         config.pad_token_id = tokenizer.pad_token_id
 
 
-def _auto_class(head: str) -> Any:
+def _auto_class(head: str, config: Any) -> Any:
     import transformers  # noqa: PLC0415
 
-    return getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
+    # AutoModel adds T5's decoder, which needs a text as well.
+    has_encoder = type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    bare = "AutoModelForTextEncoding" if has_encoder else "AutoModel"
+    return getattr(transformers, f"AutoModelFor{head}" if head else bare)
 
 
 def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
@@ -319,7 +322,7 @@ def _new(head: str, texts: Iterable[str], ranks: Ranks, settings: Mapping[str, A
         **SCRATCH_DROPOUT,
         **settings,
     )
-    model = _auto_class(head).from_config(config)
+    model = _auto_class(head, config).from_config(config)
     _keep_digits(model)
     return Loaded(model, tokenizer)
 

@@ -184,6 +184,16 @@ def test_a_saved_student_has_the_settings_of_its_layers(
     assert torch.allclose(again(**inputs)[0], model(**inputs)[0], atol=1e-5)
 
 
+def test_a_student_that_could_not_be_loaded_is_refused() -> None:
+    import transformers
+
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.EsmConfig(vocab_size=30, num_hidden_layers=6, pad_token_id=0, **shape)
+    refused = r"--student-layers 2: the student could not be loaded: size mismatch for contact_head"
+    with pytest.raises(ModelError, match=refused):
+        keep_layers(transformers.AutoModel.from_config(config), 2)
+
+
 def test_a_teacher_of_scores_has_one_output(teacher: Callable[[str], str], tmp_path: Path) -> None:
     data = tmp_path / "scores.csv"
     data.write_text("text,score\na,1\nb,2\n")

@@ -365,7 +365,10 @@ def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
             f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}",
             hint=f"it may be from another version of spr-cluster: {_start_over()}",
         ) from error
-    state.optimizer.load_state_dict(tensors["optimizer"])
+    # With its own settings: after a change of --dtype, or on a node without a compiler, the checkpoint is
+    # from another kind of AdamW.
+    own = {"param_groups": state.optimizer.state_dict()["param_groups"]}
+    state.optimizer.load_state_dict({**tensors["optimizer"], **own})
     # A rank that was not there when an elastic run saved it keeps its own.
     if ranks.rank < len(tensors["random"]):
         set_random_state(tensors["random"][ranks.rank])

@@ -282,15 +282,11 @@ def settle_padding(loaded: Loaded) -> None:
 
 def _auto_class(head: str, config: Any) -> Any:
     import transformers  # noqa: PLC0415
-    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415
-        MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES as ENCODERS,
-    )
 
-    if head:
-        return getattr(transformers, f"AutoModelFor{head}")
-    # T5's decoder needs an input of its own; sentence-transformers also loads only the encoder.
-    is_part = ENCODERS.get(config.model_type, "").endswith("EncoderModel")
-    return transformers.AutoModelForTextEncoding if is_part else transformers.AutoModel
+    # AutoModel adds T5's decoder, which needs a text as well.
+    has_encoder = type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    bare = "AutoModelForTextEncoding" if has_encoder else "AutoModel"
+    return getattr(transformers, f"AutoModelFor{head}" if head else bare)
 
 
 def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:

@@ -209,7 +209,7 @@ def load_student(
 def keep_layers(model: Any, count: int) -> None:
     """Leave evenly chosen layers, the first among them: of twelve, four are 0, 3, 6, and 9.
 
-    Raises :class:`ModelError` for a model with fewer.
+    Raises :class:`ModelError` for a model with fewer, and for one that could not be loaded after training.
     """
     from torch.nn import ModuleList  # noqa: PLC0415
 
@@ -232,5 +232,25 @@ def keep_layers(model: Any, count: int) -> None:
             if hasattr(part, "layer_idx"):  # a decoder's place in the cache of keys and values
                 setattr(part, "layer_idx", number)  # noqa: B010 - torch types attributes as tensors
     config.num_hidden_layers = count
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[number] for number in kept]
+    # Such as layer_types, Longformer's attention_window, and the layers without positions of SmolLM3.
+    by_layer = [n for n, v in vars(config).items() if isinstance(v, list) and len(v) == total]
+    for name in by_layer:
+        setattr(config, name, [getattr(config, name)[number] for number in kept])
+    _require_loadable(model, count)
+
+
+def _require_loadable(model: Any, count: int) -> None:
+    """Raise :class:`ModelError` if the configuration does not fit, such as ESM's, which counts all heads."""
+    import torch  # noqa: PLC0415
+
+    config = model.config
+    try:
+        with torch.device("meta"):
+            again = type(model)(type(config).from_dict(config.to_dict()))
+        again.load_state_dict(model.state_dict(), assign=True)
+    except Exception as error:  # of the library's many types
+        why = str(error).splitlines()[-1].strip()
+        raise ModelError(
+            f"--student-layers {count}: the student could not be loaded: {why}",
+            hint="use a smaller model as --model",
+        ) from error

@@ -41,6 +41,7 @@ from jobs.worker.training.checkpoints import (
     require_same,
     save_checkpoint,
 )
+from jobs.worker.training.optimizer_step import _clip_and_update
 from jobs.worker.training.options import NEVER
 from jobs.worker.training.state import PATIENCE, DivergenceDetector, State, TrainingProgress
 from tests.fakes import FakeClock
@@ -222,6 +223,16 @@ def test_a_checkpoint_of_another_model_is_refused(
         with pytest.raises(CheckpointError, match="fit the model: size mismatch for") as refused:
             load_state(newest, other, Ranks())
         assert hint in (refused.value.hint or "")
+
+
+def test_the_fused_optimizer_continues_a_checkpoint_of_compiled_layers(tmp_path: Path) -> None:
+    """``--resume`` with ``--dtype fp32``, or on a node without a compiler, no longer compiles them."""
+    state = saved_steps(tmp_path, 1)
+    fused = torch.optim.AdamW(state.model.parameters(), 0.25, fused=True)
+    load_state(list_checkpoints(tmp_path)[0], state._replace(optimizer=fused), Ranks())
+    assert _clip_and_update(state.model, fused, Digits.demo)
+    assert {int(each["step"]) for each in fused.state.values()} == {2}
+    assert fused.param_groups[0]["lr"] == 0.25
 
 
 def test_the_newest_checkpoint_stays_even_if_a_removal_is_interrupted(

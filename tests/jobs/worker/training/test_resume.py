@@ -128,9 +128,8 @@ AT_SEVEN = {"at": "step", "step": 7}
         ),
         # Compiled layers with weights in bf16; windows of one length are compiled once.
         ([AT_SEVEN], {"dtype": "bf16", "compile": "on", "ranks": 1, **SHORT, **BY_LAYER}),
-        # Sums that depend on their order.
-        ([{**AT_SEVEN, "rank": 2}], {"ranks": 3}),
-        ([AT_SEVEN], {**BY_LAYER, "freeze_layers": "1"}),
+        # Sums that depend on their order, and the best weights for other ranks.
+        ([{**AT_SEVEN, "rank": 2}], {"ranks": 3, **BY_LAYER, "eval_every": "4"}),
     ],
 )
 def test_killed_and_resumed(
@@ -183,7 +182,7 @@ def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path, w
     kill, again = {"at": "step", "step": 7, "rank": 1}, replace(own, resume=True)
 
     killed, short, refused, resumed = run_forked(
-        [(own, kill), (replace(again, max_steps=2), {}), (own, {}), (again, {})]
+        [(own, kill), (replace(again, max_steps=2), {}), (own, {"ranks": 1}), (again, {})]
     )
 
     assert killed.codes[1] == -signal.SIGKILL

@@ -161,6 +161,39 @@ def test_a_decoders_student_counts_its_layers_anew() -> None:
     assert model(torch.tensor([[1, 2, 3]]), use_cache=True).logits.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "by_layer"),
+    [
+        ("Longformer", {"attention_window": [4, 4, 4, 8, 8, 8]}),
+        ("SmolLM3", {"no_rope_layers": [1, 1, 1, 0, 1, 1]}),
+    ],
+)
+def test_a_saved_student_has_the_settings_of_its_layers(
+    tmp_path: Path, kind: str, by_layer: dict[str, Any]
+) -> None:
+    import transformers
+
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    more = {"intermediate_size": 8, "num_hidden_layers": 6, "pad_token_id": 0, "vocab_size": 30}
+    config = getattr(transformers, f"{kind}Config")(**shape, **more, **by_layer)
+    model = transformers.AutoModel.from_config(config).eval()
+    keep_layers(model, 2)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    inputs = {"input_ids": torch.arange(1, 21)[None], "attention_mask": torch.ones(1, 20).long()}
+    assert torch.allclose(again(**inputs)[0], model(**inputs)[0], atol=1e-5)
+
+
+def test_a_student_that_could_not_be_loaded_is_refused() -> None:
+    import transformers
+
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.EsmConfig(vocab_size=30, num_hidden_layers=6, pad_token_id=0, **shape)
+    refused = r"--student-layers 2: the student could not be loaded: size mismatch for contact_head"
+    with pytest.raises(ModelError, match=refused):
+        keep_layers(transformers.AutoModel.from_config(config), 2)
+
+
 def test_a_teacher_of_scores_has_one_output(teacher: Callable[[str], str], tmp_path: Path) -> None:
     data = tmp_path / "scores.csv"
     data.write_text("text,score\na,1\nb,2\n")

@@ -16,12 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.worker.data import readers
-from jobs.worker.data.mapped import Lazy
-from jobs.worker.fast.layers import freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
-from jobs.worker.tasks.embed.encoder import BiEncoder, find_pooling, read_declared
+from jobs.worker.tasks.embed.encoder import find_pooling, read_declared
 from jobs.worker.tasks.embed.losses import compare
 from jobs.worker.tasks.embed.negatives import add_negatives, mine
 from jobs.worker.tasks.embed.options import EmbedOptions
@@ -336,19 +333,6 @@ def test_lists_of_texts_are_groups(tmp_path: Path) -> None:
     assert len(groups[0].parts[0].inputs["input_ids"]) > 3, "with the prompt"
 
 
-def test_groups_of_large_files_stay_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_rows(tmp_path / "lists.jsonl", "lists")
-    options = EmbedOptions(data=str(tmp_path / "lists.jsonl"), token_cache=str(tmp_path / "cache"))
-    groups = [*Embed(options).read(lambda _: None).train]
-    monkeypatch.setattr(readers, "MOST_IN_MEMORY", 1)
-    found = Embed(options).read(lambda _: None).train
-    assert isinstance(found, Lazy)
-    assert [*found] == groups
-    assert {len(each.texts) for each in groups} == {2, 3, 4, 5}
-
-
 def test_a_text_is_no_negative_of_itself() -> None:
     """Of two questions that ask the same, each is the other's positive."""
     numbers, vectors = torch.tensor([[0, 1], [1, 0], [2, 3]]), torch.eye(6)
@@ -396,17 +380,6 @@ def test_a_model_finds_its_own_negatives(tmp_path: Path) -> None:
     assert one.lengths.sum() > plain.lengths.sum()
     loaded.model.pooling = "cls"
     assert not np.array_equal(run_threaded(1, work)[0][1].numbers, one.numbers)
-
-
-def test_an_encoder_with_all_layers_frozen_has_nothing_to_train() -> None:
-    from transformers import BertConfig, BertModel
-
-    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1}
-    config = BertConfig(vocab_size=9, intermediate_size=8, **shape)
-    encoder = BiEncoder(BertModel(config), 16, {}, read_declared(""))
-    freeze_layers(encoder, "1")
-    with pytest.raises(ModelError, match="--freeze-layers 2 leaves nothing to train"):
-        freeze_layers(encoder, "2")
 
 
 def test_of_t5_only_the_encoder_is_learned(tmp_path: Path) -> None:

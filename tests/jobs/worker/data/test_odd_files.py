@@ -67,6 +67,7 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("decimals.parquet", parquet(text=["a", "b"], label=[Decimal(0), Decimal(1)]), [("a", "0"), ("b", "1")]),
     ("columns.csv", "text1,question1,content,label\nu,v,a,x\nu,v,b,y\n", LABELED),
     ("bool.parquet", parquet(text=["a", "b"], label=[True, False]), [("a", "True"), ("b", "False")]),
+    ("controls.txt", f"{CONTROLS}\r\n more\r\n\r\nb\r\n more", [f"{CONTROLS}\n more", "b\n more"]),
     ("quote.conll", '"\tO\na\u00a0b\tB-X\n#\tO\n', [['"', "a\u00a0b", "#"]]),
     ("docstart.conll", "-DOCSTART- -X- O\n\na N O \n1 N B-X \n", [["a", "1"]]),
     ("long.txt", "a\n" * 2000, ["\n".join("a" * 2000)]),
@@ -94,6 +95,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("deep.json", "[" * 100_000, "is nested too deeply"),
     ("text.json", '"text"', "is not a list of objects, nor "),
     ("none.json", "[]", "has no rows"),
+    ("open.json", "{", "is not JSON: "),
     ("one_label.csv", "text,label\na,x\n", "has only the label 'x', and classification needs two"),
     ("by_column.json", '{"text": ["a", "b"], "label": ["x", "y"]}', "column 'text' is not a text"),
     ("twice.jsonl", GOOD + '{"text":"a","text":"c","label":"x"}\n', "line 3: is not JSON: an object has"),
@@ -102,11 +104,14 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("text_lacks.jsonl", GOOD + '{"label":"x"}\n', "line 3: has no column 'text'"),
     ("half.jsonl", GOOD + '{"text":"\\ud800","label":"x"}\n', "line 3: column 'text' contains half"),
     ("nan.jsonl", GOOD + '{"text":"a","label":NaN}\n', "line 3: column 'label' has no label"),
+    ("one_number.jsonl", '{"text":"a","label":1}\n' + GOOD, "line 2: column 'label' is a text: 'x'; in"),
+    ("true.jsonl", GOOD + '{"text":"a","label":true}\n', "line 3: column 'label' is true or false"),
     ("one_list.jsonl", '{"text":"a","label":["x"]}\n' + GOOD, "line 2: column 'label' has one label"),
     ("late_list.jsonl", GOOD + '{"text":"a","label":["x"]}\n', "line 3: column 'label' has a list of labels"),
     ("bits.jsonl", '{"text":"a","label":[0.0,1.0,0.0]}', "its lists of labels have a 0 or 1 for each class"),
     ("list.csv", "text,label\na,\"['x', 'y']\"\nb,[]\n", "line 2: column 'label' is a list, written as"),
     ("cut.parquet", b"PAR1", "can't be read as Parquet: "),
+    ("twice.parquet", parquet(text=["a"], text_=["b"], label=["x"]), "two columns of the same name"),
     ("bytes.parquet", parquet(text=[b"a"], label=["x"]), "row 1: column 'text' is not a text"),
     ("numbers.parquet", parquet(text=["a"], label=[1.5]), "which is a text or a whole number: '1.5'"),
     ("numbered.conll", "1\tHe\tO\n2\tran\tB-X\n\n1-2\tdu\t_\n1\tde\tO\n\n1\tNo\tO\n", "numbers the words"),
@@ -116,6 +121,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("space.conll", "EU\tB\n\u00a0\tB\n", "line 1: column 'words', word 2 is empty"),
     ("tag.csv", "words,tags\na b,O O\n", "line 2: column 'words' is not a list"),
     ("tag_two.jsonl", '{"words": ["a", "b"], "tags": ["O"]}', "line 1: has 2 words and 1 tags"),
+    ("tag_none.jsonl", '{"words": [], "tags": []}', "line 1: column 'words' is empty"),
     ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),
     ("nul.conll", "a\tO\nb\0\tB-X\n", "line 2: contains NUL bytes"),
     ("embed.csv", "question\nwhy", "has one column, question, and two are needed"),
@@ -128,7 +134,9 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("score_long.jsonl", '{"text": "a", "score": %s}' % ("9" * 400), "'score' is not a number: '999"),
     ("score_pair.jsonl", '{"text": "a", "rating": 1, "pair": ""}', "line 1: column 'pair' is empty"),
     ("score_rank.jsonl", '{"query": "a", "pos": "b"}', "ranking needs negatives"),
+    ("score_rank_none.jsonl", '{"query": "a", "pos": "b", "neg": []}', "'neg' has no text to rank lower"),
     ("score_rank_no_pos.jsonl", '{"query": "a", "pos": [], "neg": ["c"]}', "column 'pos' has no text"),
+    ("score_rank_empty.jsonl", '{"query": "a", "pos": "b", "neg": ["c", ""]}', "'neg': text 2 is empty"),
 ]  # fmt: skip
 
 
@@ -138,7 +146,6 @@ def options_for(path: Path, content: str | bytes) -> Any:
     task = first if first in TASKS else names.get(path.suffix, "classify")
     task = "squad" if "paragraphs" in path.read_text(errors="ignore") else task
     more = {"objective": "ranking"} if "rank" in path.name else {}
-    more |= {"negative_column": "bad"} if "asked" in path.name else {}
     return TASKS[task].Options(model="scratch", data=str(path), **more)
 
 

@@ -357,12 +357,15 @@ def test_a_merged_model_has_the_type_of_its_base(
     assert all(torch.equal(found[name], exact[name].bfloat16()) for name in found)
 
 
+NO_BASE = '{"task_type": "CAUSAL_LM", "base_model_name_or_path": null}'
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("adapter_model.safetensors", "", "can't be loaded: "),
         ("tokenizer.json", "{}", "can't be loaded: "),
-        (ADAPTERS, '{"task_type": "CAUSAL_LM"}', "base_model_name_or_path is None"),
+        (ADAPTERS, NO_BASE, "base_model_name_or_path is None"),
         ("", "", "has no adapter_model.safetensors"),
     ],
 )

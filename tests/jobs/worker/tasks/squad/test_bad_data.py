@@ -47,6 +47,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda c: c.update(data=[]), FILE, "has no question"),
     (lambda c: article(c).update(title=["x"], paragraphs=0), NO_TITLE, "'paragraphs' is not a list"),
     (lambda c: article(c).update(title="\x1b[31m", paragraphs=0), ODD_TITLE, "'paragraphs' is not a list"),
+    (lambda c: paragraph(c).update(context="  "), PARAGRAPH, "'context' is empty"),
     (lambda c: question(c).update(id=5.5), f"{PARAGRAPH}, qas[0]", "'id' is not a text"),
     (lambda c: question(c).update(answers=[]), QUESTION, "has no answer"),
     (lambda c: question(c).update(is_impossible=True), QUESTION, BOTH),
@@ -54,6 +55,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda c: answer(c).update(answer_start="11"), QUESTION, "'answer_start' is not a whole number"),
     (lambda c: answer(c).update(answer_start=True), QUESTION, f"answer_start True {POINTS}"),
     (lambda c: answer(c).update(answer_start=10**100), QUESTION, f"answer_start beyond all texts {POINTS}"),
+    (lambda c: answer(c).update(answer_start=-8), QUESTION, f"answer_start -8 {POINTS}"),
     (lambda c: answer(c).update(text="x" * 10**6), QUESTION, LONG),
     (lambda c: paragraph(c)["qas"].append(question(c)), FILE, "the id 'q1' is used twice"),
     (lambda c: paragraph(c)["qas"].extend([{}, 7, question(c)]), f"{PARAGRAPH}, qas[1]", MORE),
@@ -75,6 +77,7 @@ def test_wrong_records_are_named(tmp_path: Path, change: Change, place: str, sai
     [
         ('{"data": [', "is not JSON: Expecting value: line 1 column 11 (char 10)"),
         ("[" * 200_000, "is nested too deeply"),
+        ("[]", "is not an object with 'data'"),
     ],
 )
 def test_wrong_files_are_explained(tmp_path: Path, content: str, message: str) -> None:

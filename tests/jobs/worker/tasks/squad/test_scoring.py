@@ -29,13 +29,17 @@ from jobs.worker.tasks.squad.metrics import (
         # Articles: whole words, whatever their case; what remains of a word is none.
         ("a-team", "ateam"),  # punctuation goes first, so there is no article left
         ("the_end", "theend"),
+        ("T.H.E. one", "one"),  # and it may leave an article behind
         # Punctuation: all of ASCII's, joined without a blank; no other.
         (string.punctuation, ""),
         ("São “Paulo”", "são “paulo”"),
+        ("the—end", "—end"),  # a dash of Unicode ends a word, so this is an article
         # Blanks: any of Unicode's, one between words, none around.
         ("no\u00a0break\u3000wide\u2003em", "no break wide em"),
+        ("  \n", ""),
         # Case: that of Unicode. Nothing is composed, and no number is read.
         ("ÉCOLE STRASSE ΣΊΣΥΦΟΣ", "école strasse σίσυφος"),
+        ("İ", "i\u0307"),
     ],
 )
 def test_normalize(text: str, bare: str) -> None:
@@ -49,6 +53,8 @@ def test_normalize(text: str, bare: str) -> None:
         ("kernel Linux", "Linux kernel", 0, 1),  # the order of words counts in EM only
         ("kernel of Linux", "Linux kernel", 0, 4 / 5),
         ("a b c d", "c d e", 0, 2 * (2 / 3) * (2 / 3) / (4 / 3)),  # the a is no word
+        ("cores", "threads", 0, 0),
+        ("", "threads", 0, 0),
         # Words count as often as they stand there.
         ("two two three", "two three three", 0, 2 / 3),
         # Nothing is left of either: they match exactly, but have no word in common.
@@ -92,7 +98,9 @@ def test_the_score_is_the_mean_of_each_measures_best_accepted_answer(
     ("truths", "answer", "expected"),
     [
         ((), "", (1, 1)),
+        ((), "eight", (0, 0)),
         ((), "The!", (1, 1)),  # nothing is left of it
+        (("eight",), "", (0, 0)),
         (("eight tile",), "tile", (0, 2 / 3)),
         (("eight", "tile eight"), "eight tile", (0, 1)),
         # Answers of which nothing is left do not count; if there is no other, "" is right.

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from jobs.worker.data import readers
+from jobs.worker.data.mapped import Lazy
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.embed.encoder import find_pooling, read_declared
@@ -331,6 +333,19 @@ def test_lists_of_texts_are_groups(tmp_path: Path) -> None:
     assert (texts[0][1], texts[0][2:]) == (texts[2][1], texts[1][2:])
     assert texts[2][2] == texts[0][4]
     assert len(groups[0].parts[0].inputs["input_ids"]) > 3, "with the prompt"
+
+
+def test_groups_of_large_files_stay_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path / "lists.jsonl", "lists")
+    options = EmbedOptions(data=str(tmp_path / "lists.jsonl"), token_cache=str(tmp_path / "cache"))
+    groups = [*Embed(options).read(lambda _: None).train]
+    monkeypatch.setattr(readers, "MOST_IN_MEMORY", 1)
+    found = Embed(options).read(lambda _: None).train
+    assert isinstance(found, Lazy)
+    assert [*found] == groups
+    assert {len(each.texts) for each in groups} == {2, 3, 4, 5}
 
 
 def test_a_text_is_no_negative_of_itself() -> None:

@@ -324,6 +324,13 @@ def test_adapters_are_all_that_a_checkpoint_holds(folder: Path, nodes_folder: Pa
     assert any("of memory per rank" in note for note in notes)
 
 
+def test_adapters_get_a_higher_default_rate() -> None:
+    full, lora = LmOptions(), LmOptions(lora=True)
+    assert lora.highest_rate(1) == pytest.approx(10 * full.highest_rate(1))
+    assert [each.highest_rate(32) for each in (full, lora)] == pytest.approx([2e-4, 5e-4])
+    assert LmOptions(lora=True, learning_rate=1e-3).highest_rate(2) == 1e-3
+
+
 def test_layers_are_recomputed_without_dropout() -> None:
     from jobs.worker.tasks.lm.model import has_dropout, prepare_model
 

@@ -174,6 +174,7 @@ def load_pretrained(
             ),
         ) from error
     _require_fitting(name, model, tokenizer)
+    _read_marks_as_text(model, tokenizer)
     _settle_generation(model)
     # Newer transformers keep the files' type: fp16 would be trained as fp16.
     missing = {*found["missing_keys"]}
@@ -186,6 +187,20 @@ def load_pretrained(
     others = tuple(known.id2label.values()) if replaced else ()
     _keep_digits(model)
     return Loaded(model, tokenizer, tuple(sorted(missing | replaced)), own, others)
+
+
+def _read_marks_as_text(model: Any, tokenizer: Any) -> None:
+    """Tokenize "</s>" in a text, as HTML may have it, as other words, for models that count these tokens.
+
+    BART and T5 classify a text at its only "</s>", and Longformer finds a question's end by the first of
+    three. If special tokens were added to the vocabulary, such as "[E1]" around a name, all are kept.
+    """
+    known = tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False)
+    added = [n for n, each in tokenizer.added_tokens_decoder.items() if each.special and n >= known]
+    counts = model.config.is_encoder_decoder or model.config.model_type == "longformer"
+    if counts and not added:
+        tokenizer.split_special_tokens = True
+        tokenizer.init_kwargs["split_special_tokens"] = True  # saved with the tokenizer
 
 
 def _settle_generation(model: Any) -> None:
@@ -275,9 +290,6 @@ def settle_padding(loaded: Loaded) -> None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(next(fitting))
     if not any(_first_position(*each) for each in loaded.model.named_modules()):
         config.pad_token_id = tokenizer.pad_token_id
-    if config.is_encoder_decoder:
-        # BART and T5 classify a text at its end, and fail for a text that has "</s>" in it, as HTML may.
-        tokenizer.split_special_tokens = True
 
 
 def _auto_class(head: str, config: Any) -> Any:

@@ -25,8 +25,8 @@ NEW_TOKENS, SEED = 256, 42
 TOGETHER = 32
 """Rows that are generated together."""
 
-_UNMASKED = {"recurrent_gemma", "rwkv", "xlstm"}
-"""Models that read padding into their state: they ignore the attention mask, or take none."""
+_UNMASKED = {"minimax", "recurrent_gemma", "reformer", "rwkv", "xlstm"}
+"""Models whose texts differ with padding: they ignore the attention mask, wholly or after the first token."""
 
 Ids = Sequence[int]
 

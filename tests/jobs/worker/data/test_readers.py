@@ -21,7 +21,6 @@ from infra.errors import UsageError
 from jobs.train.request import check_inputs
 from jobs.worker.data import readers, text_files
 from jobs.worker.data.groups import Group
-from jobs.worker.data.mapped import map_rows, write_rows
 from jobs.worker.data.readers import EVAL, NoSplitError, read_table, read_unseen, stream_file
 from jobs.worker.data.records import require_text
 from jobs.worker.data.table import choose_column, read_records, with_class_names
@@ -374,19 +373,6 @@ def test_shards_with_other_class_names_are_refused(tmp_path: Path) -> None:
         read_table(str(tmp_path))
 
 
-def test_the_rest_of_a_parquet_file_is_not_read_for_its_first_rows(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    write_table(
-        pyarrow.table({"text": [f"text {n}" for n in range(9000)]}), path, row_group_size=3000
-    )
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2 : len(content) * 3 // 4] = bytes(len(content) // 4)
-    path.write_bytes(content)
-    assert len(read_table(str(path), limit=1000).rows) == 1000
-    with pytest.raises(DatasetError, match="can't be read as Parquet"):
-        read_table(str(path))
-
-
 def test_without_pyarrow_the_ends_of_a_file_are_checked_and_no_more_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,29 +461,6 @@ def test_rows_of_large_files_are_mapped(
     one, other = split_off(records, 0.4, 1, print)
     assert sorted([*one, *other]) == sorted(records)
     assert len(other) == 2
-
-
-@pytest.mark.parametrize("has_links", [True, False])
-def test_without_locks_the_first_of_two_files_stays_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
-) -> None:
-    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
-    if not has_links:
-        monkeypatch.setattr("os.link", Mock(side_effect=PermissionError))
-    path, folder, first = write(tmp_path, "a.jsonl", "{}\n"), tmp_path / "kept", list[int]()
-
-    def write_one(target: Path) -> None:
-        write_rows("a.jsonl", iter([(1, {"text": "a"})]), target)
-
-    def write_late(target: Path) -> None:
-        map_rows(path, [path], folder, write_one)
-        first.extend(each.stat().st_ino for each in folder.glob("*.arrow"))
-        write_one(target)
-
-    assert map_rows(path, [path], folder, write_late)[0]["text"] == "a"
-    assert [each.stat().st_ino for each in folder.glob("*.arrow")] == first
-    assert not [*folder.glob(".*.partial")]
-    assert len(first) == 1
 
 
 @pytest.mark.usefixtures("_all_are_large")

@@ -44,11 +44,8 @@ def said(role: str, content: Any) -> dict[str, Any]:
 
 ROWS: list[tuple[Any, Any, str, str]] = [
     (PAIR, {"prompt": "a"}, "has no 'completion'", "add it"),
-    (PAIR, {"completion": "a"}, "has no 'prompt'", "add it"),
     (PAIR, {**PAIR, "completion": [ANSWER]}, "a text, and 'completion' is a list of turns", "both"),
-    (TURNS, {**TURNS, "completion": "b"}, "a list of turns, and 'completion' is a text", "both"),
     (PAIR, TURNS, "prompt and completion are lists of turns, and in other rows texts", "same"),
-    (TURNS, PAIR, "prompt and completion are texts, and in other rows lists", "the same form"),
     (TURNS, {**TURNS, "prompt": []}, "column 'prompt' has no turns", "leave out the row"),
     (TURNS, {**TURNS, "completion": [USER]}, "begins with the role 'user'", "end the prompt"),
     (TURNS, {**TURNS, "prompt": [USER, ANSWER]}, "turn 3 is one of 'assistant' after", "join"),
@@ -65,7 +62,6 @@ ROWS: list[tuple[Any, Any, str, str]] = [
     (CHAT, chat(ANSWER, USER), "turn 1 is one of 'assistant' at the beginning", "system or us"),
     (CHAT, chat(USER, TOOL, ANSWER), "turn 2 is one of 'tool' after one of 'user'", "assistant"),
     (CHAT, chat(USER, CALL, TOOL, USER), "turn 4 is one of 'user' after one of 'to", "tool or"),
-    (CHAT, chat(USER, said("assistant", None)), "turn 2: the content is empty", SKIP_HINT),
     (CHAT, chat(said("user", " "), ANSWER), "turn 1: the content is empty", SKIP_HINT),
     (CHAT, chat(said("user", PARTS), ANSWER), "turn 1: the content is a list of parts", "join"),
     (CHAT, chat(USER, said("assistant", "\udfff")), "turn 2: the content contains half of a", SKIP_HINT),
@@ -122,7 +118,6 @@ def test_a_bad_row_is_named_with_its_fix(good: Any, bad: Any, text: str, fix: st
     ("content", "options", "text", "fix"),
     [
         ("prompt\na\n", "", "a column 'prompt' and no 'completion'", "--text-column"),
-        ("completion\na\n", "", "a column 'completion' and no 'prompt'", "add the column"),
         ("instruction,output\na,b\n", "", "It has instruction, output", "'prompt' and 'compl"),
         ("prompt,chosen\na,b\n", "", "It has prompt, chosen", "only the chosen answers; or name"),
         ('messages\n"[]"\n', "", "line 2: column 'messages' is not a list", "JSON lines"),

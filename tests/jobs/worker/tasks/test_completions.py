@@ -19,14 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from jobs.worker.fast.layers import EMBEDDINGS, freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks.lm import head
 from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.head import IGNORED
-from jobs.worker.tasks.lm.memory import Plan, simulate
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.samples import Masked, learn_end
 from jobs.worker.tasks.lm.task import Lm
-from jobs.worker.training.batches import ALIGN, TrainingRun
+from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import save_model
 from jobs.worker.training.options import NO_CACHE, SCRATCH
 from jobs.worker.training.text_task import Row
@@ -346,19 +344,9 @@ def test_a_tokenizers_own_beginning_is_before_a_prompt_and_not_before_a_chat(
     assert "[CLS]" not in chat.loaded.tokenizer.decode(chat.samples[0].inputs["input_ids"])
 
 
-def test_the_memory_of_short_chats_is_not_that_of_long_ones(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_of_short_chats_is_not_that_of_long_ones(folder: Path) -> None:
     """The plan takes the longest sample, as padded batches have it."""
-    monkeypatch.setattr(head, "BLOCK_ROWS", 256)  # fewer operations to simulate
-    run, _ = load(options_for(folder, CHATS))
-    assert isinstance(run.task, Lm)
-    width = run.task._find_width(run.task.read(lambda _: None).train, None)
-    assert width is not None
-    assert width == run.samples.lengths.max()
-    plan = Plan(options_for(folder, CHATS, max_length=512), "fp32", 1)
-    short = simulate(plan._replace(width=width), str(folder))
-    assert short < 0.3 * simulate(plan, str(folder))
-    exact = replace(plan.options, max_length=-(-width // ALIGN) * ALIGN)
-    assert short == simulate(plan._replace(options=exact), str(folder))
-    assert run.task._find_width(["a text"], None) is None
+    options = options_for(folder, CHATS, max_length=512)
+    with patch("jobs.worker.tasks.lm.memory.simulate", return_value=1) as simulated:
+        run = load_run(Lm(options))
+    assert simulated.call_args.args[0].width == run.samples.lengths.max() < 512

@@ -18,10 +18,9 @@ import torch
 
 from jobs.worker.data import readers
 from jobs.worker.data.mapped import Lazy
-from jobs.worker.fast.layers import freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
-from jobs.worker.tasks.embed.encoder import BiEncoder, find_pooling, read_declared
+from jobs.worker.tasks.embed.encoder import find_pooling, read_declared
 from jobs.worker.tasks.embed.losses import compare
 from jobs.worker.tasks.embed.negatives import add_negatives, mine
 from jobs.worker.tasks.embed.options import EmbedOptions
@@ -396,17 +395,6 @@ def test_a_model_finds_its_own_negatives(tmp_path: Path) -> None:
     assert one.lengths.sum() > plain.lengths.sum()
     loaded.model.pooling = "cls"
     assert not np.array_equal(run_threaded(1, work)[0][1].numbers, one.numbers)
-
-
-def test_an_encoder_with_all_layers_frozen_has_nothing_to_train() -> None:
-    from transformers import BertConfig, BertModel
-
-    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1}
-    config = BertConfig(vocab_size=9, intermediate_size=8, **shape)
-    encoder = BiEncoder(BertModel(config), 16, {}, read_declared(""))
-    freeze_layers(encoder, "1")
-    with pytest.raises(ModelError, match="--freeze-layers 2 leaves nothing to train"):
-        freeze_layers(encoder, "2")
 
 
 def test_of_t5_only_the_encoder_is_learned(tmp_path: Path) -> None:

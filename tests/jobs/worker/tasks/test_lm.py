@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
-import re
 import shutil
 import signal
 from collections import Counter
@@ -41,7 +39,7 @@ from jobs.worker.tasks.lm import head, memory
 from jobs.worker.tasks.lm.generate import encode_text
 from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, use_chunks
 from jobs.worker.tasks.lm.memory import ADAM_BYTES, LiveBytes, Plan, read_free_bytes, simulate
-from jobs.worker.tasks.lm.model import MAMBAS, LmOptions, add_adapters
+from jobs.worker.tasks.lm.model import LmOptions, add_adapters
 from jobs.worker.tasks.lm.samples import Packed
 from jobs.worker.tasks.lm.task import SHAPE, Lm, perplexity
 from jobs.worker.tasks.predict import load_trained, predict, predict_rows
@@ -239,11 +237,6 @@ def test_adapters_name_the_base_as_the_user_does(
 
 
 def test_adapters_of_mamba_leave_out_what_peft_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    from peft.tuners import tuners_utils
-
-    source = inspect.getsource(tuners_utils._check_lora_target_modules_mamba)
-    (known,) = re.findall(r"mamba_model_types = \{(.*)\}", source)
-    assert {*re.findall(r"\w+", known)} == MAMBAS
     config = MambaConfig(vocab_size=99, hidden_size=32, state_size=8, num_hidden_layers=1)
     adapted = add_adapters(MambaForCausalLM(config), LmOptions(lora=True))
     names = " ".join(name for name, each in adapted.named_parameters() if each.requires_grad)

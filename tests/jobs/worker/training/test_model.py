@@ -30,17 +30,11 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "~/none"])
-def test_a_missing_folder_is_named(name: str) -> None:
-    with pytest.raises(ModelError, match=f"model {name}: no such folder"):
-        load_model(replace(DEMO, model=name), HEAD, [], Ranks())
-
-
-@pytest.mark.parametrize("name", ["no-such-organisation/no-such-model", "not a model name", ""])
+@pytest.mark.parametrize("name", ["no-organization/no-model", "not a model name", "", "~/none"])
 def test_an_unknown_model_or_a_folder_without_one_is_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text("{}")
-    name = name or str(tmp_path)
-    with pytest.raises(ModelError, match=f"model {name} can't be loaded: ") as raised:
+    name, why = name or str(tmp_path), ": no such folder" if "~" in name else " can't be loaded: "
+    with pytest.raises(ModelError, match=f"model {name}{why}") as raised:
         load_model(replace(DEMO, model=name), HEAD, [], Ranks())
     assert "\n" not in raised.value.message
 

@@ -89,12 +89,6 @@ def test_the_words_of_all_windows_share_the_probability(loaded: Loaded) -> None:
     assert found.score == pytest.approx(float(np.exp(spans["score"].max() - total)), rel=1e-2)
 
 
-def test_a_context_without_words_has_no_answer(loaded: Loaded) -> None:
-    assert ask(loaded, [Question("q", "Which?", "\u200b", (NOTHING,))]) == [
-        PredictedAnswer("", 0.0, 0)
-    ]
-
-
 def test_unusable_texts_are_named(folder: Path) -> None:
     for pair, name in ((("", "context"), "question"), (("Which?", " \n"), "context")):
         with pytest.raises(DatasetError, match=f"row 1: '{name}' is empty"):

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.worker.data.tokens import read_template
-from jobs.worker.runtime.errors import DatasetError, ModelError
+from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.squad.dataset import Answer, Question, all_texts
 from jobs.worker.tasks.squad.features import Features, build_features
 from tests.jobs.worker.tokenizer_families import KINDS
@@ -106,15 +105,3 @@ def test_questions_without_room_for_their_passage_are_counted(tokenizer: Any) ->
         build_features(asked, tokenizer, 32, 8, [])
     with pytest.raises(DatasetError, match="windows of 64 tokens that overlap by 1"):
         build_features(asked, tokenizer, 60 + 3 + 1, 1)  # each window would be all overlap
-
-
-def test_a_tokenizer_that_can_not_join_texts_is_refused(tokenizer: Any) -> None:
-    from tokenizers import Tokenizer
-    from tokenizers.processors import TemplateProcessing
-    from transformers import PreTrainedTokenizerFast
-
-    raw = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    raw.post_processor = TemplateProcessing(single="$A", pair="$B $A", special_tokens=[])
-    backwards = PreTrainedTokenizerFast(tokenizer_object=raw)
-    with pytest.raises(ModelError, match="does not join a question and its passage"):
-        read_template(backwards)

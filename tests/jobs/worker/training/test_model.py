@@ -99,17 +99,6 @@ def test_a_model_stored_in_half_precision_is_trained_in_fp32(
     assert {each.dtype for each in loaded.model.parameters()} == {torch.float32}
 
 
-def test_vectors_are_from_t5s_encoder_alone(tmp_path: Path, tokenizer: Any) -> None:
-    folder = save_tiny(tmp_path / "before", tokenizer, "t5", pad_token_id=0)
-    save_model(tmp_path, load_pretrained(str(folder), ""))
-    vectors = []
-    for each in (folder, tmp_path / "model"):
-        loaded = load_pretrained(str(each), "")
-        assert loaded.new_weights == ()
-        vectors.append(loaded.model.eval()(input_ids=torch.arange(5, 9)[None])[0])
-    assert torch.equal(*vectors)
-
-
 def test_a_model_is_saved_with_its_own_dropout(tmp_path: Path, tokenizer: Any) -> None:
     folder = save_tiny(tmp_path / "before", tokenizer)
     loaded = load_pretrained(str(folder), HEAD, keep_dropout=False)

@@ -162,18 +162,18 @@ def test_a_machine_that_is_cut_off_is_noticed(
     proxy = relay(server.port) if proxied else ()
     host = SshHost("node0", ADDRESS, login, alias="i-0a", proxy=proxy)
     monkeypatch.setattr("provision.ssh._KEEPALIVE_S", 0.1)
-    monkeypatch.setattr("provision.ssh._LOST_S", 1)
+    monkeypatch.setattr("provision.ssh._LOST_S", 2)
     server.stays = True
     stream = host.open_stream("tail")
     reader = threading.Thread(target=lambda: list(stream), daemon=True)
     reader.start()
-    reader.join(2.2 if proxied else 1.2)
+    reader.join(3)
     assert reader.is_alive(), "it lost a machine that answers"
 
     cut_off = threading.Event()
     server.transports[0].packetizer.read_message = cut_off.wait
     if proxied:
-        reader.join(1.2)
+        reader.join(2.5)
         assert reader.is_alive(), "an upload may delay the answer"
     reader.join(20)
     cut_off.set()
@@ -184,7 +184,7 @@ def test_a_machine_that_is_cut_off_is_noticed(
 def test_a_file_transfer_that_gets_no_answer_ends(
     server: Server, host: SshHost, login: Login, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("provision.ssh._LOST_S", 2)
+    monkeypatch.setattr("provision.ssh._LOST_S", 5)
     begun = threading.Event()
 
     def begin(*_: object) -> bool:
@@ -197,7 +197,7 @@ def test_a_file_transfer_that_gets_no_answer_ends(
         assert begun.wait(20)
         assert host.run("true").exit_code == 0
         assert copied.running(), "the command waited for it"
-        with pytest.raises(ConnectionLostError, match="copying /tmp/file: no answer for 2 s"):
+        with pytest.raises(ConnectionLostError, match="copying /tmp/file: no answer for 5 s"):
             copied.result()
 
 

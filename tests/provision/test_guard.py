@@ -215,7 +215,7 @@ def test_an_idle_cluster_shuts_down_workers_first(quiet: Machine) -> None:
     assert tell == "ssh -o ConnectTimeout=10 node1 sudo systemctl poweroff"
     assert own == OFF
     assert not any("node0" in call for call in calls)
-    # A cluster of one node has nobody to ask.
+    # A single node has no other node to ask.
     quiet.path("/home/ubuntu/hosts").write_text("node0\n")
     assert check_idle(quiet)[len(calls) :] == [OFF]
 

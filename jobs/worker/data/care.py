@@ -66,7 +66,7 @@ def _rare(counts: Counter[str]) -> Iterator[str]:
 def _alike(counts: Counter[str]) -> Iterator[str]:
     groups: dict[str, list[str]] = {}
     for name in sorted(counts):
-        # An accent may be a character of its own, as in names of files on a Mac.
+        # An accent may be a character of its own, as in file names on a Mac.
         plain = " ".join(normalize("NFC", name).split()).casefold()
         groups.setdefault(plain, []).append(name)
     alike = [names for names in groups.values() if len(names) > 1]

@@ -28,8 +28,9 @@ DROPPED = -(2.0**-64)
 LONGEST, LONGEST_CAUSAL = (384, 128) if "amx_bf16" in read_cpu_flags() else (512, 256)
 """Most tokens for which products are used, and the same for language models, whose fused attention skips the
 masked half. With AMX, fused attention is as fast at 256 tokens and takes 0.76 of the time at 384, where
-SQuAD's features end: too little to pay for compiling a second graph. Without AMX, it takes twice as long at
-all lengths, and 1.4 times as long in language models; but longer texts' weights would take too much memory.
+SQuAD's features end: too little to pay for compiling a second graph. On Zen 4, without AMX, it takes twice as
+long at 256 to 1,024 tokens, and 1.4 to 1.5 times as long in language models up to 512; but the attention
+weights of longer texts would take too much memory.
 """
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 IGNORED = -100
 """The label of padding."""
 CHUNK, LEAST_ROWS = 1 << 25, 256
-"""Logits that are computed together, at most 67 MB in bf16, and for how many tokens at least."""
+"""Most logits that are computed together, 67 MB in bf16, but those of so many tokens at least."""
 BLOCK_ROWS = 8
 """Tokens of a block, for each thread: its shares, 1.6 MB in fp32 with 49,152 words, stay in the caches."""
 SMALLEST = 1e-38

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import ipaddress
 import itertools
 import os
@@ -35,6 +36,8 @@ settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
 # Most of a command's time would be that of reading EC2's model.
 botocore_files.read_once()
+# Python would spend an eighth of its time on searching all loaded modules for garbage.
+gc.set_threshold(500_000)
 # What a test writes need not outlive a power failure.
 vars(os)["fsync"] = lambda _: None
 # A run in the background, or under nohup, ignores these, and so would every command that it starts.

@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import httpx
-import openai
 import pytest
 
 from jobs.serve.worker import UnloadableError, _run
@@ -64,6 +63,8 @@ def _wait_until_ready(url: str) -> None:
 def test_openai_gets_the_vectors_of_the_exported_model(
     model: Path, server: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:
+    import openai  # a twentieth of all tests' collection
+
     client = openai.OpenAI(base_url=f"{server[1]}/v1", api_key="none")
     texts = ["an excellent read", "a dull story"]
 

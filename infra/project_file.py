@@ -88,7 +88,7 @@ def find_project_file(folder: Path | None = None) -> Path:
         ) from None
     for parent in (here, *here.parents):
         path = parent / PROJECT_FILE
-        if path.is_file():
+        if path.is_file() or path.is_symlink():
             return Path(PROJECT_FILE) if parent == Path.cwd() else path
     return Path(PROJECT_FILE)
 
@@ -99,7 +99,8 @@ def read_project_file(path: Path | None = None) -> ProjectFile:
     Raises :class:`UsageError` for anything but TOML with the known tables.
     """
     path = path or find_project_file()
-    text = read_text(path, "")
+    # A link to what is not there, such as an unmounted disk, must not buy the defaults.
+    text = read_text(path, None if path.is_symlink() else "")
     found = ProjectFile(path, parse_toml(text, str(path)), text)
     for key in found.content:
         if key not in TABLES:

@@ -36,6 +36,10 @@ def test_the_nearest_file_upward_is_the_projects(
     (below / "spr-cluster.toml").write_text("")
     assert find_project_file() == Path("spr-cluster.toml")
     assert read_project_file().root == below
+    (below / "spr-cluster.toml").unlink()
+    (below / "spr-cluster.toml").symlink_to("gone.toml")
+    with pytest.raises(UsageError, match=r"^spr-cluster\.toml: can't be read: No such file"):
+        read_project_file()
 
 
 def test_a_key_has_a_line_and_a_table_is_a_table(

@@ -224,10 +224,15 @@ def _check_account(ctx: Context, words: Sequence[str]) -> None:
 
 
 def record_failure(ctx: Context, failure: BaseException) -> BaseException:
-    """Record the error that ends a command; return it with a hint about the event log."""
-    if not ctx.files.events.exists():
-        return failure
+    """Record the error that ends a command; return it with a hint about the event log.
+
+    Credentials that expire are no usage error here: something may have changed.
+    """
     error = translate_boto_error(failure) or failure
+    if isinstance(error, UsageError) and error is not failure:
+        error = SprError(error.message, hint=error.hint)
+    if not ctx.files.events.exists():
+        return error
     if not isinstance(error, SprError):
         ctx.events.record("error", describe_failure(error))
         return error

@@ -452,6 +452,9 @@ def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:
     assert terminated
     assert sorted(terminated[1].split(", ")) == machines
     assert line.must("down", "--yes", "--keep-image").out.startswith("Kept: 1 image (ami-")
+    line.cloud.faults("[[error]]\naction = 'DeleteSnapshot'\ncode = 'ExpiredToken'\ntimes = 9\n")
+    assert line.run("down", "--yes").code == 1  # 2 would say that nothing was changed
+    line.cloud.faults("")
     assert line.must("down", "--yes").out == "Nothing left of cluster spr.\n"
     assert line.cloud.left() == []
     again = line.must("down")  # nothing to ask about

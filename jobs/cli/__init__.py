@@ -166,7 +166,7 @@ def build_parser(command: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # A quarter of a short command's time would be the search for garbage among what it imports.
+    # A sixth of a short command's time would be the search for garbage among what it imports.
     gc.set_threshold(500_000)
     _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -238,15 +238,22 @@ def apply_proposal(
         steps = ", ".join(action.kind.value.lower() for action in plan.actions)
         say(f"New plan ({reason}): {steps}")
 
+    phase = ctx.progress.phase(
+        f"Cluster {spec.name} of {counted(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
+    )
+    with recording_failures(ctx, proposal.plan_input.now, again), phase:
+        return bring_up_when_possible(proposal, wait, bring)
+
+
+@contextlib.contextmanager
+def recording_failures(ctx: Context, since: datetime, again: str) -> Iterator[None]:
+    """Record what ends a command that buys, and list what exists; see :func:`list_what_exists`."""
     try:
-        with ctx.progress.phase(
-            f"Cluster {spec.name} of {counted(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
-        ):
-            return bring_up_when_possible(proposal, wait, bring)
+        yield
     except (ForeignClusterError, ImageContentError) as failure:
         raise record_failure(ctx, failure) from None
     except BaseException as failure:
-        list_what_exists(ctx, proposal.plan_input.now, again)
+        list_what_exists(ctx, since, again)
         error = record_failure(ctx, failure)
         if isinstance(error, UsageError):
             # Exit code 2 would say that nothing was changed.

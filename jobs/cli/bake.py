@@ -10,14 +10,14 @@ from pathlib import Path
 from cluster.cli.chosen_cluster import CloudRequest, may_follow, open_context, open_place
 from cluster.cli.proposal import propose
 from cluster.cli.spec_options import ACCESS, AccessRequest, read_spec_options, spec_options
-from cluster.cli.up import apply_proposal, confirm_purchase
+from cluster.cli.up import apply_proposal, confirm_purchase, recording_failures
 from cluster.console.display import make_progress
 from cluster.console.options import YES, option, switch
 from cluster.console.output import emit
 from cluster.console.parser import Parser, add_request
 from cluster.context import Context
 from cluster.lifecycle.apply import ImageContentError
-from cluster.lifecycle.down import down
+from cluster.lifecycle.down import Removed, down
 from cluster.lifecycle.prepare import prepare
 from infra.ec2.images import Image
 from infra.ec2.tags import KEPT
@@ -146,6 +146,12 @@ def _bake(
         packages=label,
         unless_recorded={"instance_types": BAKERS},
     )
+
+    def terminate(*, keep_image: bool) -> Removed:
+        phase = ctx.progress.phase("Terminate the machine")
+        with recording_failures(ctx, plan_input.now, again), phase:
+            return down(ctx, keep_image=keep_image)
+
     image = plan_input.image
     if image is None or image.state != "available":
         proposal = propose(ctx, plan_input)
@@ -156,13 +162,11 @@ def _bake(
         try:
             apply_proposal(proposal, yes=True, again=again, before_image=install)
         except ImageContentError:
-            with ctx.progress.phase("Terminate the machine"):
-                down(ctx)
+            terminate(keep_image=False)
             raise
     elif image.tags.get(KEPT) == "yes" and not plan_input.found.without_image():
         return image, False
-    with ctx.progress.phase("Terminate the machine"):
-        kept = down(ctx, keep_image=True).kept.images
+    kept = terminate(keep_image=True).kept.images
     made = [image for image in kept if image.holds(plan_input.recipe, label)]
     if not made:
         raise SprError(

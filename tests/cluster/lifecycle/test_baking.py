@@ -247,6 +247,27 @@ def test_interrupted_baking_continues_and_keeps_its_options(line: CommandLine, s
     assert (listed["state"], listed["kept"]) == ("ready", True)
 
 
+def test_baking_whose_credentials_expire_at_its_end_names_the_machine_that_is_left(
+    line: CommandLine,
+) -> None:
+    line.cloud.faults(
+        "[[error]]\naction = 'TerminateInstances'\ncode = 'ExpiredToken'\ntimes = 9\n"
+    )
+
+    result = line.run("bake", "--yes")
+
+    assert len(line.ids()) == 1
+    (name,) = cluster_names()
+    assert result.code == 1
+    assert "To continue:           spr-cluster bake --cloud aws" in result.err
+    assert f"To remove what exists: spr-cluster down --name {name}" in result.err
+    assert "It exists now and costs money: 1 instance" in result.err
+    line.cloud.faults("")
+    line.must("bake", "--yes")
+    assert len(line.cloud.purchases()) == 1
+    assert line.ids() == []
+
+
 # With packages
 
 

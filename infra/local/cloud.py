@@ -229,10 +229,12 @@ def _find_server(
     try:
         found = _ask(folder, address, f"{STATUS_PATH}?region={region}")
     except urllib.error.HTTPError as error:
+        with error:
+            reason = _reason(error)
         if error.code == 404:
             raise UsageError(f"unknown region {region!r}") from None
         raise CloudError(
-            f"the embedded cloud can't open {region}: {_reason(error)}", hint=f"see {folder.log}"
+            f"the embedded cloud can't open {region}: {reason}", hint=f"see {folder.log}"
         ) from None
     except OSError:
         return None

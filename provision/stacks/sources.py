@@ -308,6 +308,9 @@ def _try_examples(url: str, limit_s: float) -> str:
     try:
         if url:
             urllib.request.urlopen(url, timeout=limit_s).close()
+    except urllib.error.HTTPError as error:
+        with error:
+            return str(error)
     except (OSError, ValueError) as error:
         return str(error).strip("<>")
     return ""

@@ -157,7 +157,8 @@ def is_registry_reachable() -> bool:
         urllib.request.urlopen(_REGISTRY, timeout=_REGISTRY_TIMEOUT_S).close()
     except urllib.error.HTTPError as answer:
         # A registry requests authentication with 401; a 403 or 407 comes from a proxy.
-        return answer.code == 401
+        with answer:
+            return answer.code == 401
     except OSError:
         return False
     return True

@@ -48,7 +48,6 @@ def test_optional_arguments_may_have_choices(
     ("words", "message"),
     [
         ("green", "argument color: invalid choice: 'green' (choose from 'red', 'blue')"),
-        ("red 3", "argument coats: invalid choice: 3 (choose from 1, 2)"),
         ("--gold", "--gold requires --frame"),
         ("--width 3", "--width requires --frame"),
         ("--frame --no-frame --gold", "--gold requires --frame"),

@@ -24,7 +24,7 @@ def check_transcript(path: Path, answer: Callable[[str], str]) -> None:
         asked = "\n".join(row for row in rows if not row.startswith(_INDENT))
         said = "" if asked.startswith("# ") else answer(asked)
         # Some versions of Python put quotes around choices.
-        said = re.sub(r"\(choose from .*\)", lambda found: found[0].replace("'", ""), said)
+        said = re.sub(r"invalid choice: .*\)", lambda found: found[0].replace("'", ""), said)
         said = said.replace(str(Path.cwd()), "HERE")
         blocks.append("\n".join(filter(None, (asked, textwrap.indent(said, _INDENT)))))
     check_golden(path, "\n\n".join(blocks) + "\n")

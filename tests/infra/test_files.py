@@ -25,7 +25,7 @@ def test_a_missing_file_has_a_default(tmp_path: Path) -> None:
     assert read_text(tmp_path / "none", "default") == "default"
     with pytest.raises(UsageError, match="none: can't be read: No such file or directory"):
         read_text(tmp_path / "none")
-    with pytest.raises(UsageError, match="can't be read: .*embedded null"):
+    with pytest.raises(UsageError, match=r"can't be read: .*embedded null"):
         check_file(Path("a\0b"))
 
 

@@ -19,6 +19,10 @@ if _ON_NODE:
     __path__ = [str(_ROOT.parent.parent)]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__" and not _ON_NODE:
         value: Any = import_module("infra.version").read_version()

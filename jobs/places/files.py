@@ -301,7 +301,9 @@ def describe_reports(
             left.append(f"only on {node}: {ownership.describe(names)}")
         if names := report.get("skipped"):
             said.append(f"not fetched from {node}: {ownership.describe(names)}")
-    work = [(name, size) for report in reports.values() for name, size in report.get("work", ())]
+    work = [
+        (f"{node}/{name}", size) for node in reports for name, size in reports[node].get("work", ())
+    ]
     if work:
         work.sort(key=lambda each: -each[1])
         shown = ownership.describe(f"{name} ({format_size(size)})" for name, size in work)

@@ -261,7 +261,7 @@ def test_checkpoints_of_a_failed_program_on_a_worker_are_fetched(
     assert "work/node1/out/model.bin" in found
     assert not [name for name in found if "another" in name]
     where = tmp_path / "results/work"
-    text = f"written to the working folder, and now in {where}/: out/model.bin (5 bytes)"
+    text = f"written to the working folder, and now in {where}/: node1/out/model.bin (5 bytes)"
     assert (fetched.missing, fetched.said) == ((), (text,))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from uv import find_uv_bin
 
 _ROOT = Path(__file__).parents[2]
-_VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+_VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 
 
 def build_wheel(folder: Path) -> Path:

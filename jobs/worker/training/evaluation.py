@@ -144,7 +144,11 @@ def run_texts(
     loaded.tokenizer.truncation_side = "right"  # as in training
     columns = map(list, zip(*texts, strict=True))
     tokens = loaded.tokenizer(
-        *columns, truncation=True, max_length=size, return_offsets_mapping=offsets
+        *columns,
+        truncation=True,
+        max_length=size,
+        return_attention_mask=True,  # not all tokenizers do by default
+        return_offsets_mapping=offsets,
     )
     if loaded.cut is not None:
         loaded.cut[size] += sum(bool(each.overflowing) for each in tokens.encodings)

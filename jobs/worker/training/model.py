@@ -175,6 +175,8 @@ def load_pretrained(
         ) from error
     _require_fitting(name, model, tokenizer)
     _read_marks_as_text(model, tokenizer)
+    if hasattr(model, "sequence_summary") and model.config.summary_type == "last":
+        model.register_forward_pre_hook(_pad_left, with_kwargs=True)
     _settle_generation(model)
     # Newer transformers keep the files' type: fp16 would be trained as fp16.
     missing = {*found["missing_keys"]}
@@ -201,6 +203,13 @@ def _read_marks_as_text(model: Any, tokenizer: Any) -> None:
     if counts and not added:
         tokenizer.split_special_tokens = True
         tokenizer.init_kwargs["split_special_tokens"] = True  # saved with the tokenizer
+
+
+def _pad_left(_: Any, args: Any, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    """Move padding to the front, for XLNet, which classifies a text at the last place of its row."""
+    mask = inputs["attention_mask"]
+    places = (torch.arange(mask.shape[1]) + mask.sum(dim=1, keepdim=True)) % mask.shape[1]
+    return args, {k: v if k == "labels" else v.gather(1, places) for k, v in inputs.items()}
 
 
 def _settle_generation(model: Any) -> None:

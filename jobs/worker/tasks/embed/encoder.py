@@ -143,7 +143,7 @@ class BiEncoder(nn.Module):
     def save_pretrained(self, folder: Path) -> None:
         """Save the encoder as transformers does, with what sentence-transformers needs."""
         self.encoder.save_pretrained(folder)
-        size = self.encoder.config.hidden_size
+        size = self.encoder.config.get_text_config().hidden_size
         files = {
             **_SENTENCE_TRANSFORMERS,
             "sentence_bert_config.json": {"max_seq_length": self._max_length},

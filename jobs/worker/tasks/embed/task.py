@@ -134,7 +134,7 @@ class Embed(TaughtTask[EmbedOptions]):
         self._ranks = context.ranks
         texts = (text for group in data.train for text in group.texts)
         loaded = load_student(self.options, self.head, texts, context.ranks)
-        size, sizes = loaded.model.config.hidden_size, self.options.sizes
+        size, sizes = loaded.model.config.get_text_config().hidden_size, self.options.sizes
         if sizes and max(sizes) >= size:
             given = self.options.matryoshka
             raise ModelError(f"--matryoshka {given}: the vectors have {size} dimensions")

@@ -25,8 +25,13 @@ NEW_TOKENS, SEED = 256, 42
 TOGETHER = 32
 """Rows that are generated together."""
 
-_UNMASKED = {"minimax", "recurrent_gemma", "reformer", "rwkv", "xlstm"}
-"""Models whose texts differ with padding: they ignore the attention mask, wholly or after the first token."""
+_UNMASKED = {
+    *("minimax", "recurrent_gemma", "reformer", "rwkv", "xlstm", "xlnet"),
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp"),
+    *("pegasus", "plbart", "prophetnet", "trocr", "whisper"),
+}
+"""Models whose texts differ with padding: they ignore the attention mask, wholly or after the first token,
+or count padding as places of the text."""
 
 Ids = Sequence[int]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
@@ -294,9 +295,11 @@ class Lm(TableTask[LmOptions]):
 
     @classmethod
     def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:
-        # GPT-2's is GPT2LMHeadModel.
-        is_older = any("LMHead" in name for name in architectures)
-        return is_older or super().has_trained(folder, architectures)
+        # GPT-2's is GPT2LMHeadModel, Gemma 3's Gemma3ForConditionalGeneration, because it also reads images.
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        others = ("LMHead", *(["ForConditionalGeneration"] if "text_config" in config else []))
+        is_other = any(mark in name for mark in others for name in architectures)
+        return is_other or super().has_trained(folder, architectures)
 
     @classmethod
     def predicts_in(cls, settings: Mapping[str, Any]) -> str | None:

@@ -344,6 +344,8 @@ def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool)
     batch.pop("labels")
     with torch.inference_mode():
         logits = loaded.model.eval()(**batch).logits
+    if several:
+        loaded.tokenizer.model_input_names = ["input_ids"]  # such as FNet's, without a mask
     found = Classify.predict(loaded, [Row("row", row) for row in rows])
     chosen = logits > 0 if several else logits == logits.amax(dim=1, keepdim=True)
     expected = [[task.classes[n] for n in row.nonzero()[:, 0].tolist()] for row in chosen]

@@ -13,6 +13,8 @@ from transformers import (
     AutoTokenizer,
     LongformerConfig,
     LongformerForQuestionAnswering,
+    XLNetConfig,
+    XLNetForSequenceClassification,
 )
 
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
@@ -206,6 +208,17 @@ def test_the_end_of_a_text_is_not_a_mark_that_the_text_has(tmp_path: Path, kind:
     whole.save_pretrained(model)
     marked = prepare(chosen)[0].tokenizer
     assert len(theirs) - 1 in marked("a [E1] tile")["input_ids"]
+
+
+def test_xlnet_classifies_a_text_alike_alone_and_beside_a_longer_one(tmp_path: Path) -> None:
+    tokenizer = KINDS["xlnet"](ROWS)
+    shape = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "initializer_range": 1.0}
+    config = XLNetConfig(vocab_size=len(tokenizer), **shape)
+    XLNetForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    rows = [{"text": each} for each in ROWS]
+    for one, row in zip(predict(tmp_path, rows), rows, strict=True):
+        assert one["labels"] == pytest.approx(predict(tmp_path, [row])[0]["labels"], abs=1e-2)
 
 
 def test_longformer_finds_the_end_of_a_question_though_the_passage_has_such_marks(

@@ -39,6 +39,7 @@ from tests.jobs.worker.fast.test_communication import run_script
 from tests.jobs.worker.tasks.test_continued_models import save_with_decoder
 from tests.jobs.worker.tasks.test_score import train
 from tests.jobs.worker.threaded_ranks import load_run, run_threaded, session
+from tests.jobs.worker.tokenizer_families import KINDS
 
 RANK = """
 import sys, torch
@@ -407,6 +408,23 @@ def test_of_t5_only_the_encoder_is_learned(tmp_path: Path) -> None:
     assert config["architectures"] == ["T5EncoderModel"], "which sentence-transformers loads"
     (found,) = predict(tmp_path / "model", [{"text": "a tile"}])
     assert torch.tensor(found["embedding"]).norm() == pytest.approx(1, abs=1e-3)
+
+
+def test_a_model_that_also_reads_images_has_vectors_of_its_texts_size(
+    tmp_path: Path,
+) -> None:
+    from transformers import Gemma3Config, Gemma3Model
+
+    tokenizer = KINDS["gpt2"](["a tile"])
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    text = {**shape, "vocab_size": len(tokenizer), "head_dim": 8, "num_attention_heads": 2}
+    vision = {**shape, "num_attention_heads": 2, "image_size": 28}
+    Gemma3Model(Gemma3Config(text_config=text, vision_config=vision)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", "pairs")
+    given = {**SMALL, "model": str(tmp_path), "matryoshka": "16"}
+    with pytest.raises(ModelError, match="--matryoshka 16: the vectors have 16 dimensions"):
+        load_run(Embed(EmbedOptions(data=str(tmp_path / "rows.jsonl"), **given)))
 
 
 def test_more_dimensions_than_the_vectors_have(tmp_path: Path) -> None:

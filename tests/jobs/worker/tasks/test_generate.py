@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import (
     AutoTokenizer,
+    BartForCausalLM,
     LlamaForCausalLM,
     MixtralForCausalLM,
     RecurrentGemmaForCausalLM,
@@ -148,10 +149,19 @@ def test_texts_of_different_lengths_get_what_each_gets_alone(
     assert len({each["completion"] for each in found}) > 6
 
 
-def test_recurrent_models_that_ignore_the_mask_read_no_padding(tmp_path: Path) -> None:
-    shape = {"lru_width": 32, "attention_window_size": 8, "num_hidden_layers": 3, "head_dim": 8}
-    folder = write_llama(tmp_path / "model", kind=RecurrentGemmaForCausalLM, **shape)
-    model = RecurrentGemmaForCausalLM.from_pretrained(folder)
+RECURRENT = {"lru_width": 32, "attention_window_size": 8, "num_hidden_layers": 3, "head_dim": 8}
+BART = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(RecurrentGemmaForCausalLM, RECURRENT), (BartForCausalLM, BART)]
+)
+def test_models_that_ignore_the_mask_or_count_padding_read_none(
+    tmp_path: Path, kind: Any, shape: dict[str, int]
+) -> None:
+    folder = write_llama(tmp_path / "model", kind=kind, **shape)
+    model = kind.from_pretrained(folder)
+    torch.manual_seed(3)
     for weight in model.parameters():  # new biases, and the vector of padding, are 0
         torch.nn.init.normal_(weight, std=0.5)
     model.save_pretrained(folder)

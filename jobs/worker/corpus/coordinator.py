@@ -176,7 +176,7 @@ class Coordinator:
                 hint="name another folder, or remove them",
             )
         if count := sum(len(each.parts) for each in self._files):
-            self.note(f"{count:,} shards with {self.rows:,} rows are done already")
+            self.note(f"rows done already: {self.rows:,} (shards: {count:,})")
 
     def _learn(self, name: str) -> bool:
         """Take a shard's file for done; return whether it is one of these predictions."""
@@ -208,7 +208,7 @@ class Coordinator:
         have = {part.name for part in self._parts()}
         lacking = [name for name in names if name not in have and self._learn(name)]
         if lacking:
-            self.note(f"{len(lacking):,} shards are done already, and come from {self.hosts[rank]}")
+            self.note(f"shards done already, from {self.hosts[rank]}: {len(lacking):,}")
         return lacking
 
     def ask(self, rank: int) -> Values | None:

@@ -256,7 +256,7 @@ class Coordinator:
             speed = found["read"] / found["seconds"] * self.ranks
             usd = self._price(speed)
             price = f", ${usd:.2f} per million rows" if usd else ""
-            self.note(f"the first {found['read']:,} rows: {speed:,.0f} rows/s{price}")
+            self.note(f"first rows: {found['read']:,}, {speed:,.1f} rows/s{price}")
         if now - self._told >= REPORT_SECONDS:
             self._told = now
             self.report(self._describe(now))

@@ -168,7 +168,7 @@ class Predictor:
         found: Sequence[Found],
         problems: list[DatasetError],
         known: Sequence[str],
-    ) -> tuple[list[Values], str]:
+    ) -> tuple[list[Values], str | None]:
         options, items = self._options, list[Item]()
         own = (name for _, row in found if not isinstance(row, DatasetError) for name in row)
         columns = tuple(dict.fromkeys(chain(reader.columns, own)))

@@ -203,7 +203,7 @@ def _run(session: JobSession, training: TrainRequest, trial: Trial) -> TrialResu
     session.launcher.submit(launch, session.paths, plan.variables)
     result = session.follow(plan, record, quiet=True)
     if result.end.state == CANCELLED:
-        raise JobError(f"job {result.record.job} was cancelled")
+        raise JobError(f"job {result.record.job} was canceled")
     threads, speed = placed.omp_threads, result.last_event("trial")
     if result.end.state != SUCCEEDED or speed is None:
         return TrialResult(threads, failure=explain(result.end, result.output, "").message)

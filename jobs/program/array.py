@@ -73,6 +73,8 @@ def read_rows(path: Path, name: str) -> dict[int, dict[str, str]]:
                 raise UsageError(
                     f"--array {name}: line {rows.line_num} has {len(row)} values for {len(header)} columns"
                 )
+            if any("\0" in value for value in row):
+                raise csv.Error("line contains NUL")  # as Python 3.10 does
             found[len(found) + 1] = dict(zip(header, row, strict=True))
     except csv.Error as error:
         raise UsageError(f"--array {name}: line {rows.line_num}: {error}") from None

@@ -66,12 +66,13 @@ class Comparison:
         """Return the table, and a line for each difference."""
         rows = [*self.differing.items(), *self.scores.items()]
         table = [("", *self.runs), *((name, *map(format_fact, both)) for name, both in rows)]
+        one_line = [[" ".join(cell.split()) for cell in row] for row in table]
         lines = [
             f"{each.score}: {each.difference:+.2f}, 95 % interval {each.low:+.2f} to {each.high:+.2f}"
             f" ({each.samples:,} samples)"
             for each in self.differences
         ]
-        return "\n".join([format_table(table), *(lines or [f"no interval: {self.reason}"])])
+        return "\n".join([format_table(one_line), *(lines or [f"no interval: {self.reason}"])])
 
 
 def compare(first: Run, second: Run) -> Comparison:

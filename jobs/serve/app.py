@@ -68,8 +68,7 @@ class App:
 
     @asynccontextmanager
     async def _run(self, _: Starlette) -> AsyncIterator[None]:
-        self._worker = self._make()
-        task = asyncio.create_task(self._work(self._worker))
+        task = asyncio.create_task(self._work())
         try:
             yield
         finally:
@@ -77,10 +76,11 @@ class App:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _work(self, worker: Worker) -> None:
+    async def _work(self) -> None:
         try:
-            await worker.work()
-        except UnloadableError as error:
+            self._worker = self._make()
+            await self._worker.work()
+        except (UnloadableError, OSError) as error:  # OSError: no memory for the first process
             self.failure = str(error)
             signal.raise_signal(signal.SIGINT)
 

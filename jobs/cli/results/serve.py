@@ -48,7 +48,9 @@ class ServeRequest(Request):
         None,
         metavar="DIR|JOB",
     )
-    host: str = option("address to listen on", "127.0.0.1", metavar="ADDRESS")
+    host: str = option(
+        "address to listen on", "127.0.0.1", parse=lambda text: text.strip("[]"), metavar="ADDRESS"
+    )
     port: int = option("port to listen on; 0: any", 8000, parse=_port, metavar="N")
     token_file: str | None = option(
         "file with the token that clients must send; any address but this machine's own needs one",

@@ -440,7 +440,7 @@ class JobSession:
             elif is_canceled:
                 hint = f"it had no checkpoint yet, so there is nothing to resume; {hint}"
         if is_canceled:
-            raise JobError(f"job {job} was cancelled", hint=hint)
+            raise JobError(f"job {job} was canceled", hint=hint)
         raise explain(end, output, hint)
 
 

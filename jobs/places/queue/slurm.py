@@ -239,7 +239,7 @@ class SlurmLauncher:
                 hint=f"to follow it: spr-cluster attach {paths.job_id} {self.flags}".rstrip(),
             )
         if done.exit_code == _ENDED:
-            raise JobError(f"job {paths.job_id} was cancelled before it was in the queue")
+            raise JobError(f"job {paths.job_id} was canceled before it was in the queue")
         if done.exit_code:
             why = done.stderr.strip() or "it printed nothing"
             raise JobError(

@@ -176,7 +176,7 @@ class Coordinator:
                 hint="name another folder, or remove them",
             )
         if count := sum(len(each.parts) for each in self._files):
-            self.note(f"{count:,} shards with {self.rows:,} rows are done already")
+            self.note(f"rows done already: {self.rows:,} (shards: {count:,})")
 
     def _learn(self, name: str) -> bool:
         """Take a shard's file for done; return whether it is one of these predictions."""
@@ -208,7 +208,7 @@ class Coordinator:
         have = {part.name for part in self._parts()}
         lacking = [name for name in names if name not in have and self._learn(name)]
         if lacking:
-            self.note(f"{len(lacking):,} shards are done already, and come from {self.hosts[rank]}")
+            self.note(f"shards done already, from {self.hosts[rank]}: {len(lacking):,}")
         return lacking
 
     def ask(self, rank: int) -> Values | None:
@@ -256,7 +256,7 @@ class Coordinator:
             speed = found["read"] / found["seconds"] * self.ranks
             usd = self._price(speed)
             price = f", ${usd:.2f} per million rows" if usd else ""
-            self.note(f"the first {found['read']:,} rows: {speed:,.0f} rows/s{price}")
+            self.note(f"first rows: {found['read']:,}, {speed:,.1f} rows/s{price}")
         if now - self._told >= REPORT_SECONDS:
             self._told = now
             self.report(self._describe(now))

@@ -168,7 +168,7 @@ class Predictor:
         found: Sequence[Found],
         problems: list[DatasetError],
         known: Sequence[str],
-    ) -> tuple[list[Values], str]:
+    ) -> tuple[list[Values], str | None]:
         options, items = self._options, list[Item]()
         own = (name for _, row in found if not isinstance(row, DatasetError) for name in row)
         columns = tuple(dict.fromkeys(chain(reader.columns, own)))
@@ -204,7 +204,7 @@ class Predictor:
         if problems and not options.skip_bad_records:
             raise refusal(problems)
         has_vectors = any(isinstance(each, dict) and _EMBEDDING in each for each in answers)
-        return rows, free(_EMBEDDING) if has_vectors else ""
+        return rows, free(_EMBEDDING) if has_vectors else None
 
 
 def is_added(task: type[TextTask[Any]], column: str) -> bool:

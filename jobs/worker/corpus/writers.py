@@ -50,7 +50,7 @@ def write_part(
     output: str,
     rows: Sequence[Values],
     known: Any = (),
-    vector: str = "",
+    vector: str | None = None,
     first: Sequence[Values] = (),
 ) -> None:
     """Write a shard's rows for this output.
@@ -84,7 +84,7 @@ def _write_parquet(
     target: Path,
     rows: Sequence[Values],
     known: Mapping[str, Any],
-    vector: str,
+    vector: str | None,
     first: Sequence[Values] | None,
 ) -> None:
     import pyarrow as pa

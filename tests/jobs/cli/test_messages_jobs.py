@@ -30,6 +30,7 @@ FILES = {
     "index.csv": "SPR_ARRAY_INDEX\n1\n",
     "twice.csv": "lr,lr\n1,2\n",
     "quote.csv": 'lr\n"1\n',
+    "nul.csv": "lr\n1\n\0\n",
 }
 
 

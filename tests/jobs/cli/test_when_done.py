@@ -398,7 +398,7 @@ def test_attach_ends_the_same_way(
 
     assert result.code == (0 if state == "succeeded" else 1)
     if state == "cancelled":
-        assert result.message.startswith("job run-1 was cancelled\n")
+        assert result.message.startswith("job run-1 was canceled\n")
     assert Path("said").read_text() == f"run-1 {state}\n"
     assert "Nothing left of cluster spr.\n" in result.err
     assert removed == [("spr", False)]

@@ -238,7 +238,7 @@ def test_ctrl_c_and_a_cancelled_trial_end_the_study_and_nothing_is_kept() -> Non
     assert log[-1] == "Job stopped on all nodes"
     others = trial_hosts(speeds)
     others["node0"].answers[:0] = [("cat .*/end.json", ended(state="cancelled", exit_code=None))]
-    with pytest.raises(JobError, match=f"job {TRIALS.job_id} was cancelled"):
+    with pytest.raises(JobError, match=f"job {TRIALS.job_id} was canceled"):
         run(others)
     assert len([c for c in others["node0"].commands if "# submitting" in c]) == 1
     assert FILE not in {**hosts["node0"].files, **others["node0"].files}

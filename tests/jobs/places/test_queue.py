@@ -747,7 +747,7 @@ def test_a_job_that_is_cancelled_while_its_files_are_sent_never_runs(head: ThisM
     assert [job.state for job in list_jobs(head)] == ["submitting"]
     assert SlurmLauncher(head).cancel(paths, 0) == ()
 
-    with pytest.raises(JobError, match="job squad-1 was cancelled before it was in the queue"):
+    with pytest.raises(JobError, match="job squad-1 was canceled before it was in the queue"):
         submit(head, "echo begun", variables=("TOKEN=secret",))
 
     assert head.jobs_in_queue() == []

@@ -44,7 +44,7 @@ def test_a_job_that_has_ended_names_its_own_nodes_and_cores() -> None:
     later = SUBMITTED.ended_as(first)
     assert (later.earlier_s, later.earlier_node_s) == (300.0, 600.0)
     assert SUBMITTED.ended_as(replace(first, starts=STARTS)).earlier_node_s == 900.0
-    # One that was cancelled before it began keeps all.
+    # One that was canceled before it began keeps all.
     unpinned = replace(SUBMITTED.placement, shares=())
     done = replace(SUBMITTED, placement=unpinned).ended_as(JobEnd("cancelled"))
     assert (len(done.nodes), done.placement.shares, done.ended, done.seconds) == (3, (), None, None)

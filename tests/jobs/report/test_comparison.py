@@ -67,6 +67,11 @@ def test_only_what_differs_is_listed_and_all_scores(tmp_path: Path) -> None:
     ]
 
 
+def test_names_with_newlines_stay_in_their_row(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, scores={}, versions={"a\nb": name}) for name in ("1\n2", "3")]
+    assert "version of a b  1 2  3" in compared(*runs).as_text().splitlines()
+
+
 def test_accuracy_has_a_paired_interval(tmp_path: Path) -> None:
     draw = random.Random(3)
     first = [draw.random() < 0.7 for _ in range(200)]

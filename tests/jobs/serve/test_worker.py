@@ -16,12 +16,13 @@ from itertools import chain, repeat
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 
 from infra.errors import JobError
+from jobs.serve import TOKENS
 from jobs.serve import worker as module
 from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker, within_quota
 from jobs.worker.tasks import TASKS
@@ -173,6 +174,17 @@ def test_predictions_are_columns() -> None:
         assert to_answer(kind, loaded, found, Row("row 1", row)) == answer
 
 
+def test_the_tokens_of_a_long_text_are_counted_in_its_beginning() -> None:
+    from jobs.serve.rows import to_answer
+
+    tokenizer: Any = Mock(model_max_length=8, return_value={"input_ids": range(512)})
+    model: Any = SimpleNamespace(config=None, named_modules=tuple)
+    loaded, kind = Loaded(model, tokenizer), cast("Any", TASKS["embed"])
+    found: Any = to_answer(kind, loaded, {"embedding": [1.0]}, Row("row 1", {"text": "a" * 9999}))
+    assert found[TOKENS] == 8
+    tokenizer.assert_called_once_with("a" * 512)
+
+
 def test_the_column_of_training_is_a_name_for_a_text() -> None:
     from jobs.serve.rows import read_row
 
@@ -196,4 +208,10 @@ def test_a_model_that_can_not_be_loaded_ends_the_server(
     why = f"model {tmp_path} can't be loaded: no weights"
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, pytest.raises(JobError, match=why):
+        serve(tmp_path, listener, None, None)
+
+    start = Mock(side_effect=OSError(errno.ENOMEM, "no memory"))
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", start)
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, pytest.raises(JobError, match=r"can't be loaded: .*no memory"):
         serve(tmp_path, listener, None, None)

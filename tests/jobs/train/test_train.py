@@ -120,7 +120,7 @@ def test_a_cancelled_job_is_reported_as_cancelled(tmp_path: Path) -> None:
         ("cat .*/end.json", ended(state="cancelled", exit_code=143)),
     ]
 
-    with pytest.raises(JobError, match=f"job {PATHS.job_id} was cancelled") as caught:
+    with pytest.raises(JobError, match=f"job {PATHS.job_id} was canceled") as caught:
         run(hosts, tmp_path)
     assert caught.value.hint == (
         "checkpoint step-000040 is saved; to resume the job: spr-cluster train squad --resume "

@@ -155,7 +155,7 @@ def test_a_column_of_an_earlier_prediction_is_kept(tmp_path: Path) -> None:
 def test_columns_of_different_types_become_one(
     tmp_path: Path, one: Any, other: Any, wanted: list[Any], together: bool
 ) -> None:
-    rows: Rows = [{"a": one, "n": 1}, {"a": other, "n": 1}]
+    rows: Rows = [{"a": one, "": 1}, {"a": other, "": 1}]
     shards = [rows] if together else [[each] for each in rows]
     parts = [tmp_path / f"{number}.parquet" for number in range(len(shards))]
     for part, shard in zip(parts, shards, strict=True):

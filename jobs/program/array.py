@@ -63,7 +63,10 @@ def parse_indexes(text: str) -> list[int]:
 
 def read_rows(path: Path, name: str) -> dict[int, dict[str, str]]:
     """Return the rows of a CSV file as variables, by their numbers from 1. Raises :class:`UsageError`."""
-    rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    text = read_text(path)
+    if "\0" in text:  # which variables can't have
+        raise UsageError(f"--array {name}: it has a null character")
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(rows, [])
         _check_header(header, name)

@@ -267,6 +267,9 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
         print(_SHORT_HELP[name])
     found = _add_project(words)
     with found.explaining():
+        for word in found.words:  # from Python or a project file; no program can be given it
+            if "\0" in word:
+                raise UsageError(f"{word.partition('=')[0]!r}: a null character in it or its value")
         # A hint may repeat the words, but never a variable's value.
         extra: dict[str, Any] = {"words": (*_VALUE.sub(r"\1", "\0".join(words)).split("\0"),)}
         extra |= {"sink": sink, "json": True} if sink is not None else {}

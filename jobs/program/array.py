@@ -63,7 +63,10 @@ def parse_indexes(text: str) -> list[int]:
 
 def read_rows(path: Path, name: str) -> dict[int, dict[str, str]]:
     """Return the rows of a CSV file as variables, by their numbers from 1. Raises :class:`UsageError`."""
-    rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    text = read_text(path)
+    if "\0" in text:  # which variables can't have
+        raise UsageError(f"--array {name}: it has a null character")
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(rows, [])
         _check_header(header, name)
@@ -73,8 +76,6 @@ def read_rows(path: Path, name: str) -> dict[int, dict[str, str]]:
                 raise UsageError(
                     f"--array {name}: line {rows.line_num} has {len(row)} values for {len(header)} columns"
                 )
-            if any("\0" in value for value in row):
-                raise csv.Error("line contains NUL")  # as Python 3.10 does
             found[len(found) + 1] = dict(zip(header, row, strict=True))
     except csv.Error as error:
         raise UsageError(f"--array {name}: line {rows.line_num}: {error}") from None

@@ -271,7 +271,7 @@ def read_variables(path: Path) -> tuple[str, ...]:
                 parts = shlex.split(re.split(r"\s#", value)[0])
         except ValueError:
             parts = ["", ""]
-        if not is_set or not NAME.fullmatch(name) or len(parts) > 1:
+        if not is_set or not NAME.fullmatch(name) or len(parts) > 1 or "\0" in value:
             raise UsageError(
                 f"{path}: line {number} is not NAME=VALUE", hint="quote values with spaces"
             )

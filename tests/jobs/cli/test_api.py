@@ -124,6 +124,8 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Run("ls", dry_run=True)), "dry_run: not in Python\n  → spr-cluster train or"),
     (lambda: submit(Training("squad", to="slurm-script")), "--detach: not with --to slurm-script"),
     (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),
+    (lambda: submit(Run("x", env={"A": "\0secret"})), "'--env': a null character"),
+    (lambda: submit(Run("echo", "a\0b")), r"'a\x00b': a null character"),
     (lambda: submit(Run("x", envs={"KEY": "secret"})), "unknown option '--envs'"),
     (lambda: submit(Run("x", cast(Any, ["y"]))), "Run: ['y'] is no word of a command"),
     (lambda: submit(Run("x", outputs=["../y"])), "--outputs '../y' is outside of the program's"),

@@ -30,7 +30,8 @@ FILES = {
     "index.csv": "SPR_ARRAY_INDEX\n1\n",
     "twice.csv": "lr,lr\n1,2\n",
     "quote.csv": 'lr\n"1\n',
-    "nul.csv": "lr\n1\n\0\n",
+    "null.csv": "lr\n1\n\0\n",
+    "null.env": "A=1\nB=\0secret\n",
 }
 
 

@@ -15,7 +15,7 @@ from cluster.console.parser import Parser, add_request
 from cluster.lifecycle.images import OurImage, choose_images, delete_images, describe_our_images
 from cluster.local_files import utc_now
 from infra.aws.caller import Caller, short_owner
-from infra.aws.clients import Clients, connect
+from infra.aws.clients import Clients, changing, connect
 from infra.aws.cloud import Cloud
 from infra.errors import UsageError
 
@@ -120,7 +120,10 @@ def _delete(request: ImagesRequest) -> int:
         print(_table(images, utc_now()), file=sys.stderr)
     if images:
         confirm("Delete these images?", yes=request.yes or not cloud.billed)
-    delete_images(clients.ec2, images, make_progress())
+    where = f"--cloud {cloud.name} --region {cloud.region}"
+    left = f"`spr-cluster images {where}` and `spr-cluster gc {where}` show what is left"
+    with changing(left):
+        delete_images(clients.ec2, images, make_progress())
     ids = [image.image.id for image in images]
     text = f"Deleted: {', '.join(ids)}." if ids else "Nothing to delete."
     emit(request, text, {"region": cloud.region, "deleted": ids})

@@ -12,10 +12,11 @@ from cluster.lifecycle.prepare import time_is_over
 from cluster.nodes import Cluster, HostOpener, Node
 from cluster.verify.reachability import check_lifetime
 from cluster.verify.results import Expected, NodeAnswer, Verdict, name_some
+from infra.aws.clients import changing
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord, deadline_tags, lifetime_tags
 from infra.ec2.instances import label_instances
-from infra.ec2.inventory import Inventory, describe_inventory
+from infra.ec2.inventory import GROUP_KINDS, Inventory, describe_inventory
 from infra.ec2.key_pair import read_public
 from infra.ec2.termination_schedule import ClusterGuard, is_guarded
 from infra.errors import SprError, UsageError
@@ -121,7 +122,7 @@ def describe_lifetime(record: ClusterRecord, now: datetime) -> str:
 
 
 def _look(ctx: Context) -> Inventory:
-    return describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",))
+    return describe_inventory(ctx.clients.ec2, ctx.name, GROUP_KINDS)
 
 
 def _find(ctx: Context) -> tuple[Sequence[Node], Inventory, ClusterRecord]:
@@ -147,11 +148,14 @@ def _change(
     Tags can't be locked: if another command writes the end before it has seen this one's, both write again.
     """
     is_extended = found.record is None or record.expires > found.record.expires
-    for _ in range(_MOST_WRITES):
-        record = _write_end(ctx, nodes, record, is_extended=is_extended)
-        seen = _look(ctx).record
-        if seen is None or seen.lifetime == record.lifetime:
-            break
+    with changing(
+        f"the tags may have the new time, and the nodes still the old one: {_resume(ctx)}"
+    ):
+        for _ in range(_MOST_WRITES):
+            record = _write_end(ctx, nodes, record, is_extended=is_extended)
+            seen = _look(ctx).record
+            if seen is None or seen.lifetime == record.lifetime:
+                break
     ids = [node.instance.id for node in nodes]
     until, latest = tags.render_time(record.expires), tags.render_time(record.latest)
     resources = [found.group.id, *ids] if found.group else ids
@@ -182,8 +186,7 @@ def _write_end(
     open_host = ctx.host_opener()
     hosts = [open_host(node) for node in nodes]
     hint = (
-        "the tags have the new time, but some nodes still have the old one: "
-        f"`spr-cluster extend 1m {ctx.flags}` sets it on all nodes; "
+        f"the tags have the new time, but some nodes still have the old one: {_resume(ctx)}; "
         f"`spr-cluster repair {ctx.flags}` replaces lost nodes"
     )
     end = record.expires if is_extended else record.latest
@@ -199,6 +202,10 @@ def _write_end(
         label_instances(ctx.clients.ec2, ids, lifetime_tags(last))
         on_all("extending", hosts, partial(extend_life, lifetime=last.lifetime), hint=hint)
     return record
+
+
+def _resume(ctx: Context) -> str:
+    return f"`spr-cluster extend 1m {ctx.flags}` sets it on all nodes"
 
 
 def _move_guard(ctx: Context, found: Inventory, ids: list[str], record: ClusterRecord) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -345,6 +346,22 @@ def translate_boto_error(error: BaseException) -> SprError | None:
                 hint = FIX_CLOCK
         return CloudError(f"cannot reach AWS: {error}", hint=hint)
     return None
+
+
+@contextmanager
+def changing(hint: str) -> Iterator[None]:
+    """Translate the errors of calls that change something; add a hint.
+
+    None is a usage error: exit code 2 would say that nothing was changed.
+    """
+    try:
+        yield
+    except (boto.ClientError, boto.BotoCoreError, DeadlineError) as error:
+        if (known := translate_boto_error(error)) is None:
+            raise
+        raise SprError(
+            known.message, hint="\n  → ".join(filter(None, (known.hint, hint)))
+        ) from None
 
 
 def _translate_client_error(error: boto.ClientError) -> SprError:

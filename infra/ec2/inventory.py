@@ -193,6 +193,8 @@ _KINDS: dict[str, Fetch] = {
 }
 ALL_KINDS = tuple(_KINDS)
 _ANY_CLUSTER: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
+# Only its machines tell a cluster's group from a leftover in another network.
+GROUP_KINDS = ("instances", "security_groups")
 # The kinds that `up` needs for its plan.
 PLANNED_KINDS = ("instances", "security_groups", "placement_groups", "key_pairs", "images")
 

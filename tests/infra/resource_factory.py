@@ -40,8 +40,8 @@ class ResourceFactory:
         self._make("create_placement_group", "placement-group", **request)
         return self._name
 
-    def security_groups(self) -> str:
-        request = {"GroupName": self._name, "Description": "left"}
+    def security_groups(self, **more: str) -> str:
+        request = {"GroupName": self._name, "Description": "left", **more}
         return str(self._make("create_security_group", "security-group", **request)["GroupId"])
 
     def key_pairs(self) -> str:

@@ -130,6 +130,10 @@ def test_a_second_up_changes_nothing_and_extend_moves_the_end(line: CommandLine)
     assert re.fullmatch(STAMP, result["expires"])
     text = line.must("extend", "90m").out
     assert re.fullmatch(rf"Nodes of cluster spr shut down automatically at {HELD}\n", text)
+    line.cloud.faults("[[error]]\naction = 'CreateTags'\ncode = 'ExpiredToken'\nafter = 1\n")
+    expired = line.run("extend", "1m")
+    assert expired.code == 1  # 2 would say that nothing was changed
+    assert "`spr-cluster extend 1m --name spr` sets it on all nodes" in expired.message
     longer = parsed(line.run("extend", "30m", "--json"))
     assert result["expires"] < longer["expires"] < longer["latest"]
 

@@ -416,6 +416,10 @@ def test_images_are_listed_and_deleted(line: CommandLine) -> None:
     assert re.search(rf"^{other} .* bob$", line.must("images").out, re.M)
     _tag_image(line, other, tags.OWNER, owner)
 
+    line.cloud.faults("[[error]]\naction = 'DeregisterImage'\ncode = 'ExpiredToken'\n")
+    expired = line.run("images", "--delete", "--unused", "--yes")
+    assert expired.code == 1  # 2 would say that nothing was changed
+    assert "`spr-cluster gc --cloud aws --region us-east-1` show what is left" in expired.message
     unused = line.must("images", "--delete", "--unused", "--yes", "--json").out
     assert json.loads(unused)["deleted"] == [other]
     assert _listed(line) == [image]

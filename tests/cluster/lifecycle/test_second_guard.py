@@ -20,6 +20,7 @@ from cluster.lifecycle.down import down
 from cluster.local_files import ClusterFiles
 from infra.aws.clients import error_code
 from infra.ec2 import tags
+from infra.errors import SprError
 from infra.lifetime import AFTER
 from infra.plan.actions import ActionKind
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
@@ -204,7 +205,7 @@ def test_extend_moves_it_before_anything_else(cloud: SimulatedCloud) -> None:
     cloud.up(nodes=2, **GUARDED)
     cloud.faults('[[error]]\naction = "CreateTags"\ncode = "UnauthorizedOperation"\n')
 
-    with pytest.raises(ClientError, match="UnauthorizedOperation"):
+    with pytest.raises(SprError, match="no permission for CreateTags"):
         extend(cloud.ctx, HOUR)
     assert schedules(cloud) == expected(cloud, 3 * HOUR)
     cloud.faults("")

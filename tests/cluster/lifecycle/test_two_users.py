@@ -19,6 +19,7 @@ from infra.errors import SprError, UsageError
 from infra.files import write_private
 from infra.plan.ownership import ForeignClusterError
 from tests.harness.simulated_cloud import SimulatedCloud
+from tests.infra.resource_factory import ResourceFactory
 
 DAY_S = 26 * 3600
 
@@ -133,6 +134,15 @@ def test_the_group_is_that_of_the_machines(cloud: SimulatedCloud) -> None:
     other = replace(group, id="sg-other", tags={**group.tags, "spr-cluster:owner-key": "SHA256:x"})
 
     assert replace(found, security_groups=(other, group)).group == group
+
+    vpc = cloud.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    ResourceFactory(cloud.fake, cloud.ctx.name).security_groups(VpcId=vpc)
+    cloud.clock.now += 60
+    groups = cloud.fake.backend.groups
+    for own in [each for each in groups if each != vpc]:
+        groups[own] = groups.pop(own)  # EC2 may list it last
+    assert cloud.found("security_groups").security_groups[1] == group
+    extend(cloud.ctx, timedelta(hours=1))
 
 
 def test_the_key_of_an_earlier_cluster_moves_no_end(cloud: SimulatedCloud, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A message while AWS does not answer: botocore retries for a minute or longer without reporting it."""
+"""A message while AWS fails to serve requests: botocore retries for a minute or longer without saying so."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ class Outage:
     def __init__(self) -> None:
         self.on_wait: Callable[[str], None] | None = None
 
-    def notice(self, caught_exception: Exception | None, attempts: int, **_: Any) -> None:
+    def notice(
+        self, response: Any, caught_exception: Exception | None, attempts: int, **_: Any
+    ) -> None:
         """Report a request that failed several times. Raises an error that retries cannot fix."""
-        if caught_exception is None:
-            return
-        if is_about_certificate(caught_exception):
+        if caught_exception and is_about_certificate(caught_exception):
             raise caught_exception
-        if attempts >= _SAID_AT:
+        # AWS answers that it is busy, or it does not answer.
+        why = response[1].get("Error", {}).get("Code") if response else caught_exception
+        if why and attempts >= _SAID_AT:
             # Several regions are searched at the same time.
             say, self.on_wait = self.on_wait, None
             if say:
-                say(f"no answer from AWS, retrying: {caught_exception}")
+                say(f"requests to AWS fail, retrying: {why}")
 
 
 def is_about_certificate(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from botocore.config import Config
 
 from infra.aws.clients import DENIED, error_code, translate_boto_error
 from infra.aws.cloud import open_session
+from infra.aws.outage import OUTAGE
 from infra.errors import CloudError, SprError, UsageError
 from infra.s3_url import S3Location
 
@@ -32,6 +33,7 @@ def connect_s3() -> S3Client:
     """
     try:
         session = open_session()
+        session.events.register("needs-retry", OUTAGE.notice)
         return session.client(
             "s3",
             region_name=session.region_name or "us-east-1",

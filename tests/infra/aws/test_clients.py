@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from botocore import exceptions as boto
+from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
 from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import (
     ClientError,
@@ -28,6 +31,7 @@ from infra.aws.clients import (
 )
 from infra.aws.cloud import Cloud
 from infra.aws.outage import OUTAGE
+from infra.aws.s3 import connect_s3
 from infra.errors import SprError
 from tests.fakes import FakeClock
 from tests.golden import check_section
@@ -163,18 +167,30 @@ def test_what_was_made_seconds_ago_is_waited_for(clock: FakeClock) -> None:
         assert int(clock.now - began) in seconds
 
 
+def answer_busy() -> AWSResponse:
+    """The answer of an AWS that can't serve requests."""
+    body = "<Error><Code>Unavailable</Code><Message>busy</Message></Error>"
+    text = f"<Response><Errors>{body}</Errors><RequestID>1</RequestID></Response>".encode()
+    raw = SimpleNamespace(stream=lambda **_: iter([text]))
+    return AWSResponse("https://x", 503, HTTPHeaders(), raw)
+
+
 def test_an_outage_is_reported_once_and_an_untrusted_certificate_ends_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said, pauses = list[str](), list[float]()
     monkeypatch.setattr(OUTAGE, "on_wait", said.append)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
     monkeypatch.setattr("botocore.endpoint.time.sleep", pauses.append)
     clients = connect(Cloud("aws", "eu-west-1", str, True, True, credentials=("a", "s")))
 
     def lose(call: Callable[..., object], error: Exception, **parameters: Any) -> int:
-        """Return how often a call whose requests are lost is repeated."""
+        """Return how often a call whose requests are lost, or refused by a busy AWS, is repeated."""
         before = len(pauses)
-        monkeypatch.setattr(URLLib3Session, "send", lambda *_: failing(error)())
+        is_lost = isinstance(error, boto.BotoCoreError)
+        send: Any = (lambda *_: failing(error)()) if is_lost else lambda *_: answer_busy()
+        monkeypatch.setattr(URLLib3Session, "send", send)
         with pytest.raises(type(error)):
             call(**parameters)
         return len(pauses) - before
@@ -185,12 +201,16 @@ def test_an_outage_is_reported_once_and_an_untrusted_certificate_ends_a_call(
     # A quota is only for information.
     assert lose(clients.quotas.get_service_quota, lost, ServiceCode="ec2", QuotaCode="L-1") == 1
     assert lose(clients.ec2.describe_vpcs, untrusted) == 0
+    assert lose(connect_s3().list_buckets, untrusted) == 0
     assert said == []
     assert "AWS_CA_BUNDLE" in str(translate_boto_error(untrusted))
     reason = "CERTIFICATE_VERIFY_FAILED: certificate is not yet valid"
     early = boto.SSLError(endpoint_url="https://x", error=OSError(reason))
     assert "set the clock" in str(translate_boto_error(early))
-    for _ in range(2):
-        assert lose(clients.ec2.describe_vpcs, lost) > 9
+    for error in (lost, lost):
+        assert lose(clients.ec2.describe_vpcs, error) > 9
     (text,) = said
-    assert text.startswith("no answer from AWS, retrying: Could not connect")
+    assert text.startswith("requests to AWS fail, retrying: Could not connect")
+    monkeypatch.setattr(OUTAGE, "on_wait", said.append)
+    assert lose(clients.ec2.describe_vpcs, refusal("Unavailable")) > 9
+    assert said[1:] == ["requests to AWS fail, retrying: Unavailable"]

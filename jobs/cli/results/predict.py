@@ -139,7 +139,7 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
     )
     output: str | None = option(
         "the rows with their predictions: a .csv, .jsonl, or .parquet file, or a folder for Parquet "
-        "files and manifest.json, also as s3://…; in a folder, what is there is not computed again",
+        "files and _manifest.json, also as s3://…; in a folder, what is there is not computed again",
         metavar="PATH",
         **_FILES,
     )

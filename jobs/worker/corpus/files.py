@@ -19,12 +19,13 @@ from ..runtime.output import replacing
 from ..training.options import is_url
 from .options import Source
 
-MANIFEST = "manifest.json"
+MANIFEST = "_manifest.json"
+"""Hidden, as data in a folder is read: pyarrow and Spark skip such names."""
 _BLOCK = 1 << 20
 _EMPTY_GZIP = 20
 """Bytes of gzip's output for no input; one byte of input makes it longer."""
 _NOT_DATA = re.compile(
-    rf"{MANIFEST}|dataset_(infos|dict)\.json|(readme|license|notice|requirements)\.txt(\.gz)?", re.I
+    r"manifest\.json|dataset_(infos|dict)\.json|(readme|license|notice|requirements)\.txt(\.gz)?", re.I
 )
 """Names of files beside data."""
 _SAVED = ("state.json", "dataset_info.json")

@@ -109,12 +109,13 @@ def test_a_folder_gets_what_a_file_gets(
         (tmp_path / "in" / name).touch()
     folder = tmp_path / "out"
     run(replace(one, data=str(tmp_path / "in"), output=str(folder)), tmp_path / "parts")
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((folder / "_manifest.json").read_text())
     assert [(each["rows"], len(each["files"])) for each in manifest["files"]] == [(50, 4), (16, 1)]
     tables = [read_table(folder / name) for each in manifest["files"] for name in each["files"]]
     assert sorted(manifest["files"][0]["files"] + manifest["files"][1]["files"]) == sorted(
         path.name for path in folder.glob("*.parquet")
     )
+    assert read_table(folder).num_rows == 66
     found = [row for table in tables for row in table.to_pylist()]
     expected = [json.loads(line) for line in lines.splitlines()]
     expected += [{**row} for row in expected[:16]]

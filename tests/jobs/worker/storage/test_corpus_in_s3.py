@@ -100,7 +100,7 @@ def test_two_ranks_write_each_row_once_though_they_are_killed(
         running[1].kill()  # as when a node is lost: then the others end
         running[0].communicate(timeout=120)
     assert running[0].returncode == 1
-    assert "out/manifest.json" not in names(bucket)
+    assert "out/_manifest.json" not in names(bucket)
     shutil.rmtree("0/inputs")  # what a killed process leaves there
     with started_ranks([Path("0")], [*argv, "--resume"]) as (process,):
         while not (predicting := children(process)):
@@ -117,7 +117,7 @@ def test_two_ranks_write_each_row_once_though_they_are_killed(
     assert result["rows"] == sum(COUNTS) > result["rows_now"]
 
     found, expected = outputs(bucket, "out/"), outputs(bucket, "alone/")
-    manifests = [json.loads(each.pop("manifest.json")) for each in (found, expected)]
+    manifests = [json.loads(each.pop("_manifest.json")) for each in (found, expected)]
     assert found == expected
     assert manifests[0]["files"] == manifests[1]["files"]
     assert [each["rows"] for each in manifests[0]["files"]] == [*COUNTS]

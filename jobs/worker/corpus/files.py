@@ -25,7 +25,8 @@ _BLOCK = 1 << 20
 _EMPTY_GZIP = 20
 """Bytes of gzip's output for no input; one byte of input makes it longer."""
 _NOT_DATA = re.compile(
-    r"manifest\.json|dataset_(infos|dict)\.json|(readme|license|notice|requirements)\.txt(\.gz)?", re.I
+    r"manifest\.json|dataset_(infos|dict)\.json|(readme|license|notice|requirements)\.txt(\.gz)?",
+    re.I,
 )
 """Names of files beside data."""
 _SAVED = ("state.json", "dataset_info.json")

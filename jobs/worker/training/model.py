@@ -322,7 +322,9 @@ def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
             f"model {name} has {rows} tokens, its tokenizer {len(tokenizer)}",
             hint="call model.resize_token_embeddings(len(tokenizer)) and save it again",
         )
-    taken = inspect.signature(model.forward).parameters
+    taken = {*inspect.signature(model.forward).parameters}
+    if getattr(model.config, "type_vocab_size", 2) < 2:  # such as YOSO's, whose tokenizer has two
+        taken.discard("token_type_ids")
     tokenizer.model_input_names = [each for each in tokenizer.model_input_names if each in taken]
 
 

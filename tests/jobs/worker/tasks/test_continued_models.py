@@ -11,6 +11,8 @@ import torch
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
     LongformerConfig,
     LongformerForQuestionAnswering,
     XLNetConfig,
@@ -208,6 +210,15 @@ def test_the_end_of_a_text_is_not_a_mark_that_the_text_has(tmp_path: Path, kind:
     whole.save_pretrained(model)
     marked = prepare(chosen)[0].tokenizer
     assert len(theirs) - 1 in marked("a [E1] tile")["input_ids"]
+
+
+def test_a_pair_is_read_without_kinds_of_texts_if_the_model_has_one(tmp_path: Path) -> None:
+    tokenizer = KINDS["bert"](["tile registers"])
+    config = BertConfig(vocab_size=len(tokenizer), type_vocab_size=1, **BERT)
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (found,) = predict(tmp_path, [{"text": "tile", "pair": "registers"}])
+    assert found["labels"]
 
 
 def test_xlnet_classifies_a_text_alike_alone_and_beside_a_longer_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cluster.local_files import EventLog
 from infra.aws.clients import Clients
 from infra.aws.cloud import Cloud
-from infra.ec2.inventory import GROUP_KINDS, describe_inventory
+from infra.ec2.inventory import find_group
 from infra.ec2.network import SecurityGroup, open_security_group
 from infra.errors import NoAnswerError, SprError
 from infra.wait import Clock, Progress
@@ -81,7 +81,7 @@ class Access:
         """Compare the rule with this machine's address; ``None`` if it fits or either is unknown."""
         ctx = self.ctx
         try:
-            found = describe_inventory(ctx.clients.ec2, ctx.name, GROUP_KINDS)
+            found = find_group(ctx.clients.ec2, ctx.name)
             group, record = found.group, found.record
             if group is None or not group.ssh_cidrs:
                 return None

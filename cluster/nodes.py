@@ -12,7 +12,7 @@ from infra.aws.cloud import Cloud
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.instances import HEAD, Instance
-from infra.ec2.inventory import GROUP_KINDS, describe_inventory
+from infra.ec2.inventory import describe_inventory
 from infra.errors import NoClusterError, SprError, UsageError
 from infra.plan.planner import is_connected, number_instances
 from infra.spec import ClusterOptions
@@ -189,7 +189,7 @@ def find_cluster(ec2: EC2Client, cloud: Cloud, name: str, now: datetime) -> Clus
 
     Raises :class:`UsageError` if there is none, or if it has no head.
     """
-    found = describe_inventory(ec2, name, GROUP_KINDS)
+    found = describe_inventory(ec2, name, ("instances", "security_groups"))
     place = place_options(name, cloud.name, cloud.region)
     record, flags = found.record, f"--name {name}{place}"
     jump = record.options["jump"] if record else None

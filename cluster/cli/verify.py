@@ -27,7 +27,7 @@ from cluster.verify.results import (
     with_hardware,
 )
 from cluster.verify.verify import VerifyReport, verify_cluster
-from infra.ec2.inventory import GROUP_KINDS, describe_inventory
+from infra.ec2.inventory import find_group
 from infra.errors import SprError
 from infra.instance_types import find_machine
 from infra.words import counted
@@ -84,7 +84,7 @@ def run(request: VerifyRequest) -> int:
 
 def build_expected(ctx: Context, cluster: Cluster, *, judge: bool) -> Expected:
     """Return the cluster's recorded state; with ``judge``, expect real machines of its type."""
-    found = describe_inventory(ctx.clients.ec2, cluster.name, GROUP_KINDS)
+    found = find_group(ctx.clients.ec2, cluster.name)
     spec = found.record.options if found.record else {}
     machine = find_machine(ctx.clients.ec2, cluster.head.instance.instance_type)
     expected = expect(ctx.cloud, cluster, spec, load_stack(cluster.stack), machine)

@@ -16,7 +16,7 @@ from infra.aws.clients import changing
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord, deadline_tags, lifetime_tags
 from infra.ec2.instances import label_instances
-from infra.ec2.inventory import GROUP_KINDS, Inventory, describe_inventory
+from infra.ec2.inventory import Inventory, find_group
 from infra.ec2.key_pair import read_public
 from infra.ec2.termination_schedule import ClusterGuard, is_guarded
 from infra.errors import SprError, UsageError
@@ -122,7 +122,7 @@ def describe_lifetime(record: ClusterRecord, now: datetime) -> str:
 
 
 def _look(ctx: Context) -> Inventory:
-    return describe_inventory(ctx.clients.ec2, ctx.name, GROUP_KINDS)
+    return find_group(ctx.clients.ec2, ctx.name)
 
 
 def _find(ctx: Context) -> tuple[Sequence[Node], Inventory, ClusterRecord]:

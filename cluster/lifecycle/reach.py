@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cluster.context import Context
 from cluster.nodes import HostOpener, Node
 from infra.ec2.instances import Instance, describe_by_id, describe_impaired
-from infra.ec2.inventory import GROUP_KINDS, describe_inventory
+from infra.ec2.inventory import find_group
 from infra.ec2.network import Network, SecurityGroup
 from infra.ec2.network_acls import describe_acls, ssh_flows
 from infra.ec2.routes import describe_block, describe_ways
@@ -70,7 +70,7 @@ def _networks(nodes: Sequence[Node]) -> list[Network]:
 
 
 def _group_of(ctx: Context) -> SecurityGroup | None:
-    return describe_inventory(ctx.clients.ec2, ctx.name, GROUP_KINDS).group
+    return find_group(ctx.clients.ec2, ctx.name).group
 
 
 def _look_at_routes(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:

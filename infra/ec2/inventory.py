@@ -193,8 +193,6 @@ _KINDS: dict[str, Fetch] = {
 }
 ALL_KINDS = tuple(_KINDS)
 _ANY_CLUSTER: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
-# Only its machines tell a cluster's group from a leftover in another network.
-GROUP_KINDS = ("instances", "security_groups")
 # The kinds that `up` needs for its plan.
 PLANNED_KINDS = ("instances", "security_groups", "placement_groups", "key_pairs", "images")
 
@@ -203,6 +201,14 @@ def describe_inventory(ec2: EC2Client, cluster: str, kinds: Iterable[str] = ALL_
     """Return a cluster's resources, including machines that are shutting down."""
     found = {kind: tuple(_KINDS[kind](ec2, [*tags.cluster_filter(cluster)])) for kind in kinds}
     return Inventory(**found)
+
+
+def find_group(ec2: EC2Client, cluster: str) -> Inventory:
+    """Return a cluster's security group, with its record; only machines tell it from another's."""
+    found = describe_inventory(ec2, cluster, ("security_groups",))
+    if len(found.security_groups) > 1:
+        return describe_inventory(ec2, cluster, ("instances", "security_groups"))
+    return found
 
 
 def describe_terminated(ec2: EC2Client) -> dict[str, list[Instance]]:

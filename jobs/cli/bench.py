@@ -12,7 +12,7 @@ from cluster.console.options import option, switch
 from cluster.console.output import emit, wrap
 from cluster.console.parser import Parser, add_request
 from cluster.context import Context
-from infra.ec2.inventory import GROUP_KINDS, describe_inventory
+from infra.ec2.inventory import find_group
 from infra.errors import SprError, UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.words import counted
@@ -79,7 +79,7 @@ def _measure(
         speeds = read_last_speeds(context.open_host(context.cluster.head), context.cluster)
         show(speeds)
         return speeds
-    record = describe_inventory(ctx.clients.ec2, ctx.name, GROUP_KINDS).record
+    record = find_group(ctx.clients.ec2, ctx.name).record
     required = bool(record.options["amx_required"]) if record else True
     has_amx = ctx.cloud.has_amx
     wanted = BenchRequest(request.seconds, amx_expected=has_amx and required, real=has_amx)

@@ -12,7 +12,7 @@ from cluster.lifecycle.prepare import time_is_over
 from cluster.nodes import Cluster
 from infra.cost.prices import Price, Prices, table_prices
 from infra.ec2.cluster_record import ClusterRecord
-from infra.ec2.inventory import GROUP_KINDS, describe_inventory
+from infra.ec2.inventory import find_group
 from infra.errors import UsageError
 from infra.instance_types import TABLE_REGION
 from infra.spec import LONGEST_TTL
@@ -151,7 +151,7 @@ def find_limit(
     """Return a job's limit, if it has one. Raises :class:`UsageError` if it can't be kept."""
     if not (max_time or budget):
         return None
-    record = describe_inventory(ctx.clients.ec2, ctx.name, GROUP_KINDS).record
+    record = find_group(ctx.clients.ec2, ctx.name).record
     machines = [node.instance for node in cluster.nodes]
     if record is None or record.is_over(ctx.now()):
         raise (

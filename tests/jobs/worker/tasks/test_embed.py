@@ -235,9 +235,9 @@ def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[
 def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    def save(name: str, model: str) -> Path:
+    def save(name: str, model: str, **asked: Any) -> Path:
         (tmp_path / name).mkdir(exist_ok=True)
-        run = load_run(Embed(replace(Embed.demo, model=model, max_length=16)))
+        run = load_run(Embed(replace(Embed.demo, model=model, max_length=16, **asked)))
         save_model(tmp_path / name, run.loaded)
         return tmp_path / name / "model"
 
@@ -269,6 +269,13 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
     own = predict(tuned, [{"text": text} for text in texts])
     vectors = torch.tensor([each["embedding"] for each in own])
     found = theirs.encode(texts, convert_to_tensor=True)
+    assert torch.nn.functional.cosine_similarity(found, vectors).min() > 0.999
+    pool(pooling_mode="mean", include_prompt=False)
+    tuned = save("prompted", str(base), query_prompt="a prompt that counts: ")
+    own = predict(tuned, [{"text": f"a prompt that counts: {text}"} for text in texts])
+    vectors = torch.tensor([each["embedding"] for each in own])
+    theirs = SentenceTransformer(str(tuned), device="cpu")
+    found = theirs.encode_query(texts, convert_to_tensor=True)
     assert torch.nn.functional.cosine_similarity(found, vectors).min() > 0.999
 
 

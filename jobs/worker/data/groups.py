@@ -98,7 +98,7 @@ class FlatTexts(Sequence[str]):
 
 
 class GroupSample(NamedTuple):
-    """A group as tokens; ``numbers`` are those of its texts."""
+    """A group as tokens; ``numbers`` are those of its texts without prompts."""
 
     parts: Sequence[TextSample]
     numbers: Longs
@@ -108,21 +108,24 @@ class GroupSample(NamedTuple):
 class Grouped:
     """Groups as tokens: group ``n`` has the texts (or pairs) ``numbers[bounds[n] : bounds[n + 1]]``.
 
-    Text ``number`` is ``parts[first[number]]``; equal texts may have one number. ``parts`` are all texts of
-    the data, one group after the other, whose ``targets`` are their groups.
+    Text ``number`` is ``parts[first[number]]``; equal texts may have one number, and have one in ``same`` if
+    only their prompts differ. ``parts`` are all texts of the data, one group after the other, whose
+    ``targets`` are their groups.
     """
 
     parts: TextSamples
     bounds: Longs
     numbers: Longs
     first: Longs
+    same: Longs
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
     def __getitem__(self, index: int) -> GroupSample:
         numbers = self.texts_of(index)
-        return GroupSample([self.parts[int(each)] for each in self.first[numbers]], numbers)
+        parts = [self.parts[int(each)] for each in self.first[numbers]]
+        return GroupSample(parts, self.same[numbers])
 
     def texts_of(self, index: int) -> Longs:
         """Return the numbers of a group's texts."""

@@ -177,7 +177,7 @@ class Score(TaughtTask[ScoreOptions]):
         queries = FlatTexts(records, lambda each: each.texts[:1] * (len(each.texts) - 1))
         pairs = self.encode_samples(context, loaded, [queries, texts], texts.owners)
         numbers = np.arange(len(texts))
-        return Grouped(pairs, np.array(texts.bounds), numbers, numbers)
+        return Grouped(pairs, np.array(texts.bounds), numbers, numbers, numbers)
 
     def collate(self, samples: Sequence[Any], loaded: Loaded) -> dict[str, Tensor]:
         import torch

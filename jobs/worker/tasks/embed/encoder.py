@@ -111,6 +111,8 @@ class BiEncoder(nn.Module):
         if prompts:
             settings = self._declared[_SETTINGS]
             settings["prompts"] = {**settings.get("prompts", {}), **prompts}
+            # As they are learned: the base may leave them out.
+            self._declared[_POOLING].pop("include_prompt", None)
         self.pooling = find_pooling(self._declared)
         if own := getattr(encoder, "pooler", None):
             own.requires_grad_(False)  # no vector depends on it

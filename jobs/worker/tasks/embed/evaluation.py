@@ -98,14 +98,16 @@ def _find(known: Longs, wanted: Longs) -> Longs:
 def evaluate(
     context: TrainContext, loaded: Loaded, texts: FlatTexts, samples: Grouped, corpus: Corpus | None
 ) -> dict[str, Any]:
-    """Return the figures of the groups of these texts, on rank 0."""
+    """Return the figures of the groups of these texts, which have no prompts, on rank 0."""
     firsts = samples.bounds[:-1]
     pairs = np.unique(np.stack([samples.numbers[firsts + place] for place in (0, 1)]), axis=1)
     anchors, starts, rows = np.unique(pairs[0], return_index=True, return_inverse=True)
     candidates = np.unique(np.delete(samples.numbers, firsts))
     vectors = encode_together(context, loaded, samples.parts, samples.first)
     queries, names = vectors[pairs[0]], samples.first[candidates]
-    own = np.where(pairs[0] == pairs[1], -1, _find(candidates, pairs[0]))
+    columns = np.full(len(samples.first), -1)
+    columns[samples.same[candidates]] = np.arange(len(candidates))
+    own = np.where(np.equal(*samples.same[pairs]), -1, columns[samples.same[pairs[0]]])
     wanted = np.searchsorted(candidates, pairs[1])
     ranked = rank_candidates(queries, vectors[candidates], wanted, own=own)
     more: Longs = np.zeros(0, dtype=np.int64)

@@ -25,7 +25,7 @@ def mine(groups: Grouped, vectors: NDArray[np.float32], count: int, ranks: Ranks
     """
     anchors, positives = (groups.numbers[groups.bounds[:-1] + place] for place in (0, 1))
     candidates = np.unique(np.delete(groups.numbers, groups.bounds[:-1]))
-    right: dict[int, list[int]] = {}
+    same, right = groups.same[candidates], dict[int, list[int]]()
     for anchor, positive in zip(anchors.tolist(), positives.tolist(), strict=True):
         right.setdefault(anchor, []).append(positive)
     blocks = range(0, len(groups), _TOGETHER)
@@ -39,6 +39,7 @@ def mine(groups: Grouped, vectors: NDArray[np.float32], count: int, ranks: Ranks
             known = [*right[int(anchors[group])], *groups.texts_of(group)[1:].tolist()]
             own[np.searchsorted(candidates, known)] = -np.inf
             own[own > limit - MARGIN * abs(limit)] = -np.inf
+            own[same == groups.same[anchors[group]]] = -np.inf  # its own text, with another prompt
             near = np.sort(np.argpartition(-own, min(count, len(own)) - 1)[:count])
             best = near[np.argsort(-own[near], kind="stable")]
             best = best[np.isfinite(own[best])]

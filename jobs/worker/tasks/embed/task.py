@@ -54,6 +54,11 @@ def _is_low(value: Any) -> bool:
         return bool(re.fullmatch(_UNLIKE, text))
 
 
+def _plain(records: Sequence[Group]) -> FlatTexts:
+    """Return all texts without prompts."""
+    return FlatTexts(records, lambda each: each.texts)
+
+
 class Embed(TaughtTask[EmbedOptions]):
     """``recall_at_1``, ``recall_at_10``, and ``mrr`` in the results are percentages.
 
@@ -150,7 +155,7 @@ class Embed(TaughtTask[EmbedOptions]):
         prompt = self.options.passage_prompt or ""
         texts = Lazy(self._passages, lambda _, text: prompt + text)
         samples = self.encode_samples(context, loaded, [texts], range(len(texts)))
-        return Corpus(texts, samples, digest_texts(texts))
+        return Corpus(self._passages, samples, digest_texts(self._passages))
 
     def download(self) -> None:
         from .encoder import read_declared
@@ -179,7 +184,8 @@ class Embed(TaughtTask[EmbedOptions]):
         parts = self.encode_samples(context, loaded, [texts], texts.owners)
         # Ranks number equal texts equally.
         _, first, numbers = np.unique(digest_texts(texts), return_index=True, return_inverse=True)
-        return Grouped(parts, np.array(texts.bounds), numbers, first)
+        _, same = np.unique(digest_texts(_plain(records))[first], return_inverse=True)
+        return Grouped(parts, np.array(texts.bounds), numbers, first, same)
 
     def _texts(self, records: Sequence[Group]) -> FlatTexts:
         query, passage = self.options.query_prompt or "", self.options.passage_prompt or ""
@@ -255,7 +261,7 @@ class Embed(TaughtTask[EmbedOptions]):
     ) -> dict[str, Any]:
         from .evaluation import evaluate
 
-        return evaluate(context, loaded, self._texts(records), samples, self._corpus)
+        return evaluate(context, loaded, _plain(records), samples, self._corpus)
 
     def evaluation_tokens(self, samples: Grouped) -> int:
         corpus = self._corpus.samples.lengths.sum() if self._corpus else 0

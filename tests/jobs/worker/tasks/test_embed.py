@@ -141,7 +141,8 @@ def test_ranks_of_candidates_with_ties_and_several_right_ones(
         assert (twin.merge(whole).best == whole.merge(twin).best).all(), "on any number of ranks"
 
 
-def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prompt", ["", "ask: "])
+def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path, prompt: str) -> None:
     write_rows(tmp_path / "rows.jsonl", "pairs")
     passages = [f"{SUBJECTS[n % 5]} falls again on day {n}" for n in range(90)]
     more_texts = [*passages, *passages[:9], "frost falls on day 2", "what about snow now 0"]
@@ -151,7 +152,8 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
         for pair in (("the first", "the second"), ("the second", "the first")):
             file.write("\n" + json.dumps(dict(zip(("anchor", "positive"), pair, strict=True))))
     data, more, notes = str(tmp_path / "rows.jsonl"), str(tmp_path / "more.jsonl"), list[str]()
-    task = Embed(EmbedOptions(data=data, corpus=more, token_cache="none", **SMALL))
+    asked: Any = {"corpus": more, "query_prompt": prompt or None}
+    task = Embed(EmbedOptions(data=data, token_cache="none", **asked, **SMALL))
     with pytest.raises(DatasetError, match="is empty"):
         task.read(notes.append)
     task.options = replace(task.options, skip_bad_records=True)
@@ -163,6 +165,8 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> Any:
         context = session(task.options, ranks)
         samples = task.prepare(context, loaded, read.train)
+        first, second = (samples[len(samples) - place].numbers.tolist() for place in (2, 1))
+        assert first == second[::-1], "so that no text is a negative of itself"
         return task.evaluate(context, loaded, read.train, samples)
 
     one, three = run_threaded(1, work)[0], run_threaded(3, work)
@@ -180,8 +184,9 @@ def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
             return loaded.model.encode(**{n: tokens[n] for n in ("input_ids", "attention_mask")})
 
     anchors, candidates = [each["anchor"] for each in found], encode(texts)
+    vectors = encode([prompt + each for each in anchors])
     assert "what about snow now 0" in anchors
-    for each, similar in zip(found, encode(anchors) @ candidates.T, strict=True):
+    for each, similar in zip(found, vectors @ candidates.T, strict=True):
         if each["anchor"] in texts:
             similar[texts.index(each["anchor"])] = -1
         assert texts[int(similar.argmax())] == each["best"]
@@ -230,9 +235,9 @@ def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[
 def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    def save(name: str, model: str) -> Path:
+    def save(name: str, model: str, **asked: Any) -> Path:
         (tmp_path / name).mkdir(exist_ok=True)
-        run = load_run(Embed(replace(Embed.demo, model=model, max_length=16)))
+        run = load_run(Embed(replace(Embed.demo, model=model, max_length=16, **asked)))
         save_model(tmp_path / name, run.loaded)
         return tmp_path / name / "model"
 
@@ -264,6 +269,13 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
     own = predict(tuned, [{"text": text} for text in texts])
     vectors = torch.tensor([each["embedding"] for each in own])
     found = theirs.encode(texts, convert_to_tensor=True)
+    assert torch.nn.functional.cosine_similarity(found, vectors).min() > 0.999
+    pool(pooling_mode="mean", include_prompt=False)
+    tuned = save("prompted", str(base), query_prompt="a prompt that counts: ")
+    own = predict(tuned, [{"text": f"a prompt that counts: {text}"} for text in texts])
+    vectors = torch.tensor([each["embedding"] for each in own])
+    theirs = SentenceTransformer(str(tuned), device="cpu")
+    found = theirs.encode_query(texts, convert_to_tensor=True)
     assert torch.nn.functional.cosine_similarity(found, vectors).min() > 0.999
 
 
@@ -365,11 +377,13 @@ def test_mined_negatives_are_similar_texts_that_are_not_right() -> None:
     angles = np.radians([0, 30, 20, 45, 80, 90])
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     nothing: Any = None
-    groups = Grouped(nothing, bounds, numbers, np.arange(6))
+    groups = Grouped(nothing, bounds, numbers, np.arange(6), np.arange(6))
     for size in (1, 2):
         for found in run_threaded(size, lambda ranks: mine(groups, vectors, 2, ranks)):
             # Text 2 is nearer to anchor 0 than its positive; of anchor 5, 2 and 4 are right.
             assert found.tolist() == [[3, 4], [-1, -1], [3, 1]]
+    with_own = replace(groups, same=np.array([0, 5, 2, 3, 4, 5]))  # text 1 is that of anchor 5
+    assert mine(with_own, vectors, 2, Ranks()).tolist() == [[3, 4], [-1, -1], [3, -1]]
     added = add_negatives(groups, np.array([[3, 4], [-1, -1], [3, -1]]))
     assert [added.texts_of(n).tolist() for n in range(3)] == [[0, 1, 3, 4], [5, 2, 3], [5, 4, 3]]
 

@@ -153,6 +153,8 @@ class LogWatch:
     lost: tuple[str, ...] = ()
     """The nodes that mpirun has lost."""
     steps: StallDetector = field(default_factory=StallDetector)
+    has_stopped: bool = False
+    """Whether the ranks reported that they saved a checkpoint and stop, as they were told."""
     has_begun: bool = False
     """Whether ranks are running: from then on, program output may look like mpirun's messages."""
     partial: bytes = b""
@@ -212,6 +214,7 @@ class LogWatch:
             self.measured_s = took if isinstance(took, float) else 0.0
         elif kind == "checkpoint_estimate":
             self.estimate_s = event["seconds"]
+        self.has_stopped = self.has_stopped or kind == "stopped"
         self.has_begun = self.has_begun or kind in ("start", "running")
         self.steps.see(kind, str(event.get("name", "")), time.monotonic())
 

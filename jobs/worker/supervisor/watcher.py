@@ -140,6 +140,8 @@ class Watcher:
             # A user's program may save what it has and exit with 0. One that really finished in that moment
             # counts as stopped as well: to run it again is safer than to take half of its work for all.
             code = STOPPED
+        if code and self.log.has_stopped:
+            code = STOPPED  # mpirun's own may be 255: it got the signal as well
         if code and self.launch.spec.resources.cores:
             self.limited = self.job.ask_limited(self.launch.folder)
         if code and not self.stopping:

@@ -126,6 +126,7 @@ def test_the_copy_passes_its_tests(copy: Path) -> None:
     assert "features per step and rank (default: 24)" in page
 
 
+@pytest.mark.full
 def test_the_copy_has_right_types(copy: Path) -> None:
     run(copy, "-m", "mypy", *(word for name in CHANGED for word in ("-m", name)))
 

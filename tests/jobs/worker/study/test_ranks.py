@@ -1,12 +1,8 @@
-"""Two real ranks of a study: trials in processes of their own, a stop, and what a resume does not repeat."""
+"""Two real ranks of a study, with trials in processes of their own; tests/e2e/test_study.py stops one."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import time
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,30 +15,10 @@ PLAN = StudyPlan({"batch_size": Domain((16, 9999, 20))}, 3)
 MARK = "5f3a"
 
 
-def ranks(folder: Path, *more: str) -> AbstractContextManager[list[subprocess.Popen[str]]]:
-    """Two ranks in a job's folder."""
+def test_a_study_has_the_best_of_its_trials_and_the_reason_of_a_failed_one(tmp_path: Path) -> None:
     options = DigitsOptions(digits=64, epochs=2, report_to="none").to_json()
-    argv = ["worker.study", "digits", json.dumps(asdict(PLAN)), options, *more]
-    return started_ranks([folder, folder], argv, [{"SPR_MARK": MARK}] * 2)
-
-
-def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "output.state" / "checkpoints" / "step-000001"
-    with ranks(tmp_path) as running:
-        until = time.monotonic() + 120
-        while not checkpoint.exists() and running[0].poll() is None:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        said = [process.communicate(timeout=60)[0] for process in running]
-        # The other one may still have been starting, without a trial to end.
-        codes = [process.returncode for process in running]
-        assert codes in ([143, 143], [143, -signal.SIGTERM]), said
-    ended = len([line for line in said[0].splitlines() if " of 3 have ended): " in line])
-    assert f'"stopped", "step": {ended}, "total": 3' in said[0]
-
-    with ranks(tmp_path, "--resume") as running:
+    argv = ["worker.study", "digits", json.dumps(asdict(PLAN)), options]
+    with started_ranks([tmp_path] * 2, argv, [{"SPR_MARK": MARK}] * 2) as running:
         said = [process.communicate(timeout=240)[0] for process in running]
         assert [process.returncode for process in running] == [0, 0], said
 
@@ -66,4 +42,3 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     log = (state / "logs" / f"trial-{best['trial']}.log").read_text().splitlines()
     assert "result" in [(parse_event(line, MARK) or {}).get("event") for line in log]
     assert not list((tmp_path / "trials").glob("*/*"))
-    assert "trials have ended before" in said[0]

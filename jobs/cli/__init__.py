@@ -3,6 +3,7 @@ command from its words to its result. The Python API is another client."""
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import io
@@ -166,8 +167,9 @@ def build_parser(command: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # A sixth of a short command's time would be the search for garbage among what it imports.
+    # A third of a short command's time would be the search for garbage among what it imports.
     gc.set_threshold(500_000)
+    atexit.register(gc.freeze)
     _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Names and records can contain invalid text.
